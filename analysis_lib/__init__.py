@@ -1,0 +1,15 @@
+"""The geometry of self-attention: one forward pass, exact sums, tidy tables.
+
+>>> from analysis_lib import load_corpus, load_model, measure, metrics
+>>> tables = measure(load_model("minilm"), load_corpus("wikipedia", limit=50), [metrics.Anisotropy()])
+>>> list(tables["anisotropy"].columns)
+['space', 'layer', 'head', 'cosine', 'ci_low', 'ci_high', 'tokens']
+"""
+
+from analysis_lib import metrics
+from analysis_lib.corpora import Corpus, load_corpus
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measure import Tables, measure
+from analysis_lib.models import LoadedModel, load_model
+
+__all__ = ["AnalysisError", "Corpus", "LoadedModel", "Tables", "load_corpus", "load_model", "measure", "metrics"]

@@ -1,0 +1,82 @@
+"""Files of the Hugging Face hub: from the local cache where they are, else downloaded at the revision asked for."""
+
+import logging
+import os
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import huggingface_hub
+from huggingface_hub import constants
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from analysis_lib.errors import AnalysisError
+
+# What a text encoder needs; weights in pickle formats are never fetched.
+MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+
+
+def model_folder(repository: str, revision: str | None = None) -> Path:
+    """The folder of a model's snapshot, downloaded where the cache lacks it.
+
+    Raises:
+        AnalysisError: the hub does not have the model, or cannot be reached and the cache lacks it.
+    """
+    return Path(
+        _fetch(
+            repository,
+            huggingface_hub.snapshot_download,
+            revision=revision,
+            allow_patterns=list(MODEL_FILES),
+            ignore_patterns=["*/*"],
+        )
+    )
+
+
+def dataset_file(repository: str, revision: str, file: str) -> Path:
+    """One file of a dataset, downloaded where the cache lacks it."""
+    return Path(
+        _fetch(
+            repository, huggingface_hub.hf_hub_download, filename=file, revision=revision, repo_type="dataset"
+        )
+    )
+
+
+def cached_revision(repository: str) -> str | None:
+    """The commit that the cache holds for the repository's main branch, without asking the hub."""
+    config = huggingface_hub.try_to_load_from_cache(repository, "config.json")
+    return Path(config).parent.name if isinstance(config, str) else None
+
+
+def _fetch(repository: str, download, **arguments) -> str:
+    # The hub's client retries with a page of warnings; one clear line is raised below instead.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    offline = not _reachable()
+    try:
+        return download(repository, local_files_only=offline, **arguments)
+    except HFValidationError as error:
+        raise AnalysisError(f"{repository} is not a name on the hub: it should read owner/name") from error
+    except HfHubHTTPError as error:
+        raise AnalysisError(f"the hub refused {repository}: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        # The hub's own "not in the cache" error is an OSError too.
+        reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
+        raise AnalysisError(
+            f"{repository} is not in the local cache and the hub {reason}: connect once and run again, "
+            f"or give a local folder or file"
+        ) from error
+
+
+def _reachable() -> bool:
+    """Whether the hub answers at all: its client would retry for half a minute before it says no."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    endpoint = urlsplit(constants.ENDPOINT)
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    try:
+        with socket.create_connection((endpoint.hostname, port), timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,471 @@
+"""Corpus x model x metrics -> tidy tables, in this process, in a pool of processes or on a Dask cluster."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm.auto import tqdm
+
+from analysis_lib import extraction
+from analysis_lib.corpora import Corpus
+from analysis_lib.errors import AnalysisError
+from analysis_lib.metrics import Metric, jackknife_interval, resolve
+from analysis_lib.metrics.accumulator import GROUPS
+from analysis_lib.models import LoadedModel, ModelSpec, load_model
+
+# A shard is what an interrupted run can lose, and what a worker takes at once.
+UTTERANCES_PER_SHARD = 512
+LONG_TEXTS = ("cut", "window")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a measurement depends on besides model, corpus and metrics.
+
+    Attributes:
+        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
+        long_texts: ``cut`` reads the beginning of a text longer than the model reads, ``window`` reads it
+            whole, as windows of that length, each an utterance of its own.
+        tokens_per_batch: how many tokens, padding included, go through the model at once.
+    """
+
+    special_tokens: bool = True
+    long_texts: str = "cut"
+    tokens_per_batch: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.long_texts not in LONG_TEXTS:
+            raise AnalysisError(f"long_texts is {self.long_texts!r}: give one of {', '.join(LONG_TEXTS)}")
+        if self.tokens_per_batch < 1:
+            raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
+
+
+@dataclass
+class Report:
+    """What was read, and what was not.
+
+    Attributes:
+        utterances: sequences that went through the model (windows count apart).
+        tokens: their tokens, special tokens included.
+        cut: texts longer than the model reads, of which only the beginning was read.
+        windowed: such texts that were read whole, in windows.
+        zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
+    """
+
+    utterances: int = 0
+    tokens: int = 0
+    cut: int = 0
+    windowed: int = 0
+    zero_vectors: dict[str, int] = field(default_factory=dict)
+
+    def merge(self, other: "Report") -> None:
+        self.utterances += other.utterances
+        self.tokens += other.tokens
+        self.cut += other.cut
+        self.windowed += other.windowed
+        for key, count in other.zero_vectors.items():
+            self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
+
+
+class Tables(Mapping[str, pd.DataFrame]):
+    """The tables of a measurement by name, made when first asked for.
+
+    Attributes:
+        report: what was read.
+        run: parameters, model, data, versions and duration, as in ``run.json``.
+    """
+
+    def __init__(self, metrics: Iterable[Metric], report: Report, run: dict):
+        self._metrics = {metric.name: metric for metric in metrics}
+        self._tables: dict[str, pd.DataFrame] = {}
+        self.report = report
+        self.run = run
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._tables:
+            self._tables[name] = self._metrics[name].table()
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+    def interval(self, statistic: Callable[[Mapping[str, pd.DataFrame]], float]) -> tuple[float, float, float]:
+        """Any number computed from the tables, with its 95 % jackknife interval over utterances.
+
+        ``statistic`` is called on the tables, and on the tables of the corpus without each of its groups of
+        utterances in turn (there without the interval columns).
+
+        Returns:
+            The value and the lower and upper bound; the bounds are NaN for a corpus of one utterance.
+
+        >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
+        (1.58, 1.57, 1.59)
+        """
+        value = float(statistic(self))
+        groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
+        left_out = np.array([float(statistic(_Without(self._metrics, group))) for group in groups])
+        low, high = jackknife_interval(np.array(value), left_out)
+        return value, float(low), float(high)
+
+    def save(self, folder: Path | str) -> None:
+        """Write a Parquet file a table, then ``run.json``.
+
+        Each file is replaced whole, and ``run.json`` comes last: where it lies, everything it lists does.
+        """
+        folder = Path(folder)
+        tables = {name: self[name] for name in self}
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            unfinished = folder / f".unfinished-tables-{uuid.uuid4().hex[:8]}"
+            unfinished.mkdir()
+            for name, table in tables.items():
+                table.to_parquet(unfinished / f"{name}.parquet", index=False)
+            run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
+            (unfinished / "run.json").write_text(json.dumps(run, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            (folder / "run.json").unlink(missing_ok=True)
+            for name in tables:
+                os.replace(unfinished / f"{name}.parquet", folder / f"{name}.parquet")
+            os.replace(unfinished / "run.json", folder / "run.json")
+            unfinished.rmdir()
+
+
+class _Without(Mapping[str, pd.DataFrame]):
+    """The tables without one group of utterances."""
+
+    def __init__(self, metrics: Mapping[str, Metric], group: int):
+        self._metrics, self._group = metrics, group
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        metric = self._metrics[name]
+        return metric.points({key: value.sum(0) - value[self._group] for key, value in metric.sums.items()})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+def measure(
+    model: LoadedModel,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric] = "all",
+    *,
+    special_tokens: bool = True,
+    long_texts: str = "cut",
+    tokens_per_batch: int = Settings.tokens_per_batch,
+    workers: int = 1,
+    scheduler: str | None = None,
+    checkpoints: Path | str | None = None,
+    progress: bool = True,
+) -> Tables:
+    """Every metric of a corpus under a model, in one pass.
+
+    Args:
+        model: from ``load_model``.
+        corpus: from ``load_corpus``.
+        metrics: names, comma-separated or listed, accumulators, or ``all``.
+        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
+        long_texts: ``cut`` or ``window``, see :class:`Settings`.
+        tokens_per_batch: how many tokens, padding included, go through the model at once.
+        workers: processes on this machine; the result is the same for every number.
+        scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
+        checkpoints: a folder for finished shards; a run that was interrupted goes on from there.
+        progress: whether to show a bar.
+
+    Returns:
+        The tables by name, such as ``tables["anisotropy"]``.
+
+    Raises:
+        AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is named), too
+            little text, workers that died, a scheduler that does not answer.
+    """
+    started = time.monotonic()
+    settings = Settings(special_tokens, long_texts, tokens_per_batch)
+    empty = resolve(metrics)
+    if workers < 1:
+        raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
+    tasks = _shards(model, corpus, empty, settings)
+    store = _Checkpoints(checkpoints, _key(model, corpus, empty, settings))
+    report = Report()
+    # One by one in the order of the shards, whichever finished first: the bytes do not depend on who did what.
+    with tqdm(total=len(corpus), unit="text", desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
+        for task, (sums, shard_report) in zip(
+            tasks, _results(tasks, model, store, workers, scheduler), strict=True
+        ):
+            for metric in empty:
+                metric.merge(sums[metric.name])
+            report.merge(shard_report)
+            bar.update(len(task.texts))
+    run = _describe(model, corpus, settings, report, time.monotonic() - started)
+    return Tables(empty, report, run)
+
+
+# --- A shard --------------------------------------------------------------------------------------
+
+Result = tuple[dict[str, Metric], Report]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of work, whole in itself: it can run in any process that can load the model."""
+
+    index: int
+    first: int
+    texts: tuple[str, ...]
+    metrics: tuple[Metric, ...]
+    settings: Settings
+    spec: ModelSpec | None
+
+
+def _shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> list[Shard]:
+    size = UTTERANCES_PER_SHARD
+    return [
+        Shard(
+            index,
+            start,
+            tuple(corpus.texts[start : start + size]),
+            tuple(metric.fresh() for metric in metrics),
+            settings,
+            model.spec,
+        )
+        for index, start in enumerate(range(0, len(corpus), size))
+    ]
+
+
+def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
+    """The accumulators and the report of one shard: a pure function of what the shard says."""
+    model = model or _model_of(shard.spec)
+    metrics = {metric.name: metric.fresh() for metric in shard.metrics}
+    report = Report()
+    ids, groups = _tokenize(model, shard, report)
+    needs = frozenset().union(*(metric.needs for metric in metrics.values()))
+
+    def receive(activations: extraction.Activations) -> None:
+        for metric in metrics.values():
+            metric.update(activations)
+        for space, vectors in activations.spaces.items():
+            # Only where a metric asked for the norms: counting would compute them.
+            if space != "attention_input" and "norms" in vars(vectors) and vectors.zeros:
+                key = f"{space} {activations.layer}"
+                report.zero_vectors[key] = report.zero_vectors.get(key, 0) + vectors.zeros
+
+    settings = shard.settings
+    for batch in extraction.make_batches(model, ids, groups, settings.special_tokens, settings.tokens_per_batch):
+        extraction.run(model, batch, needs, receive)
+    return metrics, report
+
+
+def _tokenize(model: LoadedModel, shard: Shard, report: Report) -> tuple[list[list[int]], list[int]]:
+    """Token ids and jackknife groups of the shard's utterances; long texts are cut or windowed, and counted."""
+    encoded = model.tokenizer(
+        list(shard.texts),
+        truncation=True,
+        max_length=model.max_length,
+        return_overflowing_tokens=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+    )
+    texts = encoded["overflow_to_sample_mapping"]
+    long = len({text for before, text in zip(texts, texts[1:], strict=False) if before == text})
+    keep = [True] * len(texts)
+    if shard.settings.long_texts == "cut":
+        keep = [i == 0 or texts[i - 1] != text for i, text in enumerate(texts)]
+        report.cut = long
+    else:
+        report.windowed = long
+    ids = [sequence for sequence, kept in zip(encoded["input_ids"], keep, strict=True) if kept and sequence]
+    groups = [
+        (shard.first + text) % GROUPS
+        for text, sequence, kept in zip(texts, encoded["input_ids"], keep, strict=True)
+        if kept and sequence
+    ]
+    report.utterances, report.tokens = len(ids), sum(map(len, ids))
+    return ids, groups
+
+
+@lru_cache(maxsize=1)
+def _model_of(spec: ModelSpec) -> LoadedModel:
+    return load_model(spec.name, spec.revision, dtype=spec.dtype, device=spec.device)
+
+
+# --- Who does the work ----------------------------------------------------------------------------
+
+
+def _results(
+    shards: list[Shard], model: LoadedModel, store: "_Checkpoints", workers: int, scheduler: str | None
+) -> Iterator[Result]:
+    """The results of the shards, in their order."""
+    todo = [shard for shard in shards if not store.has(shard.index)]
+    if (workers > 1 or scheduler) and model.spec is None and todo:
+        raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
+    if scheduler is not None:
+        fresh = _on_cluster(todo, scheduler, store)
+    elif workers > 1 and len(todo) > 1:
+        fresh = _in_pool(todo, min(workers, len(todo)), store)
+    else:
+        fresh = (store.keep(shard, measure_shard(shard, model)) for shard in todo)
+    for shard in shards:
+        yield store.load(shard) if store.has(shard.index) and shard not in todo else next(fresh)
+
+
+def _in_pool(shards: list[Shard], workers: int, store: "_Checkpoints") -> Iterator[Result]:
+    """Shards in a pool of processes. A worker that is killed breaks its pool: one more is tried for the rest."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    done: dict[int, Result] = {}
+    for attempt in range(3):
+        pool = futures.ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,))
+        try:
+            yield from _in_order(pool, shards, 2 * workers, store, done)
+            return
+        except BrokenProcessPool:
+            shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
+            if attempt == 2:
+                raise AnalysisError(
+                    "worker processes died three times (out of memory?): use fewer --workers; "
+                    "what is finished is kept"
+                ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _on_cluster(shards: list[Shard], address: str, store: "_Checkpoints") -> Iterator[Result]:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
+    with client:
+        window = 2 * max(1, sum(client.ncores().values()))
+        # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
+        yield from _in_order(client.get_executor(pure=False, retries=2), shards, window, store, {})
+
+
+def _in_order(
+    executor: futures.Executor, shards: list[Shard], window: int, store: "_Checkpoints", done: dict[int, Result | None]
+) -> Iterator[Result]:
+    """Results in the order of the shards, with at most ``window`` under way or waiting for their turn.
+
+    ``done`` remembers, across a broken pool, what has finished; None marks what was handed on.
+    """
+    waiting = [shard for shard in shards if shard.index not in done]
+    running: dict[futures.Future, Shard] = {}
+    for shard in shards:
+        while done.get(shard.index) is None:
+            while waiting and len(running) < window:
+                nxt = waiting.pop(0)
+                running[executor.submit(measure_shard, nxt)] = nxt
+            finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            for future in finished:
+                finished_shard = running.pop(future)
+                done[finished_shard.index] = store.keep(finished_shard, future.result())
+        result, done[shard.index] = done[shard.index], None
+        yield result
+
+
+# --- Finished shards on disk ----------------------------------------------------------------------
+
+
+class _Checkpoints:
+    """Finished shards in a folder, each written whole or not at all; without a folder, nothing is kept."""
+
+    def __init__(self, folder: Path | str | None, key: str):
+        self.folder = Path(folder) / f".unfinished-{key[:16]}" if folder is not None else None
+        if self.folder is not None:
+            with _writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"shard-{index:06d}.npz"
+
+    def has(self, index: int) -> bool:
+        return self.folder is not None and self._path(index).is_file()
+
+    def keep(self, shard: Shard, result: Result) -> Result:
+        if self.folder is not None:
+            metrics, report = result
+            # numpy keeps no tuples as names: keys travel as JSON.
+            arrays = {json.dumps([n, *key]): a for n, metric in metrics.items() for key, a in metric.sums.items()}
+            scratch = self.folder / f"{uuid.uuid4().hex}.tmp"
+            with _writing(scratch):
+                with scratch.open("wb") as file:
+                    np.savez(file, report=json.dumps(asdict(report)), **arrays)
+                os.replace(scratch, self._path(shard.index))
+        return result
+
+    def load(self, shard: Shard) -> Result:
+        metrics = {metric.name: metric.fresh() for metric in shard.metrics}
+        with np.load(self._path(shard.index)) as stored:
+            for name in stored.files:
+                if name != "report":
+                    metric, *key = json.loads(name)
+                    metrics[metric].sums[tuple(key)] = stored[name]
+            report = Report(**json.loads(str(stored["report"])))
+        return metrics, report
+
+
+def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> str:
+    """What a stored shard depends on; another model, text, setting or version of the code starts afresh."""
+    parts = [
+        model.revision,
+        str(model.model.dtype),
+        corpus.sha256,
+        asdict(settings),
+        [metric.name for metric in metrics],
+        [UTTERANCES_PER_SHARD, GROUPS],
+        _sources(),
+        torch.__version__,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _sources() -> str:
+    """sha256 over the code that a shard's result depends on."""
+    home = Path(__file__).parent
+    files = [home / f"{name}.py" for name in ("models", "extraction", "measure")] + sorted(home.glob("metrics/*.py"))
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be written ({error.strerror or error}): give another folder") from error
+
+
+def _describe(
+    model: LoadedModel, corpus: Corpus, settings: Settings, report: Report, seconds: float
+) -> dict[str, object]:
+    versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
+    return {
+        "model": model.name,
+        "model_revision": model.revision,
+        "dtype": str(model.model.dtype).removeprefix("torch."),
+        "data": corpus.name,
+        "data_sha256": corpus.sha256,
+        "texts": len(corpus),
+        "blank_left_out": corpus.blank,
+        "settings": asdict(settings),
+        "report": asdict(report),
+        "versions": {name: importlib.metadata.version(name) for name in versions},
+        "seconds": round(seconds, 3),
+    }

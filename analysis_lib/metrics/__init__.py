@@ -1,0 +1,70 @@
+"""One file a quantity; each is an accumulator that merges."""
+
+from collections.abc import Iterable
+
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.metrics.accumulator import Metric, jackknife_interval
+from analysis_lib.metrics.anisotropy import Anisotropy
+from analysis_lib.metrics.attention_by_token_type import AttentionByTokenType
+from analysis_lib.metrics.attention_entropy import AttentionEntropy
+from analysis_lib.metrics.dimension_means import DimensionMeans
+from analysis_lib.metrics.mean_vector import MeanVector
+from analysis_lib.metrics.outlier_dimensions import OutlierDimensions
+from analysis_lib.metrics.qk_alignment import QueryKeyAlignment
+from analysis_lib.metrics.score_contributions import ScoreContributions
+from analysis_lib.metrics.utterance_similarity import UtteranceSimilarity
+
+METRICS: dict[str, type[Metric]] = {
+    metric.name: metric
+    for metric in (
+        Anisotropy,
+        MeanVector,
+        UtteranceSimilarity,
+        QueryKeyAlignment,
+        AttentionEntropy,
+        AttentionByTokenType,
+        DimensionMeans,
+        OutlierDimensions,
+        ScoreContributions,
+    )
+}
+
+
+def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
+    """Metrics by name, comma-separated or listed, or ``all``; accumulators pass through as fresh ones.
+
+    Raises:
+        AnalysisError: an unknown name (with the nearest), or none at all.
+
+    >>> [metric.name for metric in resolve("anisotropy,qk_alignment")]
+    ['anisotropy', 'qk_alignment']
+    """
+    if isinstance(metrics, str):
+        metrics = list(METRICS) if metrics == "all" else [name.strip() for name in metrics.split(",")]
+    found: dict[str, Metric] = {}
+    for metric in metrics:
+        if isinstance(metric, str):
+            if metric not in METRICS:
+                raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
+            metric = METRICS[metric]()
+        found[metric.name] = metric.fresh()
+    if not found:
+        raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")
+    return list(found.values())
+
+
+__all__ = [
+    "METRICS",
+    "Anisotropy",
+    "AttentionByTokenType",
+    "AttentionEntropy",
+    "DimensionMeans",
+    "MeanVector",
+    "Metric",
+    "OutlierDimensions",
+    "QueryKeyAlignment",
+    "ScoreContributions",
+    "UtteranceSimilarity",
+    "jackknife_interval",
+    "resolve",
+]

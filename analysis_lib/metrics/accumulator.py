@@ -1,0 +1,150 @@
+"""What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from torch import Tensor
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.extraction import Activations
+
+# Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
+GROUPS = 20
+CONFIDENCE = 0.95
+
+Key = tuple[str | int, ...]
+Sums = dict[Key, np.ndarray]
+
+
+class Metric(ABC):
+    """An accumulator of sums: ``update`` takes a layer of a batch in, ``merge`` another accumulator, ``table`` ends.
+
+    A subclass says what it needs and how it goes from sums to a table. All state is in ``sums``: an array for
+    each key, whose first axis is the jackknife group. It does not grow with the corpus.
+
+    Attributes:
+        name: of the table.
+        needs: the spaces of ``extraction.SPACES``, and ``weights``, that ``update`` reads.
+        interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    interval: ClassVar[str | None] = None
+
+    def __init__(self) -> None:
+        self.sums: Sums = {}
+
+    @abstractmethod
+    def update(self, activations: Activations) -> None:
+        """Add one layer of one batch."""
+
+    @abstractmethod
+    def points(self, sums: Sums) -> pd.DataFrame:
+        """The table, without intervals, from sums that have no group axis any more."""
+
+    def fresh(self) -> Self:
+        """An empty accumulator of the same metric."""
+        return type(self)()
+
+    def merge(self, other: Self) -> None:
+        """Add what ``other`` has summed; the result is that of one pass over both corpora."""
+        for key, value in other.sums.items():
+            # A copy: the sums of the other must not change with ours.
+            self.sums[key] = self.sums[key] + value if key in self.sums else value.copy()
+
+    def table(self) -> pd.DataFrame:
+        """The tidy table of everything summed so far.
+
+        Raises:
+            AnalysisError: there is too little to say anything, such as a single token.
+        """
+        table = self.points(self.total())
+        if self.interval is None:
+            return table
+        values = np.stack([self.points(rest)[self.interval].to_numpy() for rest in self.leave_one_out()])
+        low, high = jackknife_interval(table[self.interval].to_numpy(), values)
+        position = table.columns.get_loc(self.interval) + 1
+        table.insert(position, "ci_low", low)
+        table.insert(position + 1, "ci_high", high)
+        return table
+
+    def total(self) -> Sums:
+        """The sums over all groups."""
+        if not self.sums:
+            raise AnalysisError(f"{self.name}: nothing was measured")
+        return {key: value.sum(0) for key, value in self.sums.items()}
+
+    def leave_one_out(self) -> list[Sums]:
+        """The sums without each group in turn, for the groups that hold an utterance."""
+        total = self.total()
+        return [
+            {key: total[key] - value[group] for key, value in self.sums.items()} for group in self.occupied_groups()
+        ]
+
+    def occupied_groups(self) -> list[int]:
+        """The groups that hold an utterance."""
+        filled = np.any([value.reshape(GROUPS, -1).any(1) for value in self.sums.values()], axis=0)
+        return np.flatnonzero(filled).tolist()
+
+    def _add(self, key: Key, values: Tensor, activations: Activations) -> None:
+        """Add per-utterance values (first axis) to the sums of their groups."""
+        groups = activations.batch.groups
+        flat = values.reshape(len(groups), -1)
+        # Sums over the few utterances of a batch may run in float32; those over batches may not.
+        part = flat.new_zeros(GROUPS, flat.shape[1]).index_add_(0, groups, flat)
+        part = part.double().cpu().numpy().reshape(GROUPS, *values.shape[1:])
+        if not math.isfinite(part.sum()):
+            raise AnalysisError(
+                f"{self.name}: layer {activations.layer} has vectors that are not finite (NaN or infinity): "
+                f"the weights or the precision of this model do not carry this corpus"
+            )
+        if key in self.sums:
+            self.sums[key] += part
+        else:
+            self.sums[key] = part
+
+
+def jackknife_interval(point: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
+
+    With g groups and values θ_(i), the variance is (g − 1)/g · Σ (θ_(i) − mean θ)², and the interval is
+    θ ± t · √variance with the 97.5 % quantile of Student's t with g − 1 degrees of freedom (Miller 1974).
+
+    Args:
+        point: the statistic on everything, of any shape.
+        left_out: the statistic without each group, first axis the groups.
+
+    Returns:
+        Lower and upper bounds, of the shape of ``point``; NaN where there are fewer than two groups.
+
+    >>> low, high = jackknife_interval(np.array(2.0), np.array([2.5, 2.0, 1.5]))
+    >>> round(float(high - 2), 3)
+    2.484
+    """
+    groups = len(left_out)
+    if groups < 2:
+        return np.full_like(point, np.nan, dtype=float), np.full_like(point, np.nan, dtype=float)
+    spread = np.sqrt((groups - 1) / groups * ((left_out - left_out.mean(0)) ** 2).sum(0))
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, groups - 1) * spread
+    return point - reach, point + reach
+
+
+def head_column(heads: int | None, rows: int) -> pd.Series:
+    """Heads counted from 1, or as missing where the space has none."""
+    values = [pd.NA] * rows if heads is None else range(1, heads + 1)
+    return pd.Series(values, dtype="Int64")
+
+
+def space_frame(space: str, layer: int, columns: dict[str, np.ndarray]) -> pd.DataFrame:
+    """The rows of one space in one layer: a row a head, or one row for the hidden states.
+
+    ``columns`` holds a value a head (hidden states count as one head).
+    """
+    rows = len(next(iter(columns.values())))
+    head = head_column(None if space == "hidden" else rows, rows)
+    return pd.DataFrame({"space": space, "layer": layer, "head": head, **columns})

@@ -1,0 +1,82 @@
+"""Anisotropy: the expected cosine of two tokens of the corpus."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
+
+SPACES = ("hidden", "query", "key", "value")
+
+
+def mean_pair_cosine(
+    unit_sum: Float[np.ndarray, "*batch dim"], vectors: Float[np.ndarray, "*batch"]
+) -> Float[np.ndarray, "*batch"]:
+    r"""The mean cosine of all pairs of distinct vectors, from the sum of the unit vectors.
+
+    With u_i = x_i / ‖x_i‖ and N vectors, it is (‖Σ u_i‖² − N) / (N (N − 1)): no pair is formed, none is left out.
+
+    Args:
+        unit_sum: Σ u_i.
+        vectors: N, at least 2.
+
+    Returns:
+        A cosine in [−1/(N − 1), 1]; NaN where N is below 2.
+
+    >>> mean_pair_cosine(np.array([1.0, 1.0]), np.array(2.0))  # two orthogonal vectors
+    np.float64(0.0)
+    """
+    square = (unit_sum**2).sum(-1)
+    pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+    return (square - vectors) / pairs
+
+
+class Anisotropy(Metric):
+    """Expected cosine of two distinct token vectors drawn uniformly from the corpus (Godey et al. 2024, sec. 3).
+
+    Exact: every pair counts, within an utterance and across. Columns: space (hidden, query, key, value), layer,
+    head (missing for hidden), cosine in [−1/(N−1), 1], its 95 % interval, and tokens, N. A zero vector has no
+    direction: it is left out, and ``tokens`` is smaller for it.
+    """
+
+    name: ClassVar[str] = "anisotropy"
+    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+    interval: ClassVar[str] = "cosine"
+
+    def update(self, activations: Activations) -> None:
+        for space in SPACES:
+            if (vectors := activations.spaces.get(space)) is not None:
+                self._add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+                self._add(("vectors", space, activations.layer), vectors.nonzero, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, space, layer in sums:
+            if quantity == "unit_sum":
+                vectors = sums["vectors", space, layer]
+                cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
+                frames.append(space_frame(space, layer, {"cosine": cosine, "tokens": vectors.astype(int)}))
+        table = pd.concat(frames, ignore_index=True)
+        return in_order(table)
+
+    def table(self) -> pd.DataFrame:
+        table = super().table()
+        few = table[table["tokens"] < 2]
+        if len(few):
+            row = few.iloc[0]
+            raise AnalysisError(
+                f"anisotropy needs two vectors with a direction, and the {row['space']} space of layer "
+                f"{row['layer']} has {row['tokens']}: give more text"
+            )
+        return table
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows by space (in the order of ``SPACES``), layer and head."""
+    rank = table["space"].map({space: i for i, space in enumerate(SPACES)})
+    order = table.assign(_rank=rank).sort_values(["_rank", "layer", "head"], kind="stable").index
+    return table.loc[order].reset_index(drop=True)

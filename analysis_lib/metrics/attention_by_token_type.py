@@ -1,0 +1,51 @@
+"""Where attention goes: weight per type of key."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.extraction import WEIGHTS, Activations
+from analysis_lib.metrics.accumulator import Metric, Sums
+from analysis_lib.models import TOKEN_TYPES
+
+
+class AttentionByTokenType(Metric):
+    """The attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
+
+    Columns: layer, head, key_type (cls, sep, punct, other), mass in [0, 1], the total weight that a query gives
+    to the keys of the type, mean over queries, which sums to 1 over types; and weight in [0, 1], the mean
+    weight of a query-key pair whose key is of the type. A type that does not occur has no row.
+    """
+
+    name: ClassVar[str] = "attention_by_token_type"
+    needs: ClassVar[frozenset[str]] = frozenset({WEIGHTS})
+
+    def update(self, activations: Activations) -> None:
+        if activations.rows is None:
+            return
+        batch, layer = activations.batch, activations.layer
+        pairs = batch.counts.unsqueeze(1) * batch.type_masks.sum(-1)
+        self._add(("mass", layer), activations.rows.type_mass, activations)
+        self._add(("queries", layer), batch.counts, activations)
+        self._add(("pairs", layer), pairs, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, layer in sums:
+            if quantity == "mass":
+                total, pairs = sums["mass", layer], sums["pairs", layer]
+                occurs = pairs > 0
+                heads = len(total)
+                frames.append(
+                    pd.DataFrame(
+                        {
+                            "layer": layer,
+                            "head": pd.array(np.repeat(np.arange(1, heads + 1), occurs.sum()), dtype="Int64"),
+                            "key_type": np.tile(np.array(TOKEN_TYPES)[occurs], heads),
+                            "mass": (total / sums["queries", layer])[:, occurs].ravel(),
+                            "weight": (total[:, occurs] / pairs[occurs]).ravel(),
+                        }
+                    )
+                )
+        return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,45 @@
+"""Entropy of the attention rows."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.extraction import WEIGHTS, Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, head_column
+
+
+class AttentionEntropy(Metric):
+    """Mean entropy of the attention rows of a head.
+
+    Columns: layer, head, entropy_nats, the mean of −Σ p ln p over queries; and entropy_normalised in [0, 1], the
+    mean of the entropy over ln n, its largest value for n keys. A row with one key has entropy 0 and no
+    normalised one: it counts in the first mean alone (normalised is NaN where no row has two keys).
+    """
+
+    name: ClassVar[str] = "attention_entropy"
+    needs: ClassVar[frozenset[str]] = frozenset({WEIGHTS})
+
+    def update(self, activations: Activations) -> None:
+        if activations.rows is None:
+            return
+        batch, layer = activations.batch, activations.layer
+        nats = (activations.rows.entropy * batch.counted.unsqueeze(1)).sum(-1).double()
+        several = batch.lengths > 1
+        normalised = nats / batch.lengths.clamp_min(2).log().unsqueeze(1) * several.unsqueeze(1)
+        self._add(("nats", layer), nats, activations)
+        self._add(("normalised", layer), normalised, activations)
+        self._add(("rows", layer), batch.counts, activations)
+        self._add(("normalised_rows", layer), batch.counts * several, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, layer in sums:
+            if quantity == "nats":
+                nats = sums["nats", layer] / sums["rows", layer]
+                rows = sums["normalised_rows", layer]
+                normalised = sums["normalised", layer] / np.where(rows > 0, rows, np.nan)
+                head = head_column(len(nats), len(nats))
+                columns = {"entropy_nats": nats, "entropy_normalised": normalised}
+                frames.append(pd.DataFrame({"layer": layer, "head": head, **columns}))
+        return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,52 @@
+"""Mean value of every dimension of the hidden state."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums
+from analysis_lib.models import TOKEN_TYPES
+
+
+def add_type_sums(metric: Metric, activations: Activations) -> None:
+    """Add the sums of the hidden state per token type, and how many tokens of each there are."""
+    if (hidden := activations.spaces.get("hidden")) is not None:
+        batch, layer = activations.batch, activations.layer
+        counted = batch.counted_types
+        metric._add(("sum", layer), hidden.type_sums.squeeze(1)[:, counted], activations)
+        metric._add(("tokens", layer), batch.type_masks.sum(-1)[:, counted], activations)
+
+
+class DimensionMeans(Metric):
+    """Mean of each dimension of the hidden state, over all tokens and per token type.
+
+    Columns: layer, dimension (from 0), token_type (all, cls, sep, punct, other) and mean, in the units of the
+    hidden state (Maruta and Matsuzaki 2024, sec. 2.1 and 3). A type that does not occur has no row.
+    """
+
+    name: ClassVar[str] = "dimension_means"
+    needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
+
+    def update(self, activations: Activations) -> None:
+        add_type_sums(self, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, layer in sums:
+            if quantity == "sum":
+                by_type, tokens = sums["sum", layer], sums["tokens", layer]
+                types = np.array(["all", *TOKEN_TYPES[-len(tokens) :]])
+                totals = np.vstack([by_type.sum(0), by_type])
+                counts = np.array([tokens.sum(), *tokens])
+                occurs = counts > 0
+                means = totals[occurs] / counts[occurs, None]
+                width = means.shape[1]
+                columns = {
+                    "dimension": np.tile(np.arange(width), len(means)),
+                    "token_type": np.repeat(types[occurs], width),
+                    "mean": means.ravel(),
+                }
+                frames.append(pd.DataFrame({"layer": layer, **columns}))
+        return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,40 @@
+"""The mean vector of a space: drift."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
+from analysis_lib.metrics.anisotropy import SPACES, in_order
+
+
+class MeanVector(Metric):
+    """The norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm (Godey et al. 2024, sec. 3.3).
+
+    Columns: space, layer, head (missing for hidden), norm_of_mean and mean_norm, both in the units of the
+    vectors; 0 ≤ norm_of_mean ≤ mean_norm. Zero vectors count.
+    """
+
+    name: ClassVar[str] = "mean_vector"
+    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+
+    def update(self, activations: Activations) -> None:
+        for space in SPACES:
+            if (vectors := activations.spaces.get(space)) is not None:
+                self._add(("sum", space, activations.layer), vectors.sum, activations)
+                self._add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
+                self._add(("tokens", space, activations.layer), activations.batch.counts, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, space, layer in sums:
+            if quantity == "sum":
+                tokens = sums["tokens", space, layer]
+                columns = {
+                    "norm_of_mean": np.linalg.norm(sums["sum", space, layer] / tokens, axis=-1),
+                    "mean_norm": sums["norms", space, layer] / tokens,
+                }
+                frames.append(space_frame(space, layer, columns))
+        return in_order(pd.concat(frames, ignore_index=True))

@@ -1,0 +1,38 @@
+"""Alignment of queries and keys."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, head_column
+
+
+class QueryKeyAlignment(Metric):
+    """Cosine and scalar product of the mean query and the mean key of a head, after bias (Godey et al. 2024, sec. 5).
+
+    Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero) and dot, before the 1/√d' scaling.
+    """
+
+    name: ClassVar[str] = "qk_alignment"
+    needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
+
+    def update(self, activations: Activations) -> None:
+        if "query" not in activations.spaces:
+            return
+        for space in ("query", "key"):
+            self._add((space, activations.layer), activations.spaces[space].sum, activations)
+        self._add(("tokens", activations.layer), activations.batch.counts, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for space, layer in sums:
+            if space == "query":
+                query, key = (sums[name, layer] / sums["tokens", layer] for name in ("query", "key"))
+                dot = (query * key).sum(-1)
+                norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
+                cosine = dot / np.where(norms > 0, norms, np.nan)
+                head = head_column(len(dot), len(dot))
+                frames.append(pd.DataFrame({"layer": layer, "head": head, "cosine": cosine, "dot": dot}))
+        return pd.concat(frames, ignore_index=True)

@@ -1,0 +1,49 @@
+"""Similarity inside an utterance."""
+
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
+from analysis_lib.metrics.anisotropy import SPACES, in_order
+
+
+class UtteranceSimilarity(Metric):
+    """Mean cosine of the token pairs of an utterance, averaged over utterances (Fosse et al. 2023, eq. 3).
+
+    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens or more
+    count, each once, however long. Columns: space, layer, head (missing for hidden), similarity in
+    [−1, 1], its 95 % interval, and utterances, how many counted.
+    """
+
+    name: ClassVar[str] = "utterance_similarity"
+    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+    interval: ClassVar[str] = "similarity"
+
+    def update(self, activations: Activations) -> None:
+        for space in SPACES:
+            if (vectors := activations.spaces.get(space)) is not None:
+                count = vectors.nonzero
+                square = vectors.unit_sum.double().square().sum(-1)
+                similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
+                self._add(("similarity", space, activations.layer), similarity, activations)
+                self._add(("utterances", space, activations.layer), (count > 1).double(), activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, space, layer in sums:
+            if quantity == "similarity":
+                count = sums["utterances", space, layer]
+                mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
+                frames.append(space_frame(space, layer, {"similarity": mean, "utterances": count.astype(int)}))
+        return in_order(pd.concat(frames, ignore_index=True))
+
+    def table(self) -> pd.DataFrame:
+        table = super().table()
+        if (table["utterances"] == 0).any():
+            raise AnalysisError("utterance_similarity needs an utterance of two tokens or more: give longer text")
+        return table
