@@ -12,4 +12,13 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import Tables, measure
 from analysis_lib.models import LoadedModel, load_model
 
-__all__ = ["AnalysisError", "Corpus", "LoadedModel", "Tables", "load_corpus", "load_model", "measure", "metrics"]
+__all__ = [
+    "AnalysisError",
+    "Corpus",
+    "LoadedModel",
+    "Tables",
+    "load_corpus",
+    "load_model",
+    "measure",
+    "metrics",
+]

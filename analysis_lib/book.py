@@ -256,6 +256,8 @@ def _work(
     """Run the worker to its end; its exit status and the last lines of its log."""
     environment = os.environ | dict.fromkeys(THREAD_LIMITS, str(threads))
     environment["JUPYTER_PATH"] = str(_kernelspec(scratch))
+    # Nothing of the user's own set-up enters a result, and nothing of a run stays behind.
+    environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), str(scratch))
     log: deque[str] = deque(maxlen=40)
     process = subprocess.Popen(
         # -P keeps the folder of the script out of the path, where our names would hide others'.
@@ -303,27 +305,22 @@ def _end_on(stop: threading.Event, process: subprocess.Popen) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ask the worker to end its kernel and itself. The kernel of a killed worker ends too."""
-    process.terminate()
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    """End the worker, if it has not ended: its kernel sees that within a second and ends too."""
+    process.kill()
+    process.wait()
+    process.stdin.close()
 
 
-def _refuse_unfinished(
-    notebook: Path, parameters: Parameters, draft: Path, status: int, log: list[str]
-) -> None:
+def _refuse_unfinished(notebook: Path, parameters: Parameters, draft: Path, status: int, log: list[str]) -> None:
     """Raise, with what a reader needs to find the fault, unless every code cell was executed."""
-    cells = _read(draft).cells if draft.exists() else []
+    cells = [cell for cell in _read(draft).cells if _authored(cell)] if draft.exists() else []
     bad = [(n, cell) for n, cell in enumerate(cells, 1) if not _executed(cell)]
     if status == 0 and cells and not bad:
         return
     number, cell = _culprit(cells, bad)
     where = f"cell {number}: {_first_line(cell)}" if cell else "before its first cell"
     told = _traceback(cell) if cell else []
-    tail = told or [line for line in log if line.strip()] or ["the cell was not executed"]
+    tail = told or [line for line in log if line.strip() and status] or ["it was not executed"]
     raise AnalysisError(
         "\n".join(
             [
@@ -333,6 +330,12 @@ def _refuse_unfinished(
             ]
         )
     )
+
+
+def _authored(cell: nbformat.NotebookNode) -> bool:
+    """Whether the cell is the author's: papermill adds the parameters and marks of an error."""
+    added = {"injected-parameters", "papermill-error-cell-tag"}
+    return not added & set(cell.metadata.get("tags", []))
 
 
 def _executed(cell: nbformat.NotebookNode) -> bool:
@@ -551,9 +554,7 @@ def _interrupted(done: int, total: int) -> str:
 
 
 def _code_cells(notebook: Path) -> int:
-    return sum(
-        cell.cell_type == "code" and cell.source.strip() != "" for cell in _read(notebook).cells
-    )
+    return sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in _read(notebook).cells)
 
 
 # Freshness
@@ -566,10 +567,7 @@ def _digest(*parts: object) -> str:
 
 def _files(folder: Path) -> dict[str, str]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in paths
-    }
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _library(root: Path) -> dict[str, dict[str, str]]:
@@ -683,7 +681,11 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
     with log.open("w", encoding="utf-8") as chatter, tqdm(desc="site", unit="page") as bar:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
             for line in process.stdout:
@@ -696,6 +698,7 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     if status or not (site / "index.html").exists():
         raise AnalysisError(_complaints(log, stage))
     _add_mathjax(site / "_static" / "mathjax")
+    _add_downloads(site / "_sources")
     return site
 
 
@@ -713,6 +716,14 @@ def _add_mathjax(target: Path) -> None:
         copy = shutil.copytree if (source / part).is_dir() else shutil.copy
         target.mkdir(parents=True, exist_ok=True)
         copy(source / part, target / part)
+
+
+def _add_downloads(sources: Path) -> None:
+    """Each notebook again as a script that saves it: see ``book/_static/download.js``."""
+    for notebook in sources.rglob("*.ipynb"):
+        arguments = map(json.dumps, (notebook.name, notebook.read_text(encoding="utf-8")))
+        script = f"saveNotebook({', '.join(arguments)});\n"
+        notebook.with_name(f"{notebook.name}.js").write_text(script, encoding="utf-8")
 
 
 def _swap(site: Path, out: Path) -> None:

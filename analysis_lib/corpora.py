@@ -80,9 +80,7 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
 
 def known_corpora() -> dict[str, str]:
     """Name and splits of every corpus known by name, with a line that describes it."""
-    return {
-        f"{name}:{'|'.join(source.splits)}": source.description for name, source in CORPORA.items()
-    }
+    return {f"{name}:{'|'.join(source.splits)}": source.description for name, source in CORPORA.items()}
 
 
 def fingerprint(spec: str) -> str:
@@ -91,7 +89,7 @@ def fingerprint(spec: str) -> str:
     Raises:
         AnalysisError: ``spec`` is neither a known name nor a file.
     """
-    name, split = _known(spec)
+    name, _ = _known(spec)
     if name is not None:
         return f"{spec} from {CORPORA[name].origin()}"
     path, column = _file(spec)
@@ -318,7 +316,11 @@ CORPORA = {
     ),
     "wikitext-103": _Source(
         "WikiText-103, raw, a paragraph a line (hub: Salesforce/wikitext)",
-        {"validation": _wikitext("validation", 1), "test": _wikitext("test", 1), "train": _wikitext("train", 2)},
+        {
+            "validation": _wikitext("validation", 1),
+            "test": _wikitext("test", 1),
+            "train": _wikitext("train", 2),
+        },
         lambda: "@".join(_WIKITEXT),
     ),
 }

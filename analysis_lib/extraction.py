@@ -331,15 +331,17 @@ def make_batches(
 
 def _pad(loaded: LoadedModel, token_ids: list[list[int]], groups: list[int], special_tokens: bool) -> Batch:
     pad = loaded.tokenizer.pad_token_id or 0
-    input_ids = nn.utils.rnn.pad_sequence(
-        [torch.tensor(ids) for ids in token_ids], batch_first=True, padding_value=pad
-    )
+    input_ids = nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in token_ids], batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(ids) for ids in token_ids])
     mask = torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)
     types = loaded.token_types[input_ids]
     device = loaded.device
     return Batch(
-        input_ids.to(device), mask.to(device), types.to(device), torch.tensor(groups, device=device), special_tokens
+        input_ids.to(device),
+        mask.to(device),
+        types.to(device),
+        torch.tensor(groups, device=device),
+        special_tokens,
     )
 
 
@@ -399,7 +401,13 @@ def _fused_rows(query, key, value, mask, scaling, type_masks) -> tuple[Tensor, T
         bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
     # The public function keeps the log-sum-exp of the rows to itself; this is what it calls on a CPU.
     mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        functional.pad(query, padding), functional.pad(key, padding), values, 0.0, False, attn_mask=bias, scale=scaling
+        functional.pad(query, padding),
+        functional.pad(key, padding),
+        values,
+        0.0,
+        False,
+        attn_mask=bias,
+        scale=scaling,
     )
     output, keys, mass = mixed.split([head_dim, head_dim, types], -1)
     entropy = log_sum - scaling * (query * keys).sum(-1)

@@ -36,9 +36,7 @@ def model_folder(repository: str, revision: str | None = None) -> Path:
 def dataset_file(repository: str, revision: str, file: str) -> Path:
     """One file of a dataset, downloaded where the cache lacks it."""
     return Path(
-        _fetch(
-            repository, huggingface_hub.hf_hub_download, filename=file, revision=revision, repo_type="dataset"
-        )
+        _fetch(repository, huggingface_hub.hf_hub_download, filename=file, revision=revision, repo_type="dataset")
     )
 
 

@@ -2,11 +2,12 @@
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ class Settings:
 
     special_tokens: bool = True
     long_texts: str = "cut"
-    tokens_per_batch: int = 1024
+    tokens_per_batch: int = 2048
 
     def __post_init__(self) -> None:
         if self.long_texts not in LONG_TEXTS:
@@ -106,23 +107,25 @@ class Tables(Mapping[str, pd.DataFrame]):
     def __len__(self) -> int:
         return len(self._metrics)
 
-    def interval(self, statistic: Callable[[Mapping[str, pd.DataFrame]], float]) -> tuple[float, float, float]:
-        """Any number computed from the tables, with its 95 % jackknife interval over utterances.
+    def interval(
+        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Any number computed from the tables, or several, with 95 % jackknife intervals over utterances.
 
         ``statistic`` is called on the tables, and on the tables of the corpus without each of its groups of
         utterances in turn (there without the interval columns).
 
         Returns:
-            The value and the lower and upper bound; the bounds are NaN for a corpus of one utterance.
+            The value, the lower and the upper bound, of the shape that ``statistic`` gives; the bounds are NaN for
+            a corpus of one utterance.
 
         >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
-        (1.58, 1.57, 1.59)
+        (array(1.58), array(1.57), array(1.59))
         """
-        value = float(statistic(self))
+        value = np.asarray(statistic(self), dtype=float)
         groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
-        left_out = np.array([float(statistic(_Without(self._metrics, group))) for group in groups])
-        low, high = jackknife_interval(np.array(value), left_out)
-        return value, float(low), float(high)
+        left_out = np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
+        return value, *jackknife_interval(value, left_out)
 
     def save(self, folder: Path | str) -> None:
         """Write a Parquet file a table, then ``run.json``.
@@ -151,10 +154,12 @@ class _Without(Mapping[str, pd.DataFrame]):
 
     def __init__(self, metrics: Mapping[str, Metric], group: int):
         self._metrics, self._group = metrics, group
+        self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
-        metric = self._metrics[name]
-        return metric.points({key: value.sum(0) - value[self._group] for key, value in metric.sums.items()})
+        if name not in self._tables:
+            self._tables[name] = self._metrics[name].without(self._group)
+        return self._tables[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._metrics)
@@ -207,9 +212,7 @@ def measure(
     report = Report()
     # One by one in the order of the shards, whichever finished first: the bytes do not depend on who did what.
     with tqdm(total=len(corpus), unit="text", desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
-        for task, (sums, shard_report) in zip(
-            tasks, _results(tasks, model, store, workers, scheduler), strict=True
-        ):
+        for task, (sums, shard_report) in zip(tasks, _results(tasks, model, store, workers, scheduler), strict=True):
             for metric in empty:
                 metric.merge(sums[metric.name])
             report.merge(shard_report)
@@ -284,7 +287,7 @@ def _tokenize(model: LoadedModel, shard: Shard, report: Report) -> tuple[list[li
         return_token_type_ids=False,
     )
     texts = encoded["overflow_to_sample_mapping"]
-    long = len({text for before, text in zip(texts, texts[1:], strict=False) if before == text})
+    long = len({text for before, text in itertools.pairwise(texts) if before == text})
     keep = [True] * len(texts)
     if shard.settings.long_texts == "cut":
         keep = [i == 0 or texts[i - 1] != text for i, text in enumerate(texts)]
@@ -339,8 +342,7 @@ def _in_pool(shards: list[Shard], workers: int, store: "_Checkpoints") -> Iterat
             shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
             if attempt == 2:
                 raise AnalysisError(
-                    "worker processes died three times (out of memory?): use fewer --workers; "
-                    "what is finished is kept"
+                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
                 ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -360,7 +362,11 @@ def _on_cluster(shards: list[Shard], address: str, store: "_Checkpoints") -> Ite
 
 
 def _in_order(
-    executor: futures.Executor, shards: list[Shard], window: int, store: "_Checkpoints", done: dict[int, Result | None]
+    executor: futures.Executor,
+    shards: list[Shard],
+    window: int,
+    store: "_Checkpoints",
+    done: dict[int, Result | None],
 ) -> Iterator[Result]:
     """Results in the order of the shards, with at most ``window`` under way or waiting for their turn.
 
@@ -459,6 +465,7 @@ def _describe(
     return {
         "model": model.name,
         "model_revision": model.revision,
+        "model_files": model.files,
         "dtype": str(model.model.dtype).removeprefix("torch."),
         "data": corpus.name,
         "data_sha256": corpus.sha256,

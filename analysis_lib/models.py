@@ -86,6 +86,7 @@ class LoadedModel:
         model: the transformers model, in evaluation mode.
         tokenizer: its tokenizer.
         spec: how another process loads it; None for a model that lives in this process alone.
+        files: sha256 of the files it was read from, by name.
     """
 
     name: str
@@ -93,6 +94,7 @@ class LoadedModel:
     model: transformers.PreTrainedModel
     tokenizer: transformers.PreTrainedTokenizerBase
     spec: ModelSpec | None = None
+    files: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(init=False)
 
     def __post_init__(self) -> None:
@@ -176,7 +178,8 @@ def load_model(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder, identity = _locate(name, revision)
     model, tokenizer = _read_folder(name, folder, dtype, device)
-    return LoadedModel(name, identity, model, tokenizer, ModelSpec(name, revision, dtype, device))
+    spec = ModelSpec(name, revision, dtype, device)
+    return LoadedModel(name, identity, model, tokenizer, spec, _file_hashes(folder))
 
 
 def known_models() -> dict[str, str]:
@@ -209,18 +212,25 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     try:
         folder = hub.model_folder(name, revision)
     except AnalysisError as error:
-        raise AnalysisError(f"there is no model or folder named {name} here ({near_names(name, MODELS)}); {error}") from error
+        raise AnalysisError(
+            f"there is no model or folder named {name} here ({near_names(name, MODELS)}); {error}"
+        ) from error
     return folder, f"{name}@{folder.name}"
 
 
-def _hash_files(folder: Path) -> str:
-    """sha256 over the configuration, weights and tokenizer files of a folder."""
-    digest = hashlib.sha256()
-    for path in sorted(p for pattern in hub.MODEL_FILES for p in folder.glob(pattern)):
-        digest.update(path.name.encode())
+def _file_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of the configuration, weights and tokenizer files of a folder."""
+    paths = sorted(path for pattern in hub.MODEL_FILES for path in folder.glob(pattern))
+    hashes = {}
+    for path in paths:
         with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return f"sha256:{digest.hexdigest()}"
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def _hash_files(folder: Path) -> str:
+    """One sha256 over the files of a model."""
+    return f"sha256:{hashlib.sha256(json.dumps(_file_hashes(folder)).encode()).hexdigest()}"
 
 
 def _layout(name: str, config: transformers.PreTrainedConfig) -> Layout:

@@ -66,25 +66,22 @@ class Metric(ABC):
         table = self.points(self.total())
         if self.interval is None:
             return table
-        values = np.stack([self.points(rest)[self.interval].to_numpy() for rest in self.leave_one_out()])
-        low, high = jackknife_interval(table[self.interval].to_numpy(), values)
+        left_out = np.stack([self.without(group)[self.interval].to_numpy() for group in self.occupied_groups()])
+        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out)
         position = table.columns.get_loc(self.interval) + 1
         table.insert(position, "ci_low", low)
         table.insert(position + 1, "ci_high", high)
         return table
+
+    def without(self, group: int) -> pd.DataFrame:
+        """The table of the corpus without one group of utterances, and without intervals."""
+        return self.points({key: value.sum(0) - value[group] for key, value in self.sums.items()})
 
     def total(self) -> Sums:
         """The sums over all groups."""
         if not self.sums:
             raise AnalysisError(f"{self.name}: nothing was measured")
         return {key: value.sum(0) for key, value in self.sums.items()}
-
-    def leave_one_out(self) -> list[Sums]:
-        """The sums without each group in turn, for the groups that hold an utterance."""
-        total = self.total()
-        return [
-            {key: total[key] - value[group] for key, value in self.sums.items()} for group in self.occupied_groups()
-        ]
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""

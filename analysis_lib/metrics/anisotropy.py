@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from scipy import stats
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import Activations
@@ -33,6 +34,19 @@ def mean_pair_cosine(
     square = (unit_sum**2).sum(-1)
     pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
     return (square - vectors) / pairs
+
+
+def isotropic_cosine_quantile(dimensions: int, probability: float = 0.95) -> float:
+    r"""The quantile of the cosine of two independent vectors whose directions are uniform in ``dimensions``.
+
+    (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so the quantile is exact; for large d it is near
+    1.645/√d at 95 % (Godey et al. 2024, app. B, draw samples instead).
+
+    >>> round(isotropic_cosine_quantile(2, 0.75), 6)  # cos 45°
+    0.707107
+    """
+    half = (dimensions - 1) / 2
+    return float(2 * stats.beta.ppf(probability, half, half) - 1)
 
 
 class Anisotropy(Metric):

