@@ -1,7 +1,8 @@
 """The geometry of self-attention: one forward pass, exact sums, tidy tables.
 
 >>> from analysis_lib import load_corpus, load_model, measure, metrics
->>> tables = measure(load_model("minilm"), load_corpus("wikipedia", limit=50), [metrics.Anisotropy()])
+>>> corpus = load_corpus("wikipedia", limit=50)
+>>> tables = measure(load_model("minilm"), corpus, [metrics.Anisotropy()], progress=False)
 >>> list(tables["anisotropy"].columns)
 ['space', 'layer', 'head', 'cosine', 'ci_low', 'ci_high', 'tokens']
 """

@@ -22,8 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted: what was finished is kept, and the same command goes on from there", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        kept = "interrupted: what was finished is kept, and the same command goes on from there"
+        print(str(error) or kept, file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -153,7 +154,8 @@ def _run(options: argparse.Namespace) -> None:
 def _book(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
-    print(f"the site is at {book.build_book(options.profile, dict(_pairs(options)))}")
+    parameters = book.coerce(_pairs(options), book.book_parameters())
+    print(f"the site is at {book.build_book(options.profile, parameters)}")
 
 
 def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:

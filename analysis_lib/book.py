@@ -455,7 +455,7 @@ def _tasks(root: Path, profile: str, parameters: Parameters) -> list[_Task]:
     every = {parameter for spec in specs.values() for parameter in spec}
     settings = _profile(root, profile)
     _refuse_unknown(parameters, every, "the book")
-    _refuse_unknown(settings.get("all", {}), every, f"profile {profile}: the book")
+    _refuse_unknown(settings.get("all") or {}, every, f"profile {profile}: the book")
     for name in settings.keys() - {"all", *names}:
         raise AnalysisError(f"profile {profile} names no notebook: {near_names(name, names)}")
     ground = _digest(_library(root), installed())

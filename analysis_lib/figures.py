@@ -1,5 +1,6 @@
 """Tidy tables -> figures and numbered tables. Every function takes a table and returns what a cell can show."""
 
+import io
 from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
@@ -9,6 +10,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.attention_by_token_type import by_layer
 
@@ -45,6 +47,15 @@ _SPACES = {
 }
 
 
+class PageFigure(Figure):
+    """A figure that shows itself in a cell without pyplot, which would keep it and draw it twice."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", bbox_inches="tight")
+        return buffer.getvalue()
+
+
 class Table:
     """A numbered table: MyST for the book, where ``{numref}`` reaches it by its name, and HTML in a notebook.
 
@@ -63,14 +74,14 @@ class Table:
         if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
             return "–"
         if isinstance(value, float):
-            return f"{value:.{self.digits}f}"
+            return f"{value:z.{self.digits}f}"  # z: no minus before a zero
         return str(value).replace("|", r"\|")
 
     def _repr_html_(self) -> str:
         return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
 
     def _repr_markdown_(self) -> str:
-        header = " | ".join(str(column) for column in self.frame.columns)
+        header = " | ".join(self._cell(column) for column in self.frame.columns)
         # Numbers are read column-wise: they align on the right.
         rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
         rows = [" | ".join(self._cell(v) for v in row) for row in self.frame.itertuples(index=False)]
@@ -80,21 +91,21 @@ class Table:
 
 
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
-    """The verdicts of ``papers.verdicts``, with value and interval in one column."""
-    interval = [
-        f"{value:.3f} [{low:.3f}, {high:.3f}]"
-        for value, low, high in verdicts[["value", "ci_low", "ci_high"]].itertuples(index=False)
+    """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict."""
+    numbers = [
+        f"{quantity}: **{value:z.3f}** [{low:z.3f}, {high:z.3f}]; the claim needs more than {bound:g}"
+        for quantity, value, low, high, bound in verdicts[
+            ["quantity", "value", "ci_low", "ci_high", "bound"]
+        ].itertuples(index=False)
     ]
     shown = pd.DataFrame(
         {
-            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
-            "computed": verdicts["quantity"],
-            "value and 95 % interval": interval,
-            "holds above": verdicts["bound"],
             "verdict": "**" + verdicts["verdict"] + "**",
+            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
+            "number that decides, with 95 % interval": numbers,
         }
     )
-    return Table(shown, name, caption, digits=1)
+    return Table(shown, name, caption)
 
 
 def published_beside_ours(comparison: pd.DataFrame, name: str, caption: str) -> Table:
@@ -107,9 +118,9 @@ def published_beside_ours(comparison: pd.DataFrame, name: str, caption: str) -> 
     return Table(wide.loc[cells[keys].drop_duplicates().itertuples(index=False)].reset_index(), name, caption)
 
 
-def _axes(rows: int = 1, columns: int = 1, height: float = 3.4, share_y: bool = False) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH * (1 if columns == 1 else 1.6), height * rows), layout="constrained")
-    return figure, list(np.ravel(figure.subplots(rows, columns, sharex=True, sharey=share_y, squeeze=False)))
+def _axes(rows: int = 1, height: float = 3.4, share_y: bool = False) -> tuple[PageFigure, list[Axes]]:
+    figure = PageFigure(figsize=(WIDTH, height * rows), layout="constrained")
+    return figure, list(np.ravel(figure.subplots(rows, 1, sharex=True, sharey=share_y, squeeze=False)))
 
 
 def _layer_ticks(axes: Axes, layers: Iterable[int]) -> None:
@@ -255,54 +266,62 @@ def _type_legend(figure: Figure, axes: Axes) -> None:
 
 @mpl.rc_context(_THEME)
 def contributions(
-    table: pd.DataFrame, layers: Sequence[int], outliers: pd.DataFrame, named: int = 3, columns: int = 1
+    table: pd.DataFrame, layers: Sequence[int], outliers: pd.DataFrame, named: int = 3, height: float = 2.5
 ) -> Figure:
-    """Mean C_j of every dimension, a line a head, a panel a layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
+    """Mean C_j of every dimension, a panel a layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
+
+    All dimensions of all heads are drawn as thin lines; at the dimensions with the largest |C_j| the heads stand
+    side by side, a marker each, so that they can be told apart.
 
     Args:
         table: the ``score_contributions`` table.
         layers: attention layers to show.
-        outliers: the ``outlier_dimensions`` table. In each panel the dimensions with the largest |C_j| are named,
-            at most ``named``; an asterisk marks those that are outliers of the layer's input.
-        columns: panels side by side.
+        outliers: the ``outlier_dimensions`` table; an asterisk marks outliers of the layer's input.
+        named: how many dimensions of a panel are named.
+        height: of a panel, in inches.
+
+    Raises:
+        AnalysisError: the model has no such layer.
     """
-    rows = -(-len(layers) // columns)
-    figure, panels = _axes(rows, columns, height=2.5)
+    depth = table["layer"].max()
+    if not all(1 <= layer <= depth for layer in layers):
+        raise AnalysisError(f"layers {list(layers)} were asked for, and the model has attention layers 1 to {depth}")
+    figure, panels = _axes(len(layers), height=height)
     overall = table[table["key_type"] == "all"]
-    for axes, layer in zip(panels, layers, strict=False):
+    for axes, layer in zip(panels, layers, strict=True):
         heads = overall[overall["layer"] == layer].pivot(index="dimension", columns="head", values="contribution")
-        colours = sns.color_palette("cividis", heads.shape[1])
-        for i, head in enumerate(heads.columns):
-            style = ["-", "--", ":"][i % 3]
-            axes.plot(heads.index, heads[head], color=colours[i], linestyle=style, linewidth=0.8, label=f"{head}")
+        axes.plot(heads.index, heads, color="0.45", linewidth=0.5, alpha=0.6, zorder=1)
         known = set(outliers.loc[outliers["layer"] == layer - 1, "dimension"])
-        _name_peaks(axes, heads, known, named)
+        _mark_peaks(axes, heads, known, named)
         axes.set(title=f"layer {layer}")
-        axes.margins(x=0.01, y=0.15)
-    for axes in panels[len(layers) :]:
-        axes.remove()
-    for axes in panels[max(0, len(layers) - columns) : len(layers)]:
-        axes.set_xlabel("dimension")
-        axes.tick_params(labelbottom=True)
+        axes.margins(x=0.03, y=0.15)
+    panels[-1].set_xlabel("dimension")
     figure.supylabel("mean contribution $C_j$ to the score", fontsize=11)
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="head", loc="outside lower center", ncols=6 * columns, columnspacing=1)
+    figure.legend(handles, labels, title="head", loc="outside lower center", ncols=6, columnspacing=1)
     return figure
 
 
-def _name_peaks(axes: Axes, heads: pd.DataFrame, outliers: set[int], named: int) -> None:
-    """Write the number of the dimensions with the largest values beside their peaks."""
+def _mark_peaks(axes: Axes, heads: pd.DataFrame, outliers: set[int], named: int) -> None:
+    """Draw each head at the dimensions with the largest values, and write their numbers."""
     extreme = sorted(heads.abs().max(axis=1).nlargest(named).index)
+    width, count = len(heads), heads.shape[1]
+    colours = sns.color_palette("cividis", count)
+    for i, head in enumerate(heads.columns):
+        # Side by side around the dimension, over 3 % of the axis.
+        positions = [dimension + 0.03 * width * ((i + 0.5) / count - 0.5) for dimension in extreme]
+        marker = "os^DvP"[i % 6]
+        axes.scatter(positions, heads.loc[extreme, head], s=11, color=colours[i], marker=marker, label=f"{head}")
     for i, dimension in enumerate(extreme):
         row = heads.loc[dimension]
         value = row[row.abs().idxmax()]
         # Next to the right border or to another peak, the name goes to the left of its own.
-        crowded = i + 1 < len(extreme) and extreme[i + 1] - dimension < 0.12 * len(heads)
-        left = crowded or dimension > 0.95 * len(heads)
+        crowded = i + 1 < len(extreme) and extreme[i + 1] - dimension < 0.15 * width
+        left = crowded or dimension > 0.92 * width
         axes.annotate(
             f"{dimension}{'*' if dimension in outliers else ''}",
             (dimension, value),
-            xytext=(-4 if left else 4, 1 if value > 0 else -8),
+            xytext=(-8 if left else 8, (-2 if value > 0 else -4) - (10 if crowded else 0)),
             textcoords="offset points",
             ha="right" if left else "left",
             fontweight="bold",

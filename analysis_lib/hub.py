@@ -40,10 +40,19 @@ def dataset_file(repository: str, revision: str, file: str) -> Path:
     )
 
 
-def cached_revision(repository: str) -> str | None:
-    """The commit that the cache holds for the repository's main branch, without asking the hub."""
-    config = huggingface_hub.try_to_load_from_cache(repository, "config.json")
-    return Path(config).parent.name if isinstance(config, str) else None
+def require(repository: str, revision: str | None, file: str, repo_type: str = "model") -> str:
+    """What identifies a file's version, without a download: the cached commit, or the revision asked for.
+
+    Raises:
+        AnalysisError: the file is not in the cache and the hub cannot be reached.
+    """
+    cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
+    if not isinstance(cached, str) and not _reachable():
+        raise AnalysisError(_unreachable(repository, "cannot be reached"))
+    if revision is None and isinstance(cached, str):
+        parents = [path.name for path in Path(cached).parents]
+        return parents[parents.index("snapshots") - 1]
+    return revision or "main"
 
 
 def _fetch(repository: str, download, **arguments) -> str:
@@ -59,10 +68,14 @@ def _fetch(repository: str, download, **arguments) -> str:
     except OSError as error:
         # The hub's own "not in the cache" error is an OSError too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
-        raise AnalysisError(
-            f"{repository} is not in the local cache and the hub {reason}: connect once and run again, "
-            f"or give a local folder or file"
-        ) from error
+        raise AnalysisError(_unreachable(repository, reason)) from error
+
+
+def _unreachable(repository: str, reason: str) -> str:
+    return (
+        f"{repository} is not in the local cache and the hub {reason}: connect once and run again, "
+        f"or give a local folder or file"
+    )
 
 
 def _reachable() -> bool:

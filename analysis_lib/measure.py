@@ -5,6 +5,8 @@ import importlib.metadata
 import itertools
 import json
 import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -316,7 +318,8 @@ def _results(
     shards: list[Shard], model: LoadedModel, store: "_Checkpoints", workers: int, scheduler: str | None
 ) -> Iterator[Result]:
     """The results of the shards, in their order."""
-    todo = [shard for shard in shards if not store.has(shard.index)]
+    kept = {shard.index for shard in shards if store.has(shard.index)}
+    todo = [shard for shard in shards if shard.index not in kept]
     if (workers > 1 or scheduler) and model.spec is None and todo:
         raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
     if scheduler is not None:
@@ -326,26 +329,41 @@ def _results(
     else:
         fresh = (store.keep(shard, measure_shard(shard, model)) for shard in todo)
     for shard in shards:
-        yield store.load(shard) if store.has(shard.index) and shard not in todo else next(fresh)
+        yield store.load(shard) if shard.index in kept else next(fresh)
 
 
 def _in_pool(shards: list[Shard], workers: int, store: "_Checkpoints") -> Iterator[Result]:
     """Shards in a pool of processes. A worker that is killed breaks its pool: one more is tried for the rest."""
     threads = max(1, (os.cpu_count() or 1) // workers)
-    done: dict[int, Result] = {}
-    for attempt in range(3):
-        pool = futures.ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,))
+    done: dict[int, Result | None] = {}
+    for attempts_left in (2, 1, 0):
+        pool = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (threads,))
         try:
             yield from _in_order(pool, shards, 2 * workers, store, done)
             return
         except BrokenProcessPool:
             shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
-            if attempt == 2:
+            if not attempts_left:
                 raise AnalysisError(
                     "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
                 ) from None
         finally:
+            # Without this, an interrupted run would wait for shards that nobody wants any more.
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker(threads: int) -> None:
+    """Set up a worker: its share of the cores, no Ctrl-C of its own, and an end when its parent ends."""
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent_process().join()
+    os._exit(1)
 
 
 def _on_cluster(shards: list[Shard], address: str, store: "_Checkpoints") -> Iterator[Result]:

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -188,13 +190,33 @@ def known_models() -> dict[str, str]:
 
 
 def fingerprint(name: str) -> str:
-    """A short text that changes when the weights behind ``name`` change, without loading them."""
+    """A short text that changes when the weights behind ``name`` change; neither downloads nor loads them.
+
+    Raises:
+        AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
+    """
     known = MODELS.get(name)
-    if known is not None:
-        return packages.fingerprint(known.package) if known.package else f"{known.repository}@{known.revision}"
-    if Path(name).is_dir():
+    if known is not None and known.package:
+        return packages.fingerprint(known.package)
+    if known is None and Path(name).is_dir():
         return _hash_files(Path(name))
-    return f"{name}@{hub.cached_revision(name) or 'main'}"
+    if known is not None:
+        return f"{known.repository}@{hub.require(known.repository, known.revision, 'config.json')}"
+    with _not_known(name):
+        return f"{name}@{hub.require(name, None, 'config.json')}"
+
+
+@contextmanager
+def _not_known(name: str) -> Iterator[None]:
+    """Around a request to the hub for a name that is no alias and no folder: it may be a misspelt alias."""
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise AnalysisError(f"there is no folder {name!r}: give a folder with config.json, or a name of `models`")
+    try:
+        yield
+    except AnalysisError as error:
+        raise AnalysisError(
+            f"there is no model or folder named {name} here ({near_names(name, MODELS)}); {error}"
+        ) from error
 
 
 def _locate(name: str, revision: str | None) -> tuple[Path, str]:
@@ -207,14 +229,8 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
         return folder, f"{known.repository}@{folder.name}"
     if Path(name).is_dir():
         return Path(name), _hash_files(Path(name))
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
-        raise AnalysisError(f"there is no folder {name!r}: give a folder with config.json, or a name of `models`")
-    try:
+    with _not_known(name):
         folder = hub.model_folder(name, revision)
-    except AnalysisError as error:
-        raise AnalysisError(
-            f"there is no model or folder named {name} here ({near_names(name, MODELS)}); {error}"
-        ) from error
     return folder, f"{name}@{folder.name}"
 
 

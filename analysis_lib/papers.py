@@ -11,7 +11,8 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measure import Tables
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.attention_by_token_type import by_layer
-from analysis_lib.metrics.outlier_dimensions import magnitude_zscores, persistence
+from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
+from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.packages import data_directory
 
 TableSet = Mapping[str, pd.DataFrame]
@@ -217,16 +218,12 @@ def explained_gap(tables: TableSet) -> pd.DataFrame:
     """
     weights = by_layer(tables["attention_by_token_type"])
     preferred = weights[weights["key_type"] != "other"].sort_values("weight").groupby("layer").tail(1)
-    table = tables["score_contributions"]
+    by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
+    means = by_type["contribution"].mean().unstack()
     outliers = _outliers_by_layer(tables)
     rows = []
     for layer, key_type in preferred.sort_values("layer")[["layer", "key_type"]].itertuples(index=False):
-        here = table[table["layer"] == layer]
-        sums = {
-            kind: here[here["key_type"] == kind].groupby("dimension")["contribution"].mean()
-            for kind in (key_type, "other")
-        }
-        gap = sums[key_type] - sums["other"]
+        gap = means.loc[layer, key_type] - means.loc[layer, "other"]
         total = gap.sum()
         part = gap.reindex(outliers.get(layer, [])).sum()
         rows.append((layer, key_type, total, part / total if total > 0 else math.nan))
@@ -354,7 +351,7 @@ def contributions_by_key_type(tables: TableSet, layers: Iterable[int], dimension
         index=["layer", "dimension", "key_type"], columns="head", values="contribution"
     )
     heads = [f"head {head}" for head in sorted(rows["head"].unique())]
-    order = pd.MultiIndex.from_tuples([(*pair, t) for pair in chosen for t in rows["key_type"].cat.categories])
+    order = pd.MultiIndex.from_tuples([(*pair, t) for pair in chosen for t in TOKEN_TYPES])
     return wide.reindex([key for key in order if key in wide.index])[heads].reset_index()
 
 
@@ -395,7 +392,6 @@ __all__ = [
     "explained_gap",
     "godey_claims",
     "is_published_model",
-    "persistence",
     "published",
     "representative_layers",
     "verdict",

@@ -1,0 +1,80 @@
+"""Fixtures that more than one test module uses."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import threadpoolctl
+import torch
+from filelock import FileLock
+from jaxtyping import install_import_hook
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+# Shapes and types in the annotations of the numerical modules are enforced while tests run. The accumulator
+# has no shapes, and beartype reads its `Self` only in a decorated class.
+KERNELS = [
+    "extraction",
+    "models",
+    *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
+]
+KERNELS.remove("metrics.accumulator")
+with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "beartype.beartype"):
+    from analysis_lib import LoadedModel, load_corpus, load_model
+
+import tiny
+
+from analysis_lib.book import build_book
+
+# Small models on shared cores: a second thread waits for the first more than it computes.
+threadpoolctl.threadpool_limits(1)
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def smoke_site() -> Path:
+    """The folder of the book's site in the smoke profile, apart from the reader's site."""
+    build = ROOT / "_build"
+    build.mkdir(exist_ok=True)
+    # Parallel test processes share one build: the second finds it up to date.
+    with FileLock(build / ".smoke.lock"):
+        return build_book("smoke", root=ROOT, out=build / "smoke").parent
+
+
+@pytest.fixture(scope="session")
+def minilm() -> LoadedModel:
+    """The bundled model, as everyone loads it."""
+    return load_model("minilm")
+
+
+@pytest.fixture(scope="session")
+def minilm64() -> LoadedModel:
+    """The bundled model in double precision."""
+    return load_model("minilm", dtype="float64")
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """Thirty sentences of STS-B dev where it is at hand, else of the bundled news articles."""
+    path = SHARED / "stsb" / "stsb-en-dev.csv"
+    if not path.is_file():
+        return list(load_corpus("news", limit=30, seed=0).texts)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row["sentence1"] for row in csv.DictReader(file)]
+    # Spread over the file: its genres lie in blocks.
+    return rows[:: len(rows) // 30][:30]
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function that saves a tiny random model of an architecture of ``tiny.ARCHITECTURES``, once, and gives its folder."""
+    saved: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in saved:
+            saved[name] = tiny.save(tmp_path_factory.mktemp(name), name)
+        return saved[name]
+
+    return folder

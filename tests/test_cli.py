@@ -1,0 +1,227 @@
+"""The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+
+from analysis_lib.__main__ import main
+from analysis_lib.measure import measure_shard
+from analysis_lib.metrics import METRICS
+
+COLUMNS = {
+    "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
+    "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
+    "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
+    "qk_alignment": ["layer", "head", "cosine", "dot"],
+    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
+    "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
+    "dimension_means": ["layer", "dimension", "token_type", "mean"],
+    "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
+    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
+}
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command in this process: its status and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def assert_refused(result: tuple[int, str, str], *words: str) -> None:
+    status, _, err = result
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert status == 1
+    assert len(lines) == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in lines[0]
+
+
+def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_path):
+    text = tmp_path / "lines.txt"
+    text.write_text("A girl is styling her hair.\n\nHi\nQueries ask keys, keys answer.\n", encoding="utf-8")
+    out = tmp_path / "out"
+    model = tiny_folder("bert")
+    status, stdout, err = run("measure", "--model", model, "--data", text, "--limit", 3, "--seed", 5, "--out", out)
+    assert status == 0
+    assert str(out) in stdout
+    assert "1 blank" in err
+    assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in METRICS} | {"run.json"}
+    for name, columns in COLUMNS.items():
+        assert pd.read_parquet(out / f"{name}.parquet").columns.tolist() == columns
+    told = json.loads((out / "run.json").read_text())
+    assert told["model"] == str(model)
+    assert set(told["model_files"]) >= {"config.json", "model.safetensors"}
+    assert told["seed"] == 5
+    assert told["limit"] == 3
+    assert told["data_sha256"]
+    assert told["versions"]["torch"]
+    assert told["seconds"] > 0
+    assert told["report"]["utterances"] == 3
+
+
+def test_some_metrics_only(run, tiny_folder, tmp_path):
+    status, _, _ = run(
+        "measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 4,
+        "--metrics", "anisotropy, qk_alignment", "--out", tmp_path,
+    )  # fmt: skip
+    assert status == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"anisotropy.parquet", "qk_alignment.parquet", "run.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "news", "--limit", "0"], ["limit is 0"]),
+        (["--data", "news", "--limit", "-3"], ["limit is -3"]),
+        (["--data", "news", "--seed", "-1"], ["seed is -1"]),
+        (["--data", "newz"], ["newz", "news"]),
+        (["--data", "news:sentence"], ["sentences"]),
+        (["--data", "absent.csv:text"], ["absent.csv"]),
+        (["--data", "news", "--metrics", "anisotrpy"], ["anisotrpy", "anisotropy"]),
+        (["--data", "news", "--metrics", ""], ["anisotropy"]),
+        (["--data", "news", "--limit", "2", "--long-texts", "fold"], ["fold", "cut", "window"]),
+        (["--data", "news", "--limit", "2", "--special-tokens", "no"], ["keep", "drop"]),
+        (["--data", "news", "--limit", "2", "--workers", "0"], ["workers is 0"]),
+        (["--data", "news", "--limit", "2", "--tokens-per-batch", "0"], ["tokens_per_batch is 0"]),
+        (["--data", "news", "--limit", "2", "--dtype", "float16"], ["float32", "float64"]),
+        (["--data", "news", "--workers", "2", "--scheduler", "tcp://x:1"], ["--workers", "--scheduler"]),
+        (["--data", "news", "--limit", "2", "--device", "warp"], ["warp"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_table(run, tiny_folder, tmp_path, arguments, words):
+    out = tmp_path / "out"
+    assert_refused(run("measure", "--model", tiny_folder("bert"), "--out", out, *arguments), *words)
+    assert not list(out.glob("*.parquet"))
+    assert not list(out.glob("run.json"))
+
+
+def test_a_misspelt_model_is_offered_the_nearest(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    result = run("measure", "--model", "minlm", "--data", "news", "--limit", 2, "--out", tmp_path / "out")
+    assert_refused(result, "minlm", "minilm", "cannot be reached")
+
+
+def test_an_output_folder_that_cannot_be_written(run, tiny_folder, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    out = tmp_path / "file" / "out"
+    result = run("measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 2, "--out", out)
+    assert_refused(result, str(out), "cannot be written")
+
+
+def test_texts_that_are_cut_are_counted(run, tiny_folder, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("a " * 400 + "\nHi\n", encoding="utf-8")
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy"]
+    _, _, err = run(*arguments, "--out", tmp_path / "cut")
+    assert "1 texts are longer than the 160 tokens" in err
+    _, _, err = run(*arguments, "--out", tmp_path / "window", "--long-texts", "window")
+    assert "read in windows" in err
+    told = [json.loads((tmp_path / kind / "run.json").read_text())["report"] for kind in ("cut", "window")]
+    assert told[0]["utterances"] == 2
+    assert told[1]["utterances"] > 2
+
+
+def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tmp_path, monkeypatch):
+    real = measure_shard
+    arguments = ["measure", "--model", "minilm", "--data", "reviews", "--limit", "1100", "--metrics", "anisotropy"]
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(out)], stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list(out.glob(".unfinished-*/shard-*.npz")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not list(out.glob("*.parquet"))
+    measured = []
+    # The package's attribute of this name is the function.
+    monkeypatch.setattr(
+        sys.modules["analysis_lib.measure"],
+        "measure_shard",
+        lambda shard, *rest: measured.append(shard.index) or real(shard, *rest),
+    )
+    kept = len(list(out.glob(".unfinished-*/shard-*.npz")))
+    assert run(*arguments, "--out", out)[0] == 0
+    assert len(measured) == 3 - kept
+    assert not list(out.glob(".unfinished-*"))
+    assert run(*arguments, "--out", tmp_path / "whole")[0] == 0
+    name = "anisotropy.parquet"
+    assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_an_interrupted_run_is_one_line(tmp_path):
+    arguments = ["measure", "--model", "minilm", "--data", "reviews", "--metrics", "anisotropy", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob(".unfinished-*/shard-*.npz")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("interrupted")
+    assert list(tmp_path.glob(".unfinished-*/shard-*.npz"))
+    assert not list(tmp_path.glob("*.parquet"))
+
+
+def test_models_and_datasets_list_what_is_known_by_name(run):
+    status, out, _ = run("models")
+    assert status == 0
+    assert "minilm" in out
+    assert "bert-base-uncased" in out
+    status, out, _ = run("datasets")
+    assert status == 0
+    for name in ("wikipedia", "news", "reviews", "stsb:dev", "wikitext-103"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "absent.ipynb"], ["absent.ipynb"]),
+        (["run", "book/anisotropy/layers.ipynb", "-p", "modell", "minilm"], ["modell", "model"]),
+        (["run", "book/anisotropy/layers.ipynb", "-p", "limit", "many"], ["limit", "int", "many"]),
+        (["book", "-p", "limt", "5"], ["limt", "limit"]),
+        (["book", "--profile", "papr"], ["papr", "paper"]),
+        (["book", "-p", "data", "absent.csv:text"], ["absent.csv"]),
+    ],
+)
+def test_a_misspelt_notebook_or_parameter_is_refused(run, arguments, words):
+    assert_refused(run(*arguments), *words)
+
+
+def test_the_paper_profile_says_offline_what_cannot_be_reached(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert_refused(run("book", "--profile", "paper"), "google-bert/bert-base-uncased", "cannot be reached")
+
+
+def test_an_unexpected_error_is_one_line_too(run, monkeypatch, tmp_path):
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr("analysis_lib.load_corpus", broken)
+    result = run("measure", "--model", "minilm", "--data", "news", "--out", tmp_path)
+    assert_refused(result, "RuntimeError: first line second line", "--debug")
+    with pytest.raises(RuntimeError):
+        main(["measure", "--model", "minilm", "--data", "news", "--out", str(tmp_path), "--debug"])

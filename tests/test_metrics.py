@@ -1,0 +1,476 @@
+"""The metrics on clouds of vectors whose geometry is known, and the laws that they obey."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics.pairwise import cosine_similarity
+from tiny import TEXTS, build
+
+from analysis_lib import AnalysisError, LoadedModel, measure, metrics
+from analysis_lib.corpora import Corpus
+from analysis_lib.extraction import Activations, AttentionRows, Batch, Vectors
+from analysis_lib.metrics.accumulator import GROUPS
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
+from analysis_lib.metrics.score_contributions import summed_contributions
+from analysis_lib.models import TOKEN_TYPES
+
+CLS, SEP, PUNCT, OTHER = range(4)
+repeatable = settings(derandomize=True, deadline=None, max_examples=40)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def batch_of(types: list[list[int]], groups: list[int] | None = None, special_tokens: bool = True) -> Batch:
+    """A batch of utterances given by the types of their tokens."""
+    longest = max(map(len, types))
+    mask = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in types])
+    padded = torch.tensor([row + [OTHER] * (longest - len(row)) for row in types])
+    groups = list(range(len(types))) if groups is None else groups
+    return Batch(padded.clone(), mask, padded, torch.tensor(groups), special_tokens)
+
+
+def activations_of(
+    utterances: list[np.ndarray], space: str = "hidden", groups: list[int] | None = None, types=None
+) -> Activations:
+    """Layer 1 of a batch in which the given vectors (tokens x dim, or heads x tokens x dim) are those of ``space``."""
+    stacked = [vectors if vectors.ndim == 3 else vectors[None] for vectors in utterances]
+    types = types or [[OTHER] * vectors.shape[1] for vectors in stacked]
+    batch = batch_of(types, groups)
+    values = torch.full((len(stacked), stacked[0].shape[0], batch.mask.shape[1], stacked[0].shape[2]), 1e3).double()
+    for i, vectors in enumerate(stacked):
+        values[i, :, : vectors.shape[1]] = torch.as_tensor(vectors)
+    return Activations(1, batch, {space: Vectors(values, batch)})
+
+
+def accumulated(metric: metrics.Metric, *activations: Activations) -> metrics.Metric:
+    for one in activations:
+        metric.update(one)
+    return metric
+
+
+def anisotropy_of(*utterances: np.ndarray) -> float:
+    table = accumulated(metrics.Anisotropy(), activations_of(list(utterances))).table()
+    return table["cosine"].item()
+
+
+# --- By hand, in two dimensions -------------------------------------------------------------------
+
+EAST, NORTH, WEST = np.array([2.0, 0.0]), np.array([0.0, 3.0]), np.array([-1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("vectors", "cosine"),
+    [
+        ([EAST, NORTH], 0),
+        ([EAST, WEST], -1),
+        ([EAST, EAST], 1),
+        ([EAST, NORTH, WEST], -1 / 3),
+        ([EAST, EAST + [0, 2]], math.sqrt(0.5)),
+    ],
+)
+def test_anisotropy_by_hand(vectors, cosine):
+    assert anisotropy_of(np.array(vectors)) == pytest.approx(cosine, abs=1e-15)
+    # Every pair of the corpus counts, not only those within an utterance.
+    assert anisotropy_of(np.array(vectors[:1]), np.array(vectors[1:])) == pytest.approx(cosine, abs=1e-15)
+
+
+def test_mean_vector_by_hand():
+    table = accumulated(metrics.MeanVector(), activations_of([np.array([EAST, NORTH]), np.array([WEST])])).table()
+    assert table["mean_norm"].item() == pytest.approx(2)
+    assert table["norm_of_mean"].item() == pytest.approx(math.hypot(1, 3) / 3)
+    assert list(table.columns) == ["space", "layer", "head", "norm_of_mean", "mean_norm"]
+
+
+def test_utterance_similarity_by_hand():
+    """Each utterance counts once, however long; one of a single token does not count."""
+    utterances = [np.array([EAST, NORTH, WEST]), np.array([EAST, EAST]), np.array([NORTH])]
+    row = accumulated(metrics.UtteranceSimilarity(), activations_of(utterances)).table().iloc[0]
+    assert row["similarity"] == pytest.approx((-1 / 3 + 1) / 2)
+    assert row["utterances"] == 2
+
+
+def test_qk_alignment_by_hand():
+    activations = activations_of([np.array([EAST, NORTH])], "query")
+    keys = activations_of([np.array([NORTH, NORTH])], "key")
+    activations.spaces["key"] = Vectors(keys.spaces["key"].values, activations.batch)
+    row = accumulated(metrics.QueryKeyAlignment(), activations).table().iloc[0]
+    assert row["dot"] == pytest.approx(1.5 * 3)
+    assert row["cosine"] == pytest.approx(1.5 / math.hypot(1, 1.5))
+
+
+def test_dimension_means_by_hand():
+    types = [[CLS, OTHER, SEP], [CLS, SEP]]
+    utterances = [np.array([[1.0, 2], [3, 4], [5, 6]]), np.array([[3.0, 2], [7, 8]])]
+    table = accumulated(metrics.DimensionMeans(), activations_of(utterances, types=types)).table()
+    found = {kind: rows.sort_values("dimension")["mean"].tolist() for kind, rows in table.groupby("token_type")}
+    assert found == {"all": [3.8, 4.4], "cls": [2, 2], "other": [3, 4], "sep": [6, 7]}
+
+
+def test_attention_by_token_type_and_entropy_by_hand():
+    batch = batch_of([[CLS, OTHER, OTHER, SEP]])
+    # Three rows at [CLS] alone, one spread evenly.
+    weights = torch.tensor([[1.0, 0, 0, 0]] * 3 + [[0.25] * 4], dtype=torch.float64)
+    entropy = torch.special.entr(weights).sum(-1)
+    mass = torch.stack([weights[:, 0].sum(), weights[:, 3].sum(), torch.tensor(0.0).double(), weights[:, 1:3].sum()])
+    activations = Activations(1, batch, {}, AttentionRows(entropy[None, None], mass[None, None]))
+    table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
+    assert table["mass"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.5 / 4}
+    assert table["weight"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.25 / 4}
+    row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
+    assert row["entropy_nats"] == pytest.approx(math.log(4) / 4)
+    assert row["entropy_normalised"] == pytest.approx(1 / 4)
+
+
+def test_outlier_dimensions_are_above_three_standard_deviations():
+    rng = np.random.default_rng(0)
+    mean = rng.normal(0, 0.1, 100)
+    mean[[17, 60]] = -9.0, 5.0
+    cloud = mean + rng.normal(0, 1, (40, 100))
+    cloud += mean - cloud.mean(0)
+    table = accumulated(metrics.OutlierDimensions(), activations_of([cloud])).table()
+    assert table["dimension"].tolist() == [17, 60]
+    np.testing.assert_allclose(table["mean"], [-9, 5])
+    magnitude = np.abs(mean)
+    expected = (magnitude[[17, 60]] - magnitude.mean()) / magnitude.std()
+    np.testing.assert_allclose(table["zscore"], expected)
+
+
+def test_no_outlier_gives_no_row():
+    table = accumulated(metrics.OutlierDimensions(), activations_of([np.ones((3, 8))])).table()
+    assert len(table) == 0
+    assert list(table.columns) == ["layer", "dimension", "mean", "zscore"]
+
+
+# --- Laws -----------------------------------------------------------------------------------------
+
+
+@repeatable
+@given(seeds, st.integers(2, 30), st.integers(1, 12))
+def test_anisotropy_is_that_of_scikit_learn(seed, tokens, dim):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(tokens, dim)) + rng.normal(size=dim) * rng.choice([0, 0.1, 1, 10])
+    cosines = cosine_similarity(vectors)
+    expected = cosines[~np.eye(tokens, dtype=bool)].mean()
+    assert anisotropy_of(vectors) == pytest.approx(expected, abs=1e-12)
+    cut = int(rng.integers(0, tokens))
+    if cut:
+        assert anisotropy_of(vectors[:cut], vectors[cut:]) == pytest.approx(expected, abs=1e-12)
+
+
+@repeatable
+@given(seeds, st.integers(2, 20), st.integers(1, 12))
+def test_anisotropy_does_not_change_under_rotation_and_scaling(seed, tokens, dim):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(tokens, dim)) + rng.normal(size=dim)
+    rotation, _ = np.linalg.qr(rng.normal(size=(dim, dim)))
+    scales = rng.uniform(1e-3, 1e3, size=(tokens, 1))
+    assert anisotropy_of(vectors @ rotation * scales) == pytest.approx(anisotropy_of(vectors), abs=1e-12)
+
+
+@repeatable
+@given(seeds, st.integers(2, 40), st.integers(1, 5), st.floats(0, 100))
+def test_anisotropy_lies_between_its_bounds(seed, tokens, dim, drift):
+    rng = np.random.default_rng(seed)
+    cosine = anisotropy_of(rng.normal(size=(tokens, dim)) + drift)
+    assert -1 / (tokens - 1) - 1e-12 <= cosine <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 7])
+def test_the_lower_bound_is_reached_by_a_regular_polygon(tokens):
+    angles = 2 * np.pi * np.arange(tokens) / tokens
+    vectors = np.stack([np.cos(angles), np.sin(angles)], 1)
+    assert mean_pair_cosine(vectors.sum(0)[None], np.array([float(tokens)]))[0] == pytest.approx(-1 / (tokens - 1))
+
+
+@pytest.mark.parametrize("degrees", [5, 30, 60, 85])
+def test_a_cone_of_known_angle(degrees):
+    """Vectors at an angle to an axis, in symmetric pairs around it: the cosine tends to the square of the angle's."""
+    rng = np.random.default_rng(degrees)
+    around = rng.normal(size=(500, 15))
+    around /= np.linalg.norm(around, axis=1, keepdims=True)
+    around = np.concatenate([around, -around])
+    angle = math.radians(degrees)
+    cone = np.concatenate([np.full((1000, 1), math.cos(angle)), math.sin(angle) * around], axis=1)
+    # Exactly, for the pairs of distinct vectors: (N cos² − 1) / (N − 1).
+    expected = (1000 * math.cos(angle) ** 2 - 1) / 999
+    assert anisotropy_of(cone * rng.uniform(0.1, 10, (1000, 1))) == pytest.approx(expected, abs=1e-12)
+
+
+@repeatable
+@given(seeds, st.integers(2, 40), st.integers(1, 6))
+def test_mean_vector_is_no_longer_than_the_mean_norm(seed, tokens, dim):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(tokens, dim)) + rng.normal(size=dim)
+    row = accumulated(metrics.MeanVector(), activations_of([vectors])).table().iloc[0]
+    assert row["norm_of_mean"] == pytest.approx(np.linalg.norm(vectors.mean(0)))
+    assert 0 <= row["norm_of_mean"] <= row["mean_norm"] + 1e-12
+
+
+@repeatable
+@given(seeds, st.integers(2, 60))
+def test_zscores_average_zero_with_unit_variance(seed, dim):
+    zscores = magnitude_zscores(np.random.default_rng(seed).normal(size=dim))
+    assert zscores.mean() == pytest.approx(0, abs=1e-12)
+    assert (zscores**2).mean() == pytest.approx(1)
+
+
+@repeatable
+@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 8))
+def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(seed, heads, head_dim, width):
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(1, heads, head_dim, generator=generator, dtype=torch.float64)
+    projection = torch.randn(heads, head_dim, width, generator=generator, dtype=torch.float64)
+    bias = torch.randn(heads, head_dim, generator=generator, dtype=torch.float64)
+    x = torch.randn(1, 1, width, generator=generator, dtype=torch.float64)
+    contributions = summed_contributions(query, projection, x)
+    key = torch.einsum("hed,d->he", projection, x[0, 0]) + bias
+    score = (query[0] * key).sum(-1)
+    torch.testing.assert_close(contributions.sum(-1)[0, :, 0], score - (query[0] * bias).sum(-1))
+
+
+@repeatable
+@given(seeds, st.integers(1, 6), st.integers(1, 6))
+def test_summed_contributions_are_the_sum_over_pairs(seed, queries, keys):
+    rng = np.random.default_rng(seed)
+    q, x, projection = rng.normal(size=(queries, 3)), rng.normal(size=(keys, 4)), rng.normal(size=(3, 4))
+    expected = sum((q[m] @ projection) * x[n] for m in range(queries) for n in range(keys))
+    found = summed_contributions(
+        torch.tensor(q.sum(0))[None, None], torch.tensor(projection)[None], torch.tensor(x.sum(0))[None, None]
+    )
+    np.testing.assert_allclose(found[0, 0, 0], expected, atol=1e-12)
+
+
+# --- Accumulators on a model ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    transformer, words = build("bert")
+    return LoadedModel("tiny", "seed 0", transformer.double(), words)
+
+
+@dataclass
+class Passes:
+    """The accumulators of the same model on a corpus and on its parts (whose texts keep their jackknife groups)."""
+
+    whole: dict[str, metrics.Metric]
+    parts: list[dict[str, metrics.Metric]]
+
+
+@pytest.fixture
+def passes(model) -> Passes:
+    texts = [f"{text} {again}" for text in TEXTS for again in TEXTS[:5]]
+
+    def accumulate(chosen: list[str]) -> dict[str, metrics.Metric]:
+        tables = measure(model, Corpus("part", chosen), progress=False)
+        return tables._metrics
+
+    # Multiples of the number of groups, so that the same texts fall into the same groups.
+    assert GROUPS == 20
+    return Passes(accumulate(texts), [accumulate(texts[:20]), accumulate(texts[20:])])
+
+
+def assert_same(found: pd.DataFrame, expected: pd.DataFrame, tolerance: float) -> None:
+    pd.testing.assert_frame_equal(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_merging_two_halves_is_one_pass(passes):
+    assert set(passes.whole) == set(metrics.METRICS)
+    for name, whole in passes.whole.items():
+        merged = whole.fresh()
+        for part in passes.parts:
+            merged.merge(part[name])
+        assert_same(merged.table(), whole.table(), 1e-12)
+
+
+def test_merging_is_associative_and_leaves_the_other_alone(passes):
+    for name in metrics.METRICS:
+        a, b = (part[name] for part in passes.parts)
+        c = passes.whole[name]
+        before = {key: value.copy() for key, value in b.sums.items()}
+        left, right, inner = a.fresh(), a.fresh(), a.fresh()
+        for other in (a, b, c):
+            left.merge(other)
+        for other in (b, c):
+            inner.merge(other)
+        right.merge(a)
+        right.merge(inner)
+        assert_same(left.table(), right.table(), 1e-12)
+        left.merge(left.fresh())
+        assert_same(left.table(), right.table(), 1e-12)
+        assert all(np.array_equal(value, b.sums[key]) for key, value in before.items())
+
+
+def test_merging_unequal_counts_weighs_tokens_not_parts():
+    """What averaging the averages would get wrong."""
+    one, many = np.array([EAST, NORTH]), np.array([WEST] * 6)
+    a = accumulated(metrics.MeanVector(), activations_of([one]))
+    a.merge(accumulated(metrics.MeanVector(), activations_of([many])))
+    assert a.table()["mean_norm"].item() == pytest.approx((2 + 3 + 6) / 8)
+
+
+@pytest.mark.parametrize("special_tokens", [True, False])
+def test_masses_sum_to_one_and_entropies_lie_between_their_bounds(model, special_tokens):
+    tables = measure(model, Corpus("texts", TEXTS), special_tokens=special_tokens, progress=False)
+    masses = tables["attention_by_token_type"].groupby(["layer", "head"])["mass"].sum()
+    np.testing.assert_allclose(masses, 1, atol=1e-12)
+    assert tables["attention_by_token_type"]["weight"].between(0, 1).all()
+    entropy = tables["attention_entropy"]
+    longest = max(len(ids) for ids in model.tokenizer(list(TEXTS))["input_ids"])
+    assert entropy["entropy_nats"].between(0, math.log(longest)).all()
+    assert entropy["entropy_normalised"].between(0, 1).all()
+    similarity = tables["utterance_similarity"]["similarity"]
+    assert similarity.between(-1, 1).all()
+
+
+def test_contributions_add_up_over_key_types(model):
+    table = measure(model, Corpus("texts", TEXTS), "score_contributions", progress=False)["score_contributions"]
+    by_type = table[table["key_type"] != "all"]
+    keys = ["layer", "head", "dimension"]
+    total = (by_type["contribution"] * by_type["pairs"]).groupby([by_type[key] for key in keys]).sum()
+    everything = table[table["key_type"] == "all"].set_index(keys)
+    np.testing.assert_allclose(total, everything["contribution"] * everything["pairs"], atol=1e-9)
+    lengths = [len(ids) for ids in model.tokenizer(list(TEXTS))["input_ids"]]
+    assert set(everything["pairs"]) == {sum(length**2 for length in lengths)}
+
+
+def test_a_planted_rogue_dimension_is_found():
+    """A large bias in one dimension of the embeddings' LayerNorm is an outlier of the embedding output, and only it."""
+    transformer, words = build("bert", hidden_size=48, initializer_range=0.02)
+    with torch.no_grad():
+        transformer.embeddings.LayerNorm.bias.zero_()
+        transformer.embeddings.LayerNorm.bias[31] = -40
+    model = LoadedModel("rogue", "seed 0", transformer, words)
+    tables = measure(model, Corpus("texts", TEXTS), "outlier_dimensions,dimension_means", progress=False)
+    found = tables["outlier_dimensions"]
+    embedding = found[found["layer"] == 0]
+    assert embedding["dimension"].tolist() == [31]
+    assert embedding["mean"].item() == pytest.approx(-40, abs=3)
+    means = tables["dimension_means"].query("layer == 0 and token_type == 'all' and dimension == 31")
+    assert means["mean"].item() == pytest.approx(embedding["mean"].item())
+
+
+# --- Vectors without a direction, and no vectors at all -------------------------------------------
+
+
+def test_zero_vectors_are_left_out_of_cosines_and_counted():
+    with_zero = np.array([EAST, [0, 0], NORTH, EAST])
+    activations = activations_of([with_zero, np.array([[0.0, 0]])])
+    row = accumulated(metrics.Anisotropy(), activations).table().iloc[0]
+    assert row["tokens"] == 3
+    assert row["cosine"] == pytest.approx(1 / 3)
+    row = accumulated(metrics.UtteranceSimilarity(), activations).table().iloc[0]
+    assert (row["similarity"], row["utterances"]) == (pytest.approx(1 / 3), 1)
+    # The mean vector has room for them.
+    row = accumulated(metrics.MeanVector(), activations).table().iloc[0]
+    assert row["mean_norm"] == pytest.approx((2 + 3 + 2) / 5)
+    assert activations.spaces["hidden"].zeros == 2
+
+
+def test_zero_vectors_of_a_model_are_in_the_report():
+    transformer, words = build("bert")
+    with torch.no_grad():
+        for part in (
+            transformer.encoder.layer[1].attention.self.key.weight,
+            transformer.encoder.layer[1].attention.self.key.bias,
+        ):
+            part.zero_()
+    model = LoadedModel("no keys", "seed 0", transformer, words)
+    tables = measure(model, Corpus("texts", TEXTS), "mean_vector", progress=False)
+    heads = transformer.config.num_attention_heads
+    assert tables.report.zero_vectors == {"key 2": tables.report.tokens * heads}
+    with pytest.raises(AnalysisError, match="key space of layer 2"):
+        measure(model, Corpus("texts", TEXTS), "anisotropy", progress=False)["anisotropy"]
+    with pytest.raises(AnalysisError, match="utterance_similarity"):
+        measure(model, Corpus("texts", TEXTS), "utterance_similarity", progress=False)["utterance_similarity"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "metric", [metrics.Anisotropy, metrics.MeanVector, metrics.UtteranceSimilarity, metrics.DimensionMeans]
+)
+def test_vectors_that_are_not_finite_stop_the_run_with_the_layer(metric, bad):
+    vectors = np.array([EAST, [bad, 0]])
+    with pytest.raises(AnalysisError, match="layer 1"):
+        accumulated(metric(), activations_of([vectors]))
+
+
+def test_nothing_measured_is_an_error():
+    for metric in metrics.resolve("all"):
+        with pytest.raises(AnalysisError, match=metric.name):
+            metric.table()
+
+
+@pytest.mark.parametrize("metric", [metrics.Anisotropy, metrics.UtteranceSimilarity])
+def test_a_single_token_says_nothing(metric):
+    with pytest.raises(AnalysisError, match=r"two (vectors|tokens)"):
+        accumulated(metric(), activations_of([np.array([EAST])])).table()
+
+
+def test_unknown_metric_gets_the_nearest_names():
+    with pytest.raises(AnalysisError, match="did you mean anisotropy"):
+        metrics.resolve("anisotropie")
+    with pytest.raises(AnalysisError, match="no metric"):
+        metrics.resolve([])
+    assert [metric.name for metric in metrics.resolve("all")] == list(metrics.METRICS)
+
+
+# --- Intervals ------------------------------------------------------------------------------------
+
+
+def test_the_interval_is_that_of_student_for_a_mean():
+    """For a mean of one value a group, the jackknife is the textbook interval."""
+    values = np.random.default_rng(0).normal(5, 2, 20)
+    left_out = (values.sum() - values) / 19
+    low, high = metrics.jackknife_interval(np.array(values.mean()), left_out)
+    # Student's t with 19 degrees of freedom, from a printed table.
+    reach = 2.093 * values.std(ddof=1) / math.sqrt(20)
+    assert (float(low), float(high)) == pytest.approx((values.mean() - reach, values.mean() + reach), abs=1e-3)
+
+
+def test_one_group_has_no_interval():
+    low, high = metrics.jackknife_interval(np.array([1.0, 2.0]), np.array([[1.0, 2.0]]))
+    assert np.isnan([low, high]).all()
+    row = accumulated(metrics.Anisotropy(), activations_of([np.array([EAST, NORTH, EAST])])).table().iloc[0]
+    assert row["cosine"] == pytest.approx(1 / 3)
+    assert np.isnan([row["ci_low"], row["ci_high"]]).all()
+
+
+def test_the_interval_covers_the_truth_for_clustered_tokens():
+    """Tokens of an utterance share a direction: an interval over tokens would cover far too seldom."""
+    rng = np.random.default_rng(1)
+    corpora, utterances, tokens, dim = 2000, 2 * GROUPS, 6, 5
+    count = float(utterances * tokens)
+
+    def unit_sums(*shape: int) -> np.ndarray:
+        vectors = [1, 0, 0, 0, 0] + rng.normal(size=(*shape, 1, dim)) + 0.3 * rng.normal(size=(*shape, tokens, dim))
+        return (vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)).sum(-2)
+
+    # Of two tokens of different utterances, the expected cosine is the squared norm of the mean direction.
+    many = unit_sums(200_000)
+    across = ((many.mean(0) / tokens) ** 2).sum()
+    within = ((many**2).sum(-1) - tokens).mean() / (tokens * (tokens - 1))
+    share = (tokens - 1) / (count - 1)
+    truth = share * within + (1 - share) * across
+
+    grouped = unit_sums(corpora, 2, GROUPS).sum(1)
+    total = grouped.sum(1)
+    point = mean_pair_cosine(total, np.full(corpora, count))
+    rest = np.full(corpora, count * (1 - 1 / GROUPS))
+    left_out = np.stack([mean_pair_cosine(total - grouped[:, group], rest) for group in range(GROUPS)])
+    low, high = metrics.jackknife_interval(point, left_out)
+    covered = ((low <= truth) & (truth <= high)).mean()
+    assert 0.93 <= covered <= 0.97
+    # The simulation can tell: an interval for independent tokens would be narrower by about this factor.
+    narrow = np.abs(point - truth) <= (high - low) / 2 / math.sqrt(tokens)
+    assert narrow.mean() < 0.75
+
+
+def test_token_types_are_those_of_the_design():
+    assert TOKEN_TYPES == ("cls", "sep", "punct", "other")

@@ -1,0 +1,327 @@
+"""Models by name, and what is said of those that cannot be measured."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import tiny
+import torch
+import transformers
+from huggingface_hub import constants
+
+from analysis_lib import AnalysisError, LoadedModel, hub, load_corpus, load_model, models
+from analysis_lib.models import MODELS, TOKEN_TYPES
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path) -> Path:
+    """A tiny BERT to spoil."""
+    return Path(shutil.copytree(tiny_folder("bert"), tmp_path / "spoilt"))
+
+
+@pytest.fixture
+def offline_cache(tmp_path, monkeypatch) -> Path:
+    """An empty hub cache, and no network."""
+    cache = tmp_path / "hub"
+    cache.mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    return cache
+
+
+def cached(cache: Path, repository: str, source: Path, commit: str = COMMIT, ref: str = "main") -> Path:
+    """Lay ``source`` into a hub cache as the snapshot of a model."""
+    home = cache / f"models--{repository.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True, exist_ok=True)
+    (home / "refs" / ref).write_text(commit)
+    return Path(shutil.copytree(source, home / "snapshots" / commit))
+
+
+def refused(folder: Path | str, *words: str) -> str:
+    """The one line that ``load_model`` refuses ``folder`` with; it holds ``words``."""
+    with pytest.raises(AnalysisError) as caught:
+        load_model(str(folder))
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, **changes}))
+
+
+def edit_weights(folder: Path, change) -> None:
+    path = folder / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    change(weights)
+    safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
+
+
+# --- Models that load -----------------------------------------------------------------------------
+
+
+def test_the_bundled_model(minilm):
+    assert (len(minilm.blocks), minilm.heads, minilm.width, minilm.max_length) == (6, 12, 384, 512)
+    assert minilm.model.dtype == torch.float32
+    assert not minilm.model.training
+    assert "sha256:b9a0018d" in minilm.revision
+
+
+def test_dtype(minilm64):
+    assert {parameter.dtype for parameter in minilm64.model.parameters()} == {torch.float64}
+    with pytest.raises(AnalysisError, match="float16"):
+        load_model("minilm", dtype="float16")
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_a_folder_of_every_architecture(name, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    assert (len(loaded.blocks), loaded.heads, loaded.width, loaded.max_length) == (3, 2, 24, 160)
+    # The longest sequence that is read is read indeed, and one more position does not exist.
+    ids = torch.full((1, 160), loaded.tokenizer.cls_token_id)
+    assert loaded.model(input_ids=ids).last_hidden_state.shape == (1, 160, 24)
+    with pytest.raises((IndexError, RuntimeError)):
+        loaded.model(input_ids=torch.full((1, 161), loaded.tokenizer.cls_token_id))
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_token_types(name, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    ids = loaded.tokenizer("Attention, attention. Hi!")["input_ids"]
+    found = [TOKEN_TYPES[i] for i in loaded.token_types[torch.tensor(ids)]]
+    tokens = loaded.tokenizer.convert_ids_to_tokens(ids)
+    assert found[0] == "cls"
+    assert found[-1] == "sep"
+    assert found.count("punct") == 2
+    assert {token for token, kind in zip(tokens, found, strict=True) if kind == "punct"} == {",", "."}
+
+
+def test_token_types_of_the_bundled_vocabulary(minilm):
+    types = minilm.token_types
+    words = {token: TOKEN_TYPES[types[index]] for token, index in minilm.tokenizer.get_vocab().items()}
+    assert {token for token, kind in words.items() if kind == "cls"} == {"[CLS]"}
+    assert {token for token, kind in words.items() if kind == "sep"} == {"[SEP]"}
+    punctuation = {token for token, kind in words.items() if kind == "punct"}
+    assert {",", "."} <= punctuation
+    assert punctuation <= set(",.，．、。،।")
+    assert {words[token] for token in ("!", "?", ";", "...", "the", "[MASK]", "[PAD]") if token in words} == {"other"}
+
+
+def test_key_projection_gives_the_keys(tiny_folder):
+    loaded = load_model(str(tiny_folder("bert")))
+    attention = loaded.attentions[1]
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    keys = torch.einsum("hed,td->the", loaded.key_projection(2), x) + attention.key.bias.view(2, 12)
+    torch.testing.assert_close(keys.flatten(1), attention.key(x))
+
+
+def test_revision_tells_weights_apart(folder, tiny_folder):
+    before = load_model(str(folder)).revision
+    assert before == load_model(str(tiny_folder("bert"))).revision
+    assert models.fingerprint(str(folder)) == before
+    edit_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-3))
+    assert load_model(str(folder)).revision != before
+    assert models.fingerprint(str(folder)) != before
+
+
+def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
+    model, words = tiny.build("bert")
+    whole = transformers.BertForMaskedLM(model.config)
+    whole.bert.load_state_dict(model.state_dict(), strict=False)
+    whole.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path))
+    torch.testing.assert_close(loaded.blocks[2].output.dense.weight, model.encoder.layer[2].output.dense.weight)
+
+
+def test_known_models_are_described():
+    assert set(models.known_models()) == set(MODELS) == {"minilm", "bert-base-uncased"}
+
+
+# --- The hub, from its cache ----------------------------------------------------------------------
+
+
+def test_a_hub_model_from_the_cache(offline_cache, tiny_folder):
+    cached(offline_cache, "someone/tiny-bert", tiny_folder("bert"))
+    loaded = load_model("someone/tiny-bert")
+    assert loaded.revision == f"someone/tiny-bert@{COMMIT}"
+    assert loaded.width == 24
+    assert load_model("someone/tiny-bert", COMMIT).revision == loaded.revision
+
+
+def test_an_alias_reads_its_pinned_commit(offline_cache, tiny_folder):
+    known = MODELS["bert-base-uncased"]
+    other = "f" * 40
+    cached(offline_cache, known.repository, tiny_folder("roberta"), commit=other)
+    message = refused("bert-base-uncased", "not in the local cache")
+    assert known.repository in message
+    cached(offline_cache, known.repository, tiny_folder("bert"), commit=known.revision, ref="pinned")
+    assert load_model("bert-base-uncased").revision == f"{known.repository}@{known.revision}"
+
+
+def test_offline_says_what_to_do(offline_cache):
+    refused(
+        "someone/unknown",
+        "someone/unknown is not in the local cache",
+        "cannot be reached",
+        "connect once",
+        "local folder",
+    )
+
+
+def test_a_hub_that_fails_half_way_is_one_line(offline_cache, monkeypatch):
+    """Reachable, it seems, but no request goes through: nothing listens at the port."""
+    monkeypatch.setattr(hub, "_reachable", lambda: True)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    refused("someone/unknown", "someone/unknown")
+
+
+@pytest.mark.parametrize(
+    "text", ["a b/c", "owner/name/more", "owner//name", "", "  ", "./nothing", "/no/such/folder", "~x"]
+)
+def test_what_cannot_be_a_name(offline_cache, text):
+    refused(text)
+
+
+def test_unknown_names_get_the_nearest(offline_cache):
+    refused("minilmm", "minilmm", "did you mean minilm?")
+    refused("bert-base-uncase", "did you mean bert-base-uncased?")
+
+
+# --- Folders that are no model --------------------------------------------------------------------
+
+
+def test_no_config(folder):
+    (folder / "config.json").unlink()
+    refused(folder, "config.json", str(folder))
+
+
+@pytest.mark.parametrize("text", ["{not json", "[]", "", '"bert"', "\x00"])
+def test_a_config_that_is_no_config(folder, text):
+    (folder / "config.json").write_text(text)
+    refused(folder, "config.json", "cannot be read")
+
+
+def test_a_config_in_another_encoding(folder):
+    (folder / "config.json").write_bytes(b"\xff\xfe{")
+    refused(folder, "config.json", "cannot be read")
+
+
+@pytest.mark.parametrize("model_type", [None, "", "no-such-model", 7])
+def test_a_model_that_is_no_transformer(folder, model_type):
+    edit(folder, model_type=model_type)
+    refused(folder, "no transformers model", "bert, roberta")
+
+
+@pytest.mark.parametrize("model_type", ["resnet", "gpt2", "t5", "mpnet"])
+def test_a_model_that_is_not_measured(folder, model_type):
+    config = transformers.AutoConfig.for_model(model_type)
+    (folder / "config.json").write_text(config.to_json_string())
+    refused(folder, model_type, "bert, roberta")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hidden_size": "wide"}, {"num_attention_heads": 5}, {"num_hidden_layers": -1}, {"hidden_act": "none such"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_config_with_impossible_values(folder, changes):
+    edit(folder, **changes)
+    refused(folder)
+
+
+def test_a_decoder(folder):
+    edit(folder, is_decoder=True)
+    refused(folder, "is_decoder", "bidirectional")
+
+
+def test_no_safetensors(folder):
+    model, _ = tiny.build("bert")
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    refused(folder, "no safetensors weights", "save_pretrained")
+
+
+def test_broken_safetensors(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    refused(folder, "cannot be loaded")
+
+
+def test_missing_weights(folder):
+    edit_weights(folder, lambda weights: weights.pop("encoder.layer.1.attention.self.key.weight"))
+    refused(folder, "encoder.layer.1.attention.self.key.weight", "config.json")
+
+
+def test_more_layers_than_weights(folder):
+    edit(folder, num_hidden_layers=4)
+    refused(folder, "encoder.layer.3", "config.json")
+
+
+def test_weights_of_another_shape(folder):
+    edit(folder, intermediate_size=48)
+    refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("weight", "where"),
+    [
+        ("encoder.layer.1.attention.self.query.weight", "layer 2"),
+        ("encoder.layer.2.output.LayerNorm.bias", "layer 3"),
+        ("embeddings.word_embeddings.weight", "embeddings"),
+    ],
+)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(folder, weight, where, bad):
+    def spoil(weights):
+        weights[weight].view(-1)[3] = bad
+
+    edit_weights(folder, spoil)
+    refused(folder, weight, where, "NaN")
+
+
+def test_not_finite_layer_in_another_architecture(tiny_folder, tmp_path):
+    folder = Path(shutil.copytree(tiny_folder("distilbert"), tmp_path / "spoilt"))
+
+    def spoil(weights):
+        weights["transformer.layer.1.attention.k_lin.weight"][0, 0] = float("nan")
+
+    edit_weights(folder, spoil)
+    refused(folder, "layer 2")
+
+
+def test_not_finite_in_this_process_too():
+    model, words = tiny.build("bert")
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.bias[0] = float("nan")
+    with pytest.raises(AnalysisError, match="layer 1"):
+        LoadedModel("by hand", "seed 0", model, words)
+
+
+def test_no_tokenizer(folder):
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    refused(folder)
+
+
+def test_a_tokenizer_larger_than_the_embeddings(folder):
+    words = tiny.tokenizer("wordpiece")
+    words.add_tokens([f"more{i}" for i in range(10)])
+    words.save_pretrained(folder)
+    refused(folder, "tokenizer", "embeddings")
+
+
+# --- Corpora of the hub share the cache -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("spec", "near"), [("stsb:dev", "nyu-mll/glue"), ("wikitext-103:test", "Salesforce/wikitext")])
+def test_a_hub_corpus_offline_says_what_to_do(offline_cache, spec, near):
+    with pytest.raises(AnalysisError, match=f"{near} is not in the local cache.*connect once"):
+        load_corpus(spec)

@@ -1,0 +1,104 @@
+"""Every notebook of the book: how it is written, and that it runs in the smoke profile."""
+
+import ast
+from pathlib import Path
+
+import nbformat
+import pytest
+from sphinx_external_toc.parsing import parse_toc_yaml
+
+from analysis_lib.book import TYPES, notebook_parameters
+
+ROOT = Path(__file__).resolve().parent.parent
+BOOK = ROOT / "book"
+NAMES = sorted(
+    path.relative_to(BOOK).with_suffix("").as_posix()
+    for path in BOOK.rglob("*.ipynb")
+    if ".ipynb_checkpoints" not in path.parts
+)
+every_notebook = pytest.mark.parametrize("name", NAMES)
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(BOOK / f"{name}.ipynb", 4)
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def draws(cell: nbformat.NotebookNode) -> bool:
+    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
+def test_the_table_of_contents_lists_every_notebook_and_no_other_page():
+    listed = {str(name) for name in parse_toc_yaml(ROOT / "_toc.yml")} - {"status"}
+    assert set(NAMES) <= listed
+    pages = {path.relative_to(BOOK).with_suffix("").as_posix() for path in BOOK.rglob("*.md")}
+    assert listed == pages | set(NAMES)
+
+
+@every_notebook
+def test_is_tracked_without_outputs(name):
+    for cell in code_cells(read(name)):
+        assert not cell.outputs
+        assert cell.execution_count is None
+
+
+@every_notebook
+def test_opens_with_a_title(name):
+    first = read(name).cells[0]
+    assert first.cell_type == "markdown"
+    assert first.source.startswith("# ")
+
+
+@every_notebook
+def test_declares_each_parameter_with_type_literal_and_comment(name):
+    tagged = [c for c in code_cells(read(name)) if "parameters" in c.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    for statement in ast.parse(tagged[0].source).body:
+        assert isinstance(statement, ast.AnnAssign), ast.unparse(statement)
+        assert ast.unparse(statement.annotation) in TYPES
+        ast.literal_eval(statement.value)
+    for parameter in notebook_parameters(BOOK / f"{name}.ipynb").values():
+        assert parameter.help, f"{parameter.name} has no comment"
+
+
+@every_notebook
+def test_cells_are_short(name):
+    for cell in code_cells(read(name)):
+        lines = cell.source.splitlines()
+        assert len(lines) <= 15, lines[0]
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno - node.lineno < 5, f"{node.name} belongs in analysis_lib"
+
+
+@every_notebook
+def test_each_cell_of_code_follows_words(name):
+    """Parameters and imports speak for themselves, and so does a cell that computes its words."""
+    cells = read(name).cells
+    first = next(i for i, c in enumerate(cells) if "import " in c.source and c.cell_type == "code")
+    for before, cell in zip(cells[first:], cells[first + 1 :], strict=False):
+        if cell.cell_type == "code" and "Markdown(" not in cell.source:
+            assert before.cell_type == "markdown", cell.source.splitlines()[0]
+
+
+@every_notebook
+def test_runs_in_the_smoke_profile(name, smoke_site):
+    executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
+    for cell in code_cells(executed):
+        assert cell.execution_count is not None
+        assert not [output for output in cell.outputs if output.output_type == "error"]
+
+
+@every_notebook
+def test_each_figure_has_a_name_a_caption_and_words_for_who_cannot_see_it(name, smoke_site):
+    executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
+    figures = [cell for cell in code_cells(executed) if draws(cell)]
+    assert figures
+    for cell in figures:
+        options = cell.metadata.get("mystnb", {})
+        assert options.get("figure", {}).get("name", "").startswith("fig-"), cell.source
+        assert options["figure"].get("caption"), cell.source
+        assert options.get("image", {}).get("alt"), cell.source
