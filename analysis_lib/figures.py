@@ -224,6 +224,9 @@ def outlier_values(table: pd.DataFrame, dimensions: Sequence[int]) -> Figure:
         part = table[(table["dimension"] == dimension) & (table["token_type"] != "all")]
         _lines_by_type(axes, part, "token_type", "mean")
         axes.set(title=f"dimension {dimension}", ylabel="mean")
+    if not len(dimensions):
+        panels[0].text(0.5, 0.5, "no dimension is an outlier in any layer", ha="center", transform=panels[0].transAxes)
+        return figure
     panels[-1].set_xlabel("layer (0: embedding output)")
     _type_legend(figure, panels[0])
     return figure

@@ -158,10 +158,12 @@ def _special_token_excess(tables: TableSet) -> float:
     means = tables["dimension_means"]
     outliers = tables["outlier_dimensions"]
     leading = outliers[outliers["layer"] > 0].groupby("layer").head(1)[["layer", "dimension"]]
+    if leading.empty:
+        return math.nan
     values = means.merge(leading).assign(mean=lambda t: t["mean"].abs())
     values = values.pivot_table(index="layer", columns="token_type", values="mean")
-    special = values.drop(columns=["all", "other"]).max(axis=1)
-    return (special / values["other"]).median()
+    values = values.reindex(columns=TOKEN_TYPES)
+    return (values.drop(columns="other").max(axis=1) / values["other"]).median()
 
 
 def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callable[[TableSet], float]:
@@ -169,7 +171,8 @@ def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callabl
 
     def statistic(tables: TableSet) -> float:
         weights = by_layer(tables["attention_by_token_type"]).pivot(index="layer", columns="key_type", values="weight")
-        chosen = weights.loc[layers(int(weights.index.max()))]
+        # reindex: a shallow model may lack such a layer, and the claim is then undecided.
+        chosen = weights.reindex(layers(int(weights.index.max())))
         if key_type not in chosen:
             return math.nan
         return (chosen[key_type] - chosen.drop(columns=key_type).max(axis=1)).min()
@@ -182,7 +185,7 @@ def _late_rise(tables: TableSet) -> float:
     if "punct" not in weights:
         return math.nan
     depth = int(weights.index.max())
-    return weights.loc[late_layers(depth), "punct"].min() - weights.loc[middle_layers(depth), "punct"].max()
+    return weights["punct"].reindex(late_layers(depth)).min() - weights["punct"].reindex(middle_layers(depth)).max()
 
 
 def _outliers_by_layer(tables: TableSet) -> dict[int, list[int]]:
@@ -219,7 +222,7 @@ def explained_gap(tables: TableSet) -> pd.DataFrame:
     weights = by_layer(tables["attention_by_token_type"])
     preferred = weights[weights["key_type"] != "other"].sort_values("weight").groupby("layer").tail(1)
     by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
-    means = by_type["contribution"].mean().unstack()
+    means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
     outliers = _outliers_by_layer(tables)
     rows = []
     for layer, key_type in preferred.sort_values("layer")[["layer", "key_type"]].itertuples(index=False):
@@ -341,18 +344,19 @@ def contributions_by_key_type(tables: TableSet, layers: Iterable[int], dimension
     """Mean C_j per type of key and head, as in Table 1: the leading outlier dimensions of each layer's input.
 
     Returns:
-        Columns layer, dimension, key_type, then one a head: head 1, head 2, ...
+        Columns layer, dimension, key_type, then one a head: head 1, head 2, ... No row where the layers read no
+        outlier dimension.
     """
     outliers = _outliers_by_layer(tables)
     table = tables["score_contributions"]
     chosen = [(layer, d) for layer in layers for d in outliers.get(layer, [])[:dimensions_per_layer]]
-    rows = table[table["key_type"] != "all"].merge(pd.DataFrame(chosen, columns=["layer", "dimension"]))
-    wide = rows.assign(head="head " + rows["head"].astype(str)).pivot(
-        index=["layer", "dimension", "key_type"], columns="head", values="contribution"
-    )
-    heads = [f"head {head}" for head in sorted(rows["head"].unique())]
-    order = pd.MultiIndex.from_tuples([(*pair, t) for pair in chosen for t in TOKEN_TYPES])
-    return wide.reindex([key for key in order if key in wide.index])[heads].reset_index()
+    keys = ["layer", "dimension", "key_type"]
+    if not chosen:
+        return pd.DataFrame(columns=keys)
+    rows = table[table["key_type"] != "all"].merge(pd.DataFrame(chosen, columns=keys[:2]))
+    wide = rows.pivot(index=keys, columns="head", values="contribution").rename(columns="head {}".format)
+    order = [(layer, d, kind) for layer, d in chosen for kind in TOKEN_TYPES]
+    return wide.loc[[key for key in order if key in wide.index]].reset_index().rename_axis(columns=None)
 
 
 def is_published_model(tables: Tables) -> bool:

@@ -24,9 +24,9 @@ KERNELS.remove("metrics.accumulator")
 with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "beartype.beartype"):
     from analysis_lib import LoadedModel, load_corpus, load_model
 
-import tiny
+import tiny  # noqa: E402
 
-from analysis_lib.book import build_book
+from analysis_lib.book import build_book  # noqa: E402
 
 # Small models on shared cores: a second thread waits for the first more than it computes.
 threadpoolctl.threadpool_limits(1)
@@ -69,7 +69,7 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A function that saves a tiny random model of an architecture of ``tiny.ARCHITECTURES``, once, and gives its folder."""
+    """A function that gives the folder of a tiny random model of an architecture of ``tiny.ARCHITECTURES``."""
     saved: dict[str, Path] = {}
 
     def folder(name: str) -> Path:

@@ -133,9 +133,9 @@ def test_texts_that_are_cut_are_counted(run, tiny_folder, tmp_path):
     assert told[1]["utterances"] > 2
 
 
-def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tmp_path, monkeypatch):
+def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder, tmp_path, monkeypatch):
     real = measure_shard
-    arguments = ["measure", "--model", "minilm", "--data", "reviews", "--limit", "1100", "--metrics", "anisotropy"]
+    arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "5000"]
     out = tmp_path / "killed"
     process = subprocess.Popen(
         [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(out)], stderr=subprocess.DEVNULL
@@ -157,15 +157,15 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tmp_path, m
     )
     kept = len(list(out.glob(".unfinished-*/shard-*.npz")))
     assert run(*arguments, "--out", out)[0] == 0
-    assert len(measured) == 3 - kept
+    assert len(measured) == 10 - kept
     assert not list(out.glob(".unfinished-*"))
     assert run(*arguments, "--out", tmp_path / "whole")[0] == 0
     name = "anisotropy.parquet"
     assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_an_interrupted_run_is_one_line(tmp_path):
-    arguments = ["measure", "--model", "minilm", "--data", "reviews", "--metrics", "anisotropy", "--workers", "2"]
+def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
+    arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--workers", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(tmp_path)],
         stderr=subprocess.PIPE,

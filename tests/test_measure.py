@@ -32,6 +32,7 @@ module = importlib.import_module("analysis_lib.measure")
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
 CORPUS = Corpus("texts", TEXTS, sha256="of texts")
+FEW = "anisotropy,attention_entropy"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def test_shards_and_batches_do_not_change_the_result(model, small_shards, monkey
 
 def test_two_processes_and_other_thread_counts_give_the_same_bytes(minilm, monkeypatch):
     monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 16)
-    texts = (*load_corpus("news:articles", limit=2).texts, *load_corpus("news", limit=30).texts)
+    texts = (*load_corpus("news:articles", limit=1).texts, *load_corpus("news", limit=19).texts)
     corpus = Corpus("news", texts, sha256="of news")
     before = torch.get_num_threads()
     try:
@@ -103,8 +104,8 @@ def test_two_processes_and_other_thread_counts_give_the_same_bytes(minilm, monke
 
 def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
     # Slow enough to be half-way: many shards, one text at a time.
-    corpus = Corpus("long", TEXTS * 8, sha256="of many texts")
-    expected = measure(model, corpus, tokens_per_batch=1, progress=False)
+    corpus = Corpus("long", TEXTS * 4, sha256="of many texts")
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
     done: list[int] = []
 
     def kill_one() -> None:
@@ -114,7 +115,7 @@ def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    tables = measure(model, corpus, tokens_per_batch=1, workers=2, checkpoints=tmp_path, progress=False)
+    tables = measure(model, corpus, FEW, tokens_per_batch=1, workers=2, checkpoints=tmp_path, progress=False)
     killer.join()
     assert done
     assert done[0] < len(corpus) // small_shards
@@ -139,11 +140,34 @@ class _Dying(module.futures.ThreadPoolExecutor):
         raise module.BrokenProcessPool
 
 
+def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch):
+    """While a slow shard holds up the others, they must not pile up: memory would grow with the corpus."""
+    started: list[int] = []
+    slow = threading.Event()
+
+    def shard_of(shard):
+        started.append(shard.index)
+        if shard.index == 0:
+            slow.wait(20)
+        return {}, module.Report()
+
+    monkeypatch.setattr(module, "measure_shard", shard_of)
+    shards = module._shards(model, Corpus("many", TEXTS * 4), [metrics.Anisotropy()], module.Settings())
+    assert len(shards) == 32
+    with module.futures.ThreadPoolExecutor(2) as executor:
+        results = module._in_order(executor, shards, 4, module._Checkpoints(None, ""), {})
+        threading.Timer(0.5, slow.set).start()
+        next(results)
+        assert len(started) <= 5
+        slow.set()
+        assert len(list(results)) == 31
+
+
 def test_workers_need_a_model_that_others_can_load():
     transformer, words = tiny.build("bert")
     alone = LoadedModel("alone", "seed 0", transformer, words)
     for elsewhere in ({"workers": 2}, {"scheduler": "tcp://127.0.0.1:1"}):
-        with pytest.raises(AnalysisError, match="alone.*save it to a folder"):
+        with pytest.raises(AnalysisError, match=r"alone.*save it to a folder"):
             measure(alone, CORPUS, progress=False, **elsewhere)
     with pytest.raises(AnalysisError, match="workers is 0"):
         measure(alone, CORPUS, workers=0)
@@ -165,8 +189,8 @@ def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster, measured_s
 
 
 def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, cluster, tmp_path):
-    corpus = Corpus("long", TEXTS * 8, sha256="of many texts")
-    expected = measure(model, corpus, tokens_per_batch=1, progress=False)
+    corpus = Corpus("long", TEXTS * 4, sha256="of many texts")
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
     done: list[int] = []
     with Client(cluster.scheduler_address, set_as_default=False) as client:
         wait_until(lambda: len(client.ncores()) == 2)
@@ -180,7 +204,8 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, clust
     killer = threading.Thread(target=kill_one)
     killer.start()
     address = cluster.scheduler_address
-    tables = measure(model, corpus, tokens_per_batch=1, scheduler=address, checkpoints=tmp_path, progress=False)
+    settings = {"tokens_per_batch": 1, "checkpoints": tmp_path, "progress": False}
+    tables = measure(model, corpus, FEW, scheduler=address, **settings)
     killer.join()
     assert done
     assert done[0] < len(corpus) // small_shards
@@ -190,10 +215,10 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, clust
 def test_workers_with_several_threads_give_the_same_bytes(model, small_shards):
     """Dask gives a worker a thread a core unless told otherwise: two shards then run in one process at once."""
     corpus = Corpus("long", TEXTS * 4, sha256="of many texts")
-    expected = measure(model, corpus, tokens_per_batch=1, progress=False)
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
     with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as threads:
         address = threads.scheduler_address
-        tables = measure(model, corpus, tokens_per_batch=1, scheduler=address, progress=False)
+        tables = measure(model, corpus, FEW, tokens_per_batch=1, scheduler=address, progress=False)
     assert_same_bytes(tables, expected)
 
 
@@ -266,8 +291,7 @@ def test_finished_shards_of_something_else_are_not_taken(
     assert_same_bytes(found, measure(model, corpus, chosen, progress=False, **settings))
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
-def test_a_command_that_was_ended_goes_on_from_there(ended_by, tiny_folder, tmp_path, measured_shards, capsys):
+def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, measured_shards):
     lines, out = tmp_path / "lines.txt", tmp_path / "out"
     lines.write_text("\n".join(TEXTS * 32), encoding="utf-8")
     options = ["--model", str(tiny_folder("bert")), "--data", str(lines), "--out", str(out)]
@@ -275,15 +299,15 @@ def test_a_command_that_was_ended_goes_on_from_there(ended_by, tiny_folder, tmp_
     command = subprocess.Popen(
         [sys.executable, "-m", "analysis_lib", "measure", *options],
         cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     wait_until(lambda: list(out.rglob("shard-*.npz")) or command.poll() is not None)
-    command.send_signal(ended_by)
+    command.kill()
     printed, said = command.communicate(timeout=60)
-    assert command.returncode == (-signal.SIGKILL if ended_by == signal.SIGKILL else 130), said
-    assert "Traceback" not in said
+    assert command.returncode == -signal.SIGKILL, said
     assert printed == ""
     assert not list(out.glob("*.parquet"))
     assert not (out / "run.json").exists()

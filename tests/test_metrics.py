@@ -71,7 +71,7 @@ EAST, NORTH, WEST = np.array([2.0, 0.0]), np.array([0.0, 3.0]), np.array([-1.0, 
         ([EAST, WEST], -1),
         ([EAST, EAST], 1),
         ([EAST, NORTH, WEST], -1 / 3),
-        ([EAST, EAST + [0, 2]], math.sqrt(0.5)),
+        ([EAST, np.array([2.0, 2.0])], math.sqrt(0.5)),
     ],
 )
 def test_anisotropy_by_hand(vectors, cosine):
@@ -376,10 +376,8 @@ def test_zero_vectors_are_left_out_of_cosines_and_counted():
 def test_zero_vectors_of_a_model_are_in_the_report():
     transformer, words = build("bert")
     with torch.no_grad():
-        for part in (
-            transformer.encoder.layer[1].attention.self.key.weight,
-            transformer.encoder.layer[1].attention.self.key.bias,
-        ):
+        key = transformer.encoder.layer[1].attention.self.key
+        for part in (key.weight, key.bias):
             part.zero_()
     model = LoadedModel("no keys", "seed 0", transformer, words)
     tables = measure(model, Corpus("texts", TEXTS), "mean_vector", progress=False)

@@ -15,6 +15,8 @@ from analysis_lib.extraction import Activations
 # Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
 GROUPS = 20
 CONFIDENCE = 0.95
+# The spaces whose vectors are compared, in the order of the tables.
+VECTOR_SPACES = ("hidden", "query", "key", "value")
 
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]
@@ -145,3 +147,10 @@ def space_frame(space: str, layer: int, columns: dict[str, np.ndarray]) -> pd.Da
     rows = len(next(iter(columns.values())))
     head = head_column(None if space == "hidden" else rows, rows)
     return pd.DataFrame({"space": space, "layer": layer, "head": head, **columns})
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows by space (in the order of ``VECTOR_SPACES``), layer and head."""
+    rank = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
+    order = table.assign(_rank=rank).sort_values(["_rank", "layer", "head"], kind="stable").index
+    return table.loc[order].reset_index(drop=True)

@@ -9,9 +9,7 @@ from scipy import stats
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
-
-SPACES = ("hidden", "query", "key", "value")
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
 
 def mean_pair_cosine(
@@ -58,11 +56,11 @@ class Anisotropy(Metric):
     """
 
     name: ClassVar[str] = "anisotropy"
-    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "cosine"
 
     def update(self, activations: Activations) -> None:
-        for space in SPACES:
+        for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
                 self._add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
                 self._add(("vectors", space, activations.layer), vectors.nonzero, activations)
@@ -74,8 +72,7 @@ class Anisotropy(Metric):
                 vectors = sums["vectors", space, layer]
                 cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
                 frames.append(space_frame(space, layer, {"cosine": cosine, "tokens": vectors.astype(int)}))
-        table = pd.concat(frames, ignore_index=True)
-        return in_order(table)
+        return in_order(pd.concat(frames, ignore_index=True))
 
     def table(self) -> pd.DataFrame:
         table = super().table()
@@ -87,10 +84,3 @@ class Anisotropy(Metric):
                 f"{row['layer']} has {row['tokens']}: give more text"
             )
         return table
-
-
-def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows by space (in the order of ``SPACES``), layer and head."""
-    rank = table["space"].map({space: i for i, space in enumerate(SPACES)})
-    order = table.assign(_rank=rank).sort_values(["_rank", "layer", "head"], kind="stable").index
-    return table.loc[order].reset_index(drop=True)

@@ -10,15 +10,6 @@ from analysis_lib.metrics.accumulator import Metric, Sums
 from analysis_lib.models import TOKEN_TYPES
 
 
-def add_type_sums(metric: Metric, activations: Activations) -> None:
-    """Add the sums of the hidden state per token type, and how many tokens of each there are."""
-    if (hidden := activations.spaces.get("hidden")) is not None:
-        batch, layer = activations.batch, activations.layer
-        counted = batch.counted_types
-        metric._add(("sum", layer), hidden.type_sums.squeeze(1)[:, counted], activations)
-        metric._add(("tokens", layer), batch.type_masks.sum(-1)[:, counted], activations)
-
-
 class DimensionMeans(Metric):
     """Mean of each dimension of the hidden state, over all tokens and per token type.
 
@@ -30,7 +21,11 @@ class DimensionMeans(Metric):
     needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
 
     def update(self, activations: Activations) -> None:
-        add_type_sums(self, activations)
+        if (hidden := activations.spaces.get("hidden")) is not None:
+            batch, layer = activations.batch, activations.layer
+            counted = batch.counted_types
+            self._add(("sum", layer), hidden.type_sums.squeeze(1)[:, counted], activations)
+            self._add(("tokens", layer), batch.type_masks.sum(-1)[:, counted], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

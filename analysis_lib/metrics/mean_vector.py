@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.extraction import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
-from analysis_lib.metrics.anisotropy import SPACES, in_order
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
 
 class MeanVector(Metric):
@@ -18,10 +17,10 @@ class MeanVector(Metric):
     """
 
     name: ClassVar[str] = "mean_vector"
-    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
 
     def update(self, activations: Activations) -> None:
-        for space in SPACES:
+        for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
                 self._add(("sum", space, activations.layer), vectors.sum, activations)
                 self._add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)

@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from analysis_lib.extraction import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums
-from analysis_lib.metrics.dimension_means import add_type_sums
+from analysis_lib.metrics.accumulator import Sums
+from analysis_lib.metrics.dimension_means import DimensionMeans
 
 THRESHOLD = 3.0
 
@@ -45,7 +44,7 @@ def persistence(table: pd.DataFrame) -> pd.DataFrame:
     return found.sort_values(["layers", "zscore"], ascending=False).reset_index()
 
 
-class OutlierDimensions(Metric):
+class OutlierDimensions(DimensionMeans):
     """Dimensions whose |mean| lies more than 3 standard deviations above the layer's average |mean|.
 
     Columns: layer, dimension (from 0), mean, and zscore, above 3; the largest z-score of a layer comes first. A
@@ -53,10 +52,6 @@ class OutlierDimensions(Metric):
     """
 
     name: ClassVar[str] = "outlier_dimensions"
-    needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
-
-    def update(self, activations: Activations) -> None:
-        add_type_sums(self, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

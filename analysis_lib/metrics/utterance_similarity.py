@@ -8,8 +8,7 @@ import torch
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, space_frame
-from analysis_lib.metrics.anisotropy import SPACES, in_order
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
 
 class UtteranceSimilarity(Metric):
@@ -21,11 +20,11 @@ class UtteranceSimilarity(Metric):
     """
 
     name: ClassVar[str] = "utterance_similarity"
-    needs: ClassVar[frozenset[str]] = frozenset(SPACES)
+    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "similarity"
 
     def update(self, activations: Activations) -> None:
-        for space in SPACES:
+        for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
                 count = vectors.nonzero
                 square = vectors.unit_sum.double().square().sum(-1)
