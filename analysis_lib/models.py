@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from analysis_lib.errors import AnalysisError, near_names
 
 # The types a token can have, in the order of every table (Maruta and Matsuzaki 2024, sec. 2.2).
 TOKEN_TYPES = ("cls", "sep", "punct", "other")
+# One of these holds the vocabulary of a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
 
@@ -98,10 +101,14 @@ class LoadedModel:
     spec: ModelSpec | None = None
     files: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(init=False)
+    # One captured pass at a time: the hooks are on the modules, which threads of a worker share.
+    lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.layout = _layout(self.name, self.model.config)
         self.model.eval()
+        if not self.blocks:
+            raise AnalysisError(f"{self.name} has no transformer block: its config.json says so")
         _refuse_non_finite(self)
 
     @cached_property
@@ -264,6 +271,9 @@ def _read_folder(
     config = _read_config(name, folder)
     if not list(folder.glob("*.safetensors")):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
+    if not any(list(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        # transformers would make one up that knows no word.
+        raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -307,7 +317,10 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
                 f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(LAYOUTS)}"
             )
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, AttributeError) as error:
+    except AnalysisError:
+        raise
+    except Exception as error:
+        # Configurations validate themselves, each with errors of its own.
         raise AnalysisError(f"{name}: its config.json cannot be read: {_first_line(error)}") from error
     # Before the weights are read: an unsupported model may be large.
     _layout(name, config)

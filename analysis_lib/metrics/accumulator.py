@@ -68,8 +68,9 @@ class Metric(ABC):
         table = self.points(self.total())
         if self.interval is None:
             return table
-        left_out = np.stack([self.without(group)[self.interval].to_numpy() for group in self.occupied_groups()])
-        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out)
+        point = table[self.interval].to_numpy()
+        left_out = [self.without(group)[self.interval].to_numpy() for group in self.occupied_groups()]
+        low, high = jackknife_interval(point, np.reshape(left_out, (-1, *point.shape)))
         position = table.columns.get_loc(self.interval) + 1
         table.insert(position, "ci_low", low)
         table.insert(position + 1, "ci_high", high)
@@ -77,7 +78,10 @@ class Metric(ABC):
 
     def without(self, group: int) -> pd.DataFrame:
         """The table of the corpus without one group of utterances, and without intervals."""
-        return self.points({key: value.sum(0) - value[group] for key, value in self.sums.items()})
+        rest = {key: value.sum(0) - value[group] for key, value in self.sums.items()}
+        # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.points(rest)
 
     def total(self) -> Sums:
         """The sums over all groups."""

@@ -27,11 +27,11 @@ def mean_pair_cosine(
         A cosine in [−1/(N − 1), 1]; NaN where N is below 2.
 
     >>> mean_pair_cosine(np.array([1.0, 1.0]), np.array(2.0))  # two orthogonal vectors
-    np.float64(0.0)
+    array(0.)
     """
     square = (unit_sum**2).sum(-1)
     pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
-    return (square - vectors) / pairs
+    return np.asarray((square - vectors) / pairs)
 
 
 def isotropic_cosine_quantile(dimensions: int, probability: float = 0.95) -> float:
