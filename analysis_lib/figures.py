@@ -109,12 +109,12 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
 
 
 def published_beside_ours(comparison: pd.DataFrame, name: str, caption: str) -> Table:
-    """``papers.compare_table1`` as a table: ours, and the published number in brackets, a column a head."""
+    """``papers.compare_table1`` as a table: ours, and the published number in brackets, one column per head."""
     cells = comparison.assign(
         cell=[f"{ours:.1f} ({paper:.1f})" for ours, paper in comparison[["ours", "published"]].itertuples(index=False)]
     )
     keys = ["layer", "dimension", "key_type"]
-    wide = cells.pivot(index=keys, columns="head", values="cell").rename(columns="head {}".format)
+    wide = cells.pivot(index=keys, columns="head", values="cell").rename(columns=str)
     return Table(wide.loc[cells[keys].drop_duplicates().itertuples(index=False)].reset_index(), name, caption)
 
 
@@ -160,8 +160,13 @@ def anisotropy_by_layer(table: pd.DataFrame, width: int | None = None) -> Figure
 
 
 @mpl.rc_context(_THEME)
-def anisotropy_by_head(table: pd.DataFrame) -> Figure:
-    """Average cosine of queries, keys and values: a point a head, a panel a space."""
+def anisotropy_by_head(table: pd.DataFrame, width: int | None = None) -> Figure:
+    """Average cosine of queries, keys and values: one point per head, one panel per space.
+
+    Args:
+        table: the ``anisotropy`` table.
+        width: dimensions of a head; draws the 95th percentile of the cosine in an isotropic space.
+    """
     figure, panels = _axes(rows=len(_SPACES), height=2.1, share_y=True)
     for axes, (space, (label, colour, marker)) in zip(panels, _SPACES.items(), strict=True):
         part = table[table["space"] == space]
@@ -174,6 +179,8 @@ def anisotropy_by_head(table: pd.DataFrame) -> Figure:
             linewidth=1,
             color=colour,
         )
+        if width is not None:
+            axes.axhline(isotropic_cosine_quantile(width), color="black", linestyle="--", linewidth=1.2)
         axes.set(title=label, ylabel="average cosine")
         _layer_ticks(axes, part["layer"])
     panels[-1].set_xlabel("attention layer (heads side by side)")
@@ -182,7 +189,7 @@ def anisotropy_by_head(table: pd.DataFrame) -> Figure:
 
 @mpl.rc_context(_THEME)
 def dimension_means(table: pd.DataFrame, outliers: pd.DataFrame, shown: int = 3) -> Figure:
-    """Mean of each dimension of the hidden state over all tokens, a line a layer (Maruta and Matsuzaki 2024, Fig. 1).
+    """Mean of each dimension of the hidden state over all tokens, one line per layer (Maruta & Matsuzaki 2024, Fig. 1).
 
     Args:
         table: the ``dimension_means`` table.
@@ -271,10 +278,10 @@ def _type_legend(figure: Figure, axes: Axes) -> None:
 def contributions(
     table: pd.DataFrame, layers: Sequence[int], outliers: pd.DataFrame, named: int = 3, height: float = 2.5
 ) -> Figure:
-    """Mean C_j of every dimension, a panel a layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
+    """Mean C_j of every dimension, one panel per layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
 
     All dimensions of all heads are drawn as thin lines; at the dimensions with the largest |C_j| the heads stand
-    side by side, a marker each, so that they can be told apart.
+    side by side, one marker each, so that they can be told apart.
 
     Args:
         table: the ``score_contributions`` table.

@@ -130,6 +130,10 @@ class LoadedModel:
         return self.model.config.hidden_size
 
     @property
+    def head_width(self) -> int:
+        return self.key_projection(1).shape[1]
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
 

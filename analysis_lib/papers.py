@@ -11,7 +11,7 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measure import Tables
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.attention_by_token_type import by_layer
-from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
+from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.packages import data_directory
 
@@ -30,6 +30,7 @@ class Claim:
         statistic: computes it from the tables of ``needs``.
         needs: the tables it reads.
         bound: the claim holds where the statistic is larger.
+        limits: what the statistic cannot leave, and its interval neither.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Claim:
     statistic: Callable[[TableSet], float]
     needs: tuple[str, ...]
     bound: float = 0.0
+    limits: tuple[float, float] = (-math.inf, math.inf)
 
 
 def verdict(low: float, high: float, bound: float) -> str:
@@ -63,6 +65,7 @@ def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
         raise AnalysisError(f"these claims need the tables {', '.join(sorted(missing))}: measure them too")
     bounds = [claim.bound for claim in claims]
     value, low, high = tables.interval(lambda t: [claim.statistic(t) for claim in claims])
+    low, high = (np.clip(ends, *np.transpose([claim.limits for claim in claims])) for ends in (low, high))
     return pd.DataFrame(
         {
             "claim": [claim.statement for claim in claims],
@@ -129,9 +132,9 @@ def godey_claims(width: int) -> list[Claim]:
     """Claims of section 3 on the hidden states of a model whose hidden states have ``width`` dimensions."""
     return [
         Claim(
-            "Godey et al. 2024, sec. 3.1",
+            "Godey et al. 2024, sec. 3.1 and app. B",
             "The model displays a significant level of anisotropy in at least one of its layers.",
-            "largest average cosine of a layer, less the 95th percentile of the cosine in an isotropic space",
+            "largest average cosine of a layer minus the 95th percentile of the cosine in an isotropic space",
             _excess_over_isotropy(width),
             ("anisotropy",),
         )
@@ -142,7 +145,7 @@ def godey_claims(width: int) -> list[Claim]:
 
 
 def _all_tokens(tables: TableSet) -> pd.DataFrame:
-    """Mean of each dimension over all tokens: a row a layer, a column a dimension."""
+    """Mean of each dimension over all tokens: one row per layer, one column per dimension."""
     means = tables["dimension_means"]
     return means[means["token_type"] == "all"].pivot(index="layer", columns="dimension", values="mean")
 
@@ -153,17 +156,20 @@ def _least_zscore(tables: TableSet) -> float:
     return zscores.min().max()
 
 
-def _special_token_excess(tables: TableSet) -> float:
-    """|mean| of the special or punctuation type that is largest, over that of other tokens, in outlier dimensions."""
-    means = tables["dimension_means"]
+def _farthest_type(tables: TableSet) -> float:
+    """How far a type's mean lies from that of other tokens, in the leading outlier dimension where it is least.
+
+    The unit is the standard deviation of the layer's |means|, as in the z-score of an outlier dimension.
+    """
     outliers = tables["outlier_dimensions"]
     leading = outliers[outliers["layer"] > 0].groupby("layer").head(1)[["layer", "dimension"]]
     if leading.empty:
         return math.nan
-    values = means.merge(leading).assign(mean=lambda t: t["mean"].abs())
-    values = values.pivot_table(index="layer", columns="token_type", values="mean")
+    values = tables["dimension_means"].merge(leading).pivot(index="layer", columns="token_type", values="mean")
     values = values.reindex(columns=TOKEN_TYPES)
-    return (values.drop(columns="other").max(axis=1) / values["other"]).median()
+    distance = values.drop(columns="other").sub(values["other"], axis=0).abs().max(axis=1)
+    spread = _all_tokens(tables).abs().std(axis=1, ddof=0)
+    return (distance / spread).min()
 
 
 def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callable[[TableSet], float]:
@@ -185,7 +191,7 @@ def _late_rise(tables: TableSet) -> float:
     if "punct" not in weights:
         return math.nan
     depth = int(weights.index.max())
-    return weights["punct"].reindex(late_layers(depth)).min() - weights["punct"].reindex(middle_layers(depth)).max()
+    return weights["punct"].reindex(late_layers(depth)).min() / weights["punct"].reindex(middle_layers(depth)).max()
 
 
 def _outliers_by_layer(tables: TableSet) -> dict[int, list[int]]:
@@ -208,29 +214,61 @@ def dominated_heads(tables: TableSet) -> pd.Series:
     return largest.assign(hit=hit).groupby("layer")["hit"].mean()
 
 
-def explained_gap(tables: TableSet) -> pd.DataFrame:
+def outlier_share(tables: TableSet) -> pd.Series:
+    """By attention layer, the share of Σ_j |C_j| that comes from outlier dimensions of its input, mean over heads."""
+    table = tables["score_contributions"]
+    sizes = table[table["key_type"] == "all"].assign(size=lambda t: t["contribution"].abs())
+    pairs = pd.MultiIndex.from_frame(sizes[["layer", "dimension"]])
+    found = [(layer, d) for layer, dimensions in _outliers_by_layer(tables).items() for d in dimensions]
+    sizes["outlying"] = sizes["size"].where(pairs.isin(found), 0.0)
+    by_head = sizes.groupby(["layer", "head"])[["size", "outlying"]].sum()
+    return (by_head["outlying"] / by_head["size"]).groupby("layer").mean()
+
+
+def _typed_outliers(tables: TableSet) -> dict[int, list[int]]:
+    """Like the outlier dimensions of each attention layer's input, found in the means of any one token type."""
+    means = tables["dimension_means"]
+    wide = means[means["token_type"] != "all"].pivot(index=["layer", "token_type"], columns="dimension", values="mean")
+    found: dict[int, set[int]] = {}
+    for (layer, _), row in wide.iterrows():
+        found.setdefault(layer + 1, set()).update(
+            np.flatnonzero(magnitude_zscores(row.to_numpy()) > THRESHOLD).tolist()
+        )
+    return {layer: sorted(dimensions) for layer, dimensions in found.items()}
+
+
+def explained_gap(tables: TableSet, rival: str = "other") -> pd.DataFrame:
     """How much of the score that favours a layer's preferred type of key the outlier dimensions explain.
 
-    For each attention layer, the preferred type is the one with the largest mean weight per key. The gap of a head
-    is Σ_j (C_j for keys of that type − C_j for other keys): how much higher their scores are. The share is what the
-    outlier dimensions of the layer's input add to the gap, over the whole gap, both summed over heads.
+    For each attention layer, the preferred type is the one with the largest mean weight per key, among cls, sep and
+    punct. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the rival's), mean over heads: how much higher the
+    scores of its keys are. A share is what some dimensions add to the gap, over the gap.
+
+    Args:
+        tables: with ``score_contributions``, ``outlier_dimensions``, ``dimension_means``, ``attention_by_token_type``.
+        rival: ``other``, or ``runner-up``: the type with the second largest mean weight.
 
     Returns:
-        Columns layer, key_type (the preferred), gap (mean over heads, before scaling) and share. A share above 1 means
-        that the remaining dimensions work against it; where the gap is not positive there is no share (NaN).
+        Columns layer, key_type (the preferred), rival, gap (before scaling), share (of the outlier dimensions of
+        the layer's input), typed_share (of those that are outliers for some token type), largest_dimension (the one
+        that adds most) and largest_share. A share above 1 means that the rest works against it; where the gap is
+        not positive there is no share (NaN).
     """
-    weights = by_layer(tables["attention_by_token_type"])
-    preferred = weights[weights["key_type"] != "other"].sort_values("weight").groupby("layer").tail(1)
+    weights = by_layer(tables["attention_by_token_type"]).pivot(index="layer", columns="key_type", values="weight")
     by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
     means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
-    outliers = _outliers_by_layer(tables)
+    outliers, typed = _outliers_by_layer(tables), _typed_outliers(tables)
     rows = []
-    for layer, key_type in preferred.sort_values("layer")[["layer", "key_type"]].itertuples(index=False):
-        gap = means.loc[layer, key_type] - means.loc[layer, "other"]
-        total = gap.sum()
-        part = gap.reindex(outliers.get(layer, [])).sum()
-        rows.append((layer, key_type, total, part / total if total > 0 else math.nan))
-    return pd.DataFrame(rows, columns=["layer", "key_type", "gap", "share"])
+    for layer, weight in weights.iterrows():
+        preferred = weight.drop("other", errors="ignore").idxmax()
+        against = weight.drop(preferred).idxmax() if rival == "runner-up" else rival
+        gap = means.loc[layer, preferred] - means.loc[layer, against]
+        total = gap.sum() if gap.sum() > 0 else math.nan
+        shares = [gap.reindex(found.get(layer, [])).sum() / total for found in (outliers, typed)]
+        largest = gap.idxmax()
+        rows.append((layer, preferred, against, gap.sum(), *shares, largest, gap[largest] / total))
+    names = ["layer", "key_type", "rival", "gap", "share", "typed_share", "largest_dimension", "largest_share"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def _mean_over(layers: Callable[[int], list[int]], values: Callable[[TableSet], pd.Series]):
@@ -240,12 +278,17 @@ def _mean_over(layers: Callable[[int], list[int]], values: Callable[[TableSet], 
     return statistic
 
 
-def _gap_share(tables: TableSet) -> pd.Series:
-    return explained_gap(tables).set_index("layer")["share"]
+def _gap_share(rival: str) -> Callable[[TableSet], pd.Series]:
+    return lambda tables: explained_gap(tables, rival).set_index("layer")["share"]
 
 
-def _less_than_half(statistic: Callable[[TableSet], float]) -> Callable[[TableSet], float]:
-    return lambda tables: 1 - statistic(tables)
+def _early_remainder(tables: TableSet) -> float:
+    return 1 - _mean_over(early_layers, _gap_share("runner-up"))(tables)
+
+
+def _growth_after_layer_1(tables: TableSet) -> float:
+    share = outlier_share(tables)
+    return float(share.reindex(middle_layers(_depth(tables))).mean() - share[1])
 
 
 _MARUTA = "Maruta and Matsuzaki 2024"
@@ -262,11 +305,11 @@ MARUTA_DIMENSIONS = [
     Claim(
         f"{_MARUTA}, sec. 3",
         "In an outlier dimension, some of [CLS], [SEP] and punctuation lie far from the other tokens.",
-        "|mean| of the type that is largest over |mean| of other tokens, in the leading outlier dimension of each "
-        "layer, median over layers",
-        _special_token_excess,
+        "distance of the farthest type's mean from that of other tokens, in standard deviations of the layer's "
+        "|means|, in the leading outlier dimension, layer where it is least",
+        _farthest_type,
         ("dimension_means", "outlier_dimensions"),
-        bound=2.0,
+        bound=3.0,
     ),
 ]
 
@@ -274,36 +317,38 @@ MARUTA_ATTENTION = [
     Claim(
         f"{_MARUTA}, sec. 2.2",
         "In early layers (2 and 3 of 12), a [CLS] key receives the largest weight.",
-        "mean weight of a [CLS] key less that of the best other type, least over these layers",
+        "mean weight of a [CLS] key minus that of the type with the next largest, least over these layers",
         _weight_margin(early_layers, "cls"),
         ("attention_by_token_type",),
     ),
     Claim(
         f"{_MARUTA}, sec. 2.2",
         "In middle layers (5 to 10 of 12), a [SEP] key receives the largest weight.",
-        "mean weight of a [SEP] key less that of the best other type, least over these layers",
+        "mean weight of a [SEP] key minus that of the type with the next largest, least over these layers",
         _weight_margin(middle_layers, "sep"),
         ("attention_by_token_type",),
     ),
     Claim(
         f"{_MARUTA}, sec. 2.2",
         "In the last layers (11 and 12 of 12), the weight of commas and full stops rises sharply.",
-        "least weight of such a key in these layers less its largest in the middle layers",
+        "least mean weight of such a key in these layers over its largest in the middle layers",
         _late_rise,
         ("attention_by_token_type",),
+        bound=1.5,
     ),
 ]
 
-_CONTRIBUTION_TABLES = ("score_contributions", "outlier_dimensions", "attention_by_token_type")
+_CONTRIBUTION_TABLES = ("score_contributions", "outlier_dimensions", "dimension_means", "attention_by_token_type")
+_GAP = "share of the score gap between the preferred type of key and other keys that outlier dimensions add"
 
 MARUTA_CONTRIBUTIONS = [
     Claim(
         f"{_MARUTA}, app. A",
-        "In layer 1 no outlier dimension dominates the scores yet.",
-        "1 less the share of heads of layer 1 whose largest |C_j| is that of an outlier dimension",
-        lambda tables: 1 - dominated_heads(tables).get(1, 0.0),
+        "In layer 1 no dimension dominates the scores yet.",
+        "share of Σ|C_j| that comes from outlier dimensions, mean over the middle layers minus that in layer 1",
+        _growth_after_layer_1,
         _CONTRIBUTION_TABLES[:2],
-        bound=0.5,
+        limits=(-1.0, 1.0),
     ),
     Claim(
         f"{_MARUTA}, sec. 4.3",
@@ -311,40 +356,48 @@ MARUTA_CONTRIBUTIONS = [
         "share of heads whose largest |C_j| is that of an outlier dimension, mean over these layers",
         _mean_over(middle_layers, dominated_heads),
         _CONTRIBUTION_TABLES[:2],
-        bound=0.5,
+        bound=0.9,
+        limits=(0.0, 1.0),
     ),
     Claim(
         f"{_MARUTA}, sec. 4.3",
         "In early layers, the outlier dimensions alone do not explain where attention gathers.",
-        "1 less the share of the preferred type's score gap that outlier dimensions add, mean over these layers",
-        _less_than_half(_mean_over(early_layers, _gap_share)),
+        "1 minus the share of the score gap between the preferred type of key and the runner-up that outlier "
+        "dimensions add, mean over these layers",
+        _early_remainder,
         _CONTRIBUTION_TABLES,
         bound=0.5,
     ),
     Claim(
         f"{_MARUTA}, sec. 4.3",
-        "In middle layers, the outlier dimensions explain where attention gathers.",
-        "share of the preferred type's score gap that outlier dimensions add, mean over these layers",
-        _mean_over(middle_layers, _gap_share),
+        "In middle layers, the outlier dimensions explain where attention gathers ([SEP] in BERT-base).",
+        f"{_GAP}, mean over these layers",
+        _mean_over(middle_layers, _gap_share("other")),
         _CONTRIBUTION_TABLES,
         bound=0.5,
     ),
     Claim(
         f"{_MARUTA}, sec. 4.3",
-        "In the last layers, the outlier dimensions explain where attention gathers.",
-        "share of the preferred type's score gap that outlier dimensions add, mean over these layers",
-        _mean_over(late_layers, _gap_share),
+        "In the last layers, the outlier dimensions explain where attention gathers ([SEP], punctuation in BERT-base).",
+        f"{_GAP}, mean over these layers",
+        _mean_over(late_layers, _gap_share("other")),
         _CONTRIBUTION_TABLES,
         bound=0.5,
     ),
 ]
 
 
+def tested_layers(depth: int) -> str:
+    """The layers that the claims call early, middle and last in a model of this depth, in words."""
+    parts = {"early": early_layers(depth), "middle": middle_layers(depth), "last": late_layers(depth)}
+    return "; ".join(f"{name} {', '.join(map(str, layers)) or '–'}" for name, layers in parts.items())
+
+
 def contributions_by_key_type(tables: TableSet, layers: Iterable[int], dimensions_per_layer: int = 2) -> pd.DataFrame:
     """Mean C_j per type of key and head, as in Table 1: the leading outlier dimensions of each layer's input.
 
     Returns:
-        Columns layer, dimension, key_type, then one a head: head 1, head 2, ... No row where the layers read no
+        Columns layer, dimension, key_type, then one per head: 1, 2, ... No row where the layers read no
         outlier dimension.
     """
     outliers = _outliers_by_layer(tables)
@@ -354,7 +407,7 @@ def contributions_by_key_type(tables: TableSet, layers: Iterable[int], dimension
     if not chosen:
         return pd.DataFrame(columns=keys)
     rows = table[table["key_type"] != "all"].merge(pd.DataFrame(chosen, columns=keys[:2]))
-    wide = rows.pivot(index=keys, columns="head", values="contribution").rename(columns="head {}".format)
+    wide = rows.pivot(index=keys, columns="head", values="contribution").rename(columns=str)
     order = [(layer, d, kind) for layer, d in chosen for kind in TOKEN_TYPES]
     return wide.loc[[key for key in order if key in wide.index]].reset_index().rename_axis(columns=None)
 
@@ -396,8 +449,10 @@ __all__ = [
     "explained_gap",
     "godey_claims",
     "is_published_model",
+    "outlier_share",
     "published",
     "representative_layers",
+    "tested_layers",
     "verdict",
     "verdicts",
 ]

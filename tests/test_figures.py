@@ -41,10 +41,11 @@ def test_anisotropy_by_layer_draws_the_curve_its_interval_and_isotropy(anisotrop
 
 
 def test_anisotropy_by_head_draws_a_point_a_head(anisotropy):
-    figure = figures.anisotropy_by_head(anisotropy)
+    figure = figures.anisotropy_by_head(anisotropy, width=32)
     assert [axes.get_title() for axes in figure.axes] == ["queries", "keys", "values"]
     for axes in figure.axes:
         points = axes.get_lines()[0].get_xydata()
+        assert axes.get_lines()[-1].get_ydata()[0] == isotropic_cosine_quantile(32)
         np.testing.assert_allclose(points[:, 1], [0.1, 0.2] * 3)
         # Heads lie side by side around their layer, and never nearer to another one.
         np.testing.assert_array_equal(points[:, 0].round(), [1, 1, 2, 2, 3, 3])

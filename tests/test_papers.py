@@ -95,8 +95,16 @@ def contribution_tables(outlier: float, rest: float) -> dict[str, pd.DataFrame]:
     columns = ["layer", "head", "dimension", "key_type", "contribution", "pairs"]
     contributions = pd.DataFrame(rows, columns=columns).astype({"key_type": "category"})
     outliers = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": 9.0, "zscore": 9.0})
-    weights = attention({kind: [0.9 if kind == "sep" else 0.1] * 12 for kind in TOKEN_TYPES})
+    weights = attention({"cls": [0.2] * 12, "sep": [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12})
+    # Dimension 3 is large at every token, dimension 0 at [SEP] alone.
+    means = [
+        (layer, d, kind, 9.0 if d == 3 or (d == 0 and kind == "sep") else 0.1)
+        for layer in range(13)
+        for kind in ("all", *TOKEN_TYPES)
+        for d in range(40)
+    ]
     return {
+        "dimension_means": pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"]),
         "score_contributions": contributions,
         "outlier_dimensions": outliers,
         "attention_by_token_type": weights,
@@ -109,13 +117,25 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert gap["key_type"].tolist() == ["sep"] * 12
     np.testing.assert_allclose(gap["gap"], 4.0)
     np.testing.assert_allclose(gap["share"], 0.75)
+    # With the dimension that only [SEP] has, nothing is left to explain.
+    np.testing.assert_allclose(gap["typed_share"], 1.0)
+    assert gap["largest_dimension"].tolist() == [3] * 12
+    np.testing.assert_allclose(gap["largest_share"], 0.75)
+    assert papers.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
     assert papers.dominated_heads(dominated).tolist() == [1.0] * 12
+    np.testing.assert_allclose(papers.outlier_share(dominated), 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
     expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
     assert verdicts_of(papers.MARUTA_CONTRIBUTIONS, **dominated) == expected
     spread = contribution_tables(outlier=1.0, rest=3.0)
-    expected = ["holds", "does not hold", "holds", "does not hold", "does not hold"]
+    assert papers.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
+    expected = ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
     assert verdicts_of(papers.MARUTA_CONTRIBUTIONS, **spread) == expected
+    # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
+    table = dominated["score_contributions"]
+    first = (table["layer"] == 1) & (table["dimension"] == 3)
+    apart = dominated | {"score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))}
+    assert verdicts_of(papers.MARUTA_CONTRIBUTIONS[:1], **apart) == ["holds"]
 
 
 def test_dimension_claims_follow_the_planted_dimension():
@@ -131,7 +151,10 @@ def test_dimension_claims_follow_the_planted_dimension():
     outliers = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
     found = papers.verdicts(papers.MARUTA_DIMENSIONS, Planted(dimension_means=table, outlier_dimensions=outliers))
     assert found["verdict"].tolist() == ["holds", "holds"]
-    assert found["value"].tolist() == pytest.approx([papers._least_zscore({"dimension_means": table}), 4.5])
+    # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
+    magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
+    zscore = (5 - magnitudes.mean()) / magnitudes.std()
+    assert found["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
     flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
     assert verdicts_of(papers.MARUTA_DIMENSIONS[:1], dimension_means=flat) == ["does not hold"]
@@ -144,6 +167,17 @@ def test_anisotropy_claim_compares_with_the_isotropic_percentile():
     # In 100 dimensions the 95th percentile is about 0.165.
     assert verdicts_of(papers.godey_claims(100), anisotropy=table(0.2)) == ["holds"]
     assert verdicts_of(papers.godey_claims(100), anisotropy=table(0.1)) == ["does not hold"]
+
+
+def test_an_interval_does_not_leave_what_the_number_can_be():
+    class Wide(Planted):
+        def interval(self, statistic):
+            value = np.asarray(statistic(self), dtype=float)
+            return value, value - 0.5, value + 0.5
+
+    found = papers.verdicts(papers.MARUTA_CONTRIBUTIONS[1:2], Wide(contribution_tables(3.0, 1.0)))
+    assert found[["ci_low", "ci_high"]].to_numpy().tolist() == [[0.5, 1.0]]
+    assert found["verdict"].tolist() == ["undecided"]
 
 
 def test_a_claim_without_its_table_names_it(minilm):
@@ -174,4 +208,4 @@ def test_contributions_by_key_type_are_the_rows_of_table_1():
     wide = papers.contributions_by_key_type(contribution_tables(3.0, 1.0), [2, 6])
     assert wide["layer"].tolist() == [2] * 4 + [6] * 4
     assert wide["key_type"].tolist() == list(TOKEN_TYPES) * 2
-    assert wide["head 2"].tolist() == [0, 3, 0, 0] * 2
+    assert wide["2"].tolist() == [0, 3, 0, 0] * 2

@@ -56,8 +56,11 @@ class Metric(ABC):
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
         for key, value in other.sums.items():
-            # A copy: the sums of the other must not change with ours.
-            self.sums[key] = self.sums[key] + value if key in self.sums else value.copy()
+            if key in self.sums:
+                self.sums[key] += value
+            else:
+                # A copy: the sums of the other must not change with ours.
+                self.sums[key] = value.copy()
 
     def table(self) -> pd.DataFrame:
         """The tidy table of everything summed so far.
@@ -144,7 +147,7 @@ def head_column(heads: int | None, rows: int) -> pd.Series:
 
 
 def space_frame(space: str, layer: int, columns: dict[str, np.ndarray]) -> pd.DataFrame:
-    """The rows of one space in one layer: a row a head, or one row for the hidden states.
+    """The rows of one space in one layer: one row per head, or one row for the hidden states.
 
     ``columns`` holds a value a head (hidden states count as one head).
     """

@@ -47,6 +47,18 @@ def isotropic_cosine_quantile(dimensions: int, probability: float = 0.95) -> flo
     return float(2 * stats.beta.ppf(probability, half, half) - 1)
 
 
+def heads_above_isotropy(table: pd.DataFrame, head_width: int) -> dict[str, str]:
+    """For queries, keys and values, how many heads lie above the isotropic 95th percentile, as in "11 of 72".
+
+    Args:
+        table: the ``anisotropy`` table.
+        head_width: dimensions of a head.
+    """
+    heads = table[table["space"] != "hidden"]
+    above = heads.assign(above=heads["cosine"] > isotropic_cosine_quantile(head_width)).groupby("space")["above"]
+    return {space: f"{row['sum']} of {row['size']}" for space, row in above.agg(["sum", "size"]).iterrows()}
+
+
 class Anisotropy(Metric):
     """Expected cosine of two distinct token vectors drawn uniformly from the corpus (Godey et al. 2024, sec. 3).
 
