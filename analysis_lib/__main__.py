@@ -1,10 +1,13 @@
 """The command line: ``python -m analysis_lib measure|run|book|models|datasets``."""
 
 import argparse
+import fcntl
 import os
 import shutil
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from analysis_lib.errors import AnalysisError
@@ -15,8 +18,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-        # Inside the try: a reader such as `head` may have gone.
-        sys.stdout.flush()
     except AnalysisError as error:
         if options.debug:
             traceback.print_exc()
@@ -26,9 +27,6 @@ def main(arguments: list[str] | None = None) -> int:
         kept = "interrupted: what was finished is kept, and the same command goes on from there"
         print(str(error) or kept, file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if options.debug:
             raise
@@ -37,6 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, AttributeError):
+        # The work is done; only whoever read what was printed, such as `head`, has gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
@@ -114,23 +117,22 @@ def _measure(options: argparse.Namespace) -> None:
     corpus = load_corpus(options.data, options.limit, options.seed)
     if corpus.blank:
         _say(f"{corpus.blank} blank entries of {options.data} are left out")
-    _refuse_unwritable(options.out)
-    model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
-    tables = measure(
-        model,
-        corpus,
-        metrics,
-        special_tokens=options.special_tokens == "keep",
-        long_texts=options.long_texts,
-        tokens_per_batch=options.tokens_per_batch,
-        workers=options.workers,
-        scheduler=options.scheduler,
-        checkpoints=options.out,
-    )
-    tables.run.update(limit=options.limit, seed=options.seed)
-    tables.save(options.out)
-    for leftover in options.out.glob(".unfinished-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    with _sole_writer(options.out):
+        model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
+        tables = measure(
+            model,
+            corpus,
+            metrics,
+            special_tokens=options.special_tokens == "keep",
+            long_texts=options.long_texts,
+            tokens_per_batch=options.tokens_per_batch,
+            workers=options.workers,
+            scheduler=options.scheduler,
+            checkpoints=options.out,
+        )
+        tables.run.update(limit=options.limit, seed=options.seed)
+        tables.save(options.out)
+        shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     if report.cut:
         _say(f"{report.cut} texts are longer than the {model.max_length} tokens the model reads and were cut there")
@@ -147,6 +149,7 @@ def _run(options: argparse.Namespace) -> None:
     if not options.notebook.is_file():
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
     parameters = book.coerce(_pairs(options), book.notebook_parameters(options.notebook))
+    _refuse_unwritable(options.out)
     executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
     print(f"executed notebook: {executed}")
 
@@ -188,8 +191,23 @@ def _refuse_unwritable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise AnalysisError(f"{folder} cannot be written ({error.strerror}): give another --out") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error
+
+
+@contextmanager
+def _sole_writer(folder: Path) -> Iterator[None]:
+    """Keep a second run out of the folder: its tables and ours would mix."""
+    _refuse_unwritable(folder)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise AnalysisError(f"another run writes to {folder}: wait for it, or give another --out") from None
+    finally:
+        os.close(descriptor)
 
 
 def _say(line: str) -> None:

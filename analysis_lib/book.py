@@ -77,13 +77,17 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
     """
     source = _parameters_cell(notebook)
     try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise AnalysisError(f"{notebook}: its parameters cell is no plain Python: {error.msg}") from None
+    try:
         with _quiet("papermill"):
             inspected = papermill.inspect_notebook(str(notebook))
     except ValueError as error:
         raise AnalysisError(f"{notebook}: {error}; its metadata must name a kernelspec") from error
     declared = {
         target.id
-        for node in ast.parse(source).body
+        for node in tree.body
         for target in (getattr(node, "targets", None) or [getattr(node, "target", None)])
         if isinstance(target, ast.Name)
     }
@@ -179,7 +183,9 @@ def _typed_list(text: str, parameter: Parameter) -> list:
     kinds = {type(item) for item in parameter.default}
     if len(kinds) == 1:
         return [_scalar(item, *kinds) for item in items]
-    return [yaml.safe_load(item) for item in items]
+    values = [yaml.safe_load(item) for item in items]
+    # YAML also knows dates and more, which no parameter is.
+    return [value if isinstance(value, int | float | str) else item for value, item in zip(values, items, strict=True)]
 
 
 def _scalar(text: str, kind: type) -> object:
@@ -235,6 +241,8 @@ def run_notebook(
     final = {name: spec[name].default for name in spec} | dict(parameters)
     changed = {name: value for name, value in final.items() if value != spec[name].default}
 
+    if out.is_dir() or (out.exists() and out.samefile(notebook)):
+        raise AnalysisError(f"the executed copy would replace {out}: give another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".unfinished-") as scratch:
         draft = Path(scratch) / out.name
@@ -266,6 +274,9 @@ def _work(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        encoding="utf-8",
+        # Whatever a library writes there is a log.
+        errors="replace",
         env=environment,
         # Ctrl-C reaches this process only, which then ends the worker.
         start_new_session=True,
@@ -503,8 +514,10 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
 
         found[f"model {model}"] = fingerprint(model)
     if "data" in parameters:
-        from analysis_lib.corpora import fingerprint
+        from analysis_lib.corpora import check_draw, fingerprint
 
+        # Before any kernel starts: every notebook would stop at the same mistake.
+        check_draw(parameters.get("limit"), parameters.get("seed"))
         found["data"] = fingerprint(parameters["data"])
     return found
 
@@ -686,6 +699,8 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         try:
             for line in process.stdout:
@@ -747,8 +762,9 @@ def _read(notebook: Path) -> nbformat.NotebookNode:
         return nbformat.read(notebook, as_version=4)
     except FileNotFoundError:
         raise AnalysisError(f"there is no notebook {notebook}") from None
-    except (OSError, ValueError, nbformat.reader.NotJSONError) as error:
-        raise AnalysisError(f"{notebook} cannot be read as a notebook: {error}") from error
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, nbformat.ValidationError) as error:
+        reason = str(error).split("\n")[0]
+        raise AnalysisError(f"{notebook} cannot be read as a notebook: {reason}") from error
 
 
 def _told(parameters: Parameters) -> str:

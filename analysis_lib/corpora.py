@@ -68,10 +68,7 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
     >>> load_corpus("news", limit=2).texts[1]
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
     """
-    if limit is not None and limit < 1:
-        raise AnalysisError(f"the limit is {limit}: give 1 or more, or leave it out to read the whole corpus")
-    if seed is not None and seed < 0:
-        raise AnalysisError(f"the seed is {seed}: give 0 or more")
+    check_draw(limit, seed)
     rows = _read(spec)
     texts = [text for text in rows if text.strip()]
     if not texts:
@@ -80,6 +77,14 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
     if limit is not None and limit < len(texts):
         texts = _sample(texts, limit, seed)
     return Corpus(spec, texts, blank)
+
+
+def check_draw(limit: int | None, seed: int | None) -> None:
+    """Raise an AnalysisError if no utterances can be drawn so: a limit below 1 or a negative seed."""
+    if limit is not None and limit < 1:
+        raise AnalysisError(f"the limit is {limit}: give 1 or more, or leave it out to read the whole corpus")
+    if seed is not None and seed < 0:
+        raise AnalysisError(f"the seed is {seed}: give 0 or more")
 
 
 def known_corpora() -> dict[str, str]:
@@ -133,33 +138,50 @@ def _known(spec: str) -> tuple[str | None, str | None]:
 
 def _file(spec: str) -> tuple[Path, str | None]:
     """The file and, for a CSV, the column that ``spec`` names."""
+    if not spec.strip() or "\0" in spec or len(spec) > 4096:
+        raise AnalysisError(
+            f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN or lines.txt"
+        )
     path, column = Path(spec), None
-    if not path.is_file() and ":" in spec:
+    if not _is_file(path) and ":" in spec:
         before, _, column = spec.rpartition(":")
         path = Path(before)
-    if path.is_file():
+    if _is_file(path):
         if column is None and path.suffix.lower() in {".csv", ".tsv"}:
             header = ", ".join(_rows(path, _decode(path))[:1][0]) if path.stat().st_size else ""
             raise AnalysisError(f"{path} is a table: name its column, as in {path}:COLUMN (it has: {header})")
         return path, column
-    if path.is_dir():
+    if not _is_file(path) and len(path.name) < 256 and path.is_dir():
         raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
     if path.suffix or "/" in spec:
         raise AnalysisError(f"there is no file {path}: check the path, or name a corpus of `datasets`")
     raise AnalysisError(f"there is no corpus or file named {spec}: {near_names(spec.partition(':')[0], CORPORA)}")
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError:  # such as a name that is too long
+        return False
+
+
 def _decode(path: Path) -> str:
     try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise AnalysisError(f"{path} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`")
+    if b"\0" in content:
+        raise AnalysisError(f"{path} is no text (it has a zero byte): give a UTF-8 text or CSV file, unpacked")
+    try:
         # utf-8-sig: spreadsheet programs put a byte-order mark before the first column's name.
-        return path.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise AnalysisError(
             f"{path} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start}): "
             f"convert it first, for example with `iconv -f LATIN1 -t UTF-8`"
         ) from error
-    except OSError as error:
-        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _rows(path: Path, text: str) -> list[list[str]]:
@@ -177,6 +199,8 @@ def _column(path: Path, text: str, column: str) -> list[str]:
     if not rows:
         raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
     header, *body = rows
+    if header.count(column) > 1:
+        raise AnalysisError(f"{path} has {header.count(column)} columns named {column}: rename all but one")
     if column not in header:
         raise AnalysisError(f"{path} has no column {column}: {near_names(column, header)}")
     index = header.index(column)

@@ -1,14 +1,18 @@
 """Corpus x model x metrics -> tidy tables, in this process, in a pool of processes or on a Dask cluster."""
 
+import ctypes
+import errno
 import hashlib
 import importlib.metadata
 import itertools
 import json
 import os
 import signal
+import tempfile
 import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
@@ -26,7 +30,7 @@ from tqdm.auto import tqdm
 from analysis_lib import extraction
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics import Metric, jackknife_interval, resolve
+from analysis_lib.metrics import METRICS, Metric, jackknife_interval, resolve
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.models import LoadedModel, ModelSpec, load_model
 
@@ -93,13 +97,16 @@ class Tables(Mapping[str, pd.DataFrame]):
     Attributes:
         report: what was read.
         run: parameters, model, data, versions and duration, as in ``run.json``.
+        checkpoints: the folder of this measurement's finished shards, if they were kept; it may go once the tables
+            are saved.
     """
 
-    def __init__(self, metrics: Iterable[Metric], report: Report, run: dict):
+    def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
         self._metrics = {metric.name: metric for metric in metrics}
         self._tables: dict[str, pd.DataFrame] = {}
         self.report = report
         self.run = run
+        self.checkpoints = checkpoints
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         if name not in self._tables:
@@ -139,19 +146,37 @@ class Tables(Mapping[str, pd.DataFrame]):
         """
         folder = Path(folder)
         tables = {name: self[name] for name in self}
+        run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            unfinished = folder / f".unfinished-tables-{uuid.uuid4().hex[:8]}"
-            unfinished.mkdir()
-            for name, table in tables.items():
-                table.to_parquet(unfinished / f"{name}.parquet", index=False)
-            run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
-            (unfinished / "run.json").write_text(json.dumps(run, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            (folder / "run.json").unlink(missing_ok=True)
-            for name in tables:
-                os.replace(unfinished / f"{name}.parquet", folder / f"{name}.parquet")
-            os.replace(unfinished / "run.json", folder / "run.json")
-            unfinished.rmdir()
+            for name in (*_files_of(tables), "run.json"):
+                if (folder / name).is_dir():
+                    raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
+                unfinished = Path(scratch)
+                for name, table in tables.items():
+                    table.to_parquet(unfinished / f"{name}.parquet", index=False)
+                text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+                (unfinished / "run.json").write_text(text, encoding="utf-8", errors="backslashreplace")
+                stale = _files_of(_listed(folder / "run.json")) - _files_of(tables)
+                (folder / "run.json").unlink(missing_ok=True)
+                # The folder holds one run: a table that only the previous one wrote would seem to be ours.
+                for name in stale:
+                    (folder / name).unlink(missing_ok=True)
+                for name in (*_files_of(tables), "run.json"):
+                    os.replace(unfinished / name, folder / name)
+
+
+def _files_of(tables: Iterable[str]) -> set[str]:
+    return {f"{name}.parquet" for name in tables}
+
+
+def _listed(run: Path) -> list[str]:
+    """The tables that a ``run.json`` lists; none where there is no readable one."""
+    try:
+        return [name for name in json.loads(run.read_text(encoding="utf-8"))["tables"] if name in METRICS]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 class _Without(Mapping[str, pd.DataFrame]):
@@ -225,7 +250,7 @@ def measure(
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     run = _describe(model, corpus, settings, report, time.monotonic() - started)
-    return Tables(empty, report, run)
+    return Tables(empty, report, run, store.folder)
 
 
 # --- A shard --------------------------------------------------------------------------------------
@@ -281,7 +306,22 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     for batch in extraction.make_batches(model, ids, groups, settings.special_tokens, settings.tokens_per_batch):
         report.counted += int(batch.counts.sum())
         extraction.run(model, batch, needs, receive)
+        release_freed_memory()
     return metrics, report
+
+
+def release_freed_memory() -> None:
+    """Give what is freed back to the system.
+
+    Every batch has another shape, so the pieces that glibc keeps for the next one rarely fit it: without this, a
+    process grows by half over some ten thousand sentences although nothing is kept.
+    """
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
+
+
+# Other C libraries have no such function, and no such habit.
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _tokenize(model: LoadedModel, shard: Shard, report: Report) -> tuple[list[list[int]], list[int]]:
@@ -424,14 +464,22 @@ class _Checkpoints:
     def __init__(self, folder: Path | str | None, key: str):
         self.folder = Path(folder) / f".unfinished-{key[:16]}" if folder is not None else None
         if self.folder is not None:
-            with _writing(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+            # Scratch files of a run that was killed.
+            for scratch in self.folder.glob("*.tmp"):
+                scratch.unlink(missing_ok=True)
 
     def _path(self, index: int) -> Path:
         return self.folder / f"shard-{index:06d}.npz"
 
     def has(self, index: int) -> bool:
-        return self.folder is not None and self._path(index).is_file()
+        """Whether the shard is there and readable; a damaged one is measured again."""
+        if self.folder is None or not self._path(index).is_file():
+            return False
+        try:
+            with np.load(self._path(index)) as stored:
+                return "report" in stored
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return False
 
     def keep(self, shard: Shard, result: Result) -> Result:
         if self.folder is not None:
@@ -439,10 +487,16 @@ class _Checkpoints:
             # numpy keeps no tuples as names: keys travel as JSON.
             arrays = {json.dumps([n, *key]): a for n, metric in metrics.items() for key, a in metric.sums.items()}
             scratch = self.folder / f"{uuid.uuid4().hex}.tmp"
-            with _writing(scratch):
-                with scratch.open("wb") as file:
-                    np.savez(file, report=json.dumps(asdict(report)), **arrays)
-                os.replace(scratch, self._path(shard.index))
+            with _writing(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                try:
+                    with scratch.open("wb") as file:
+                        np.savez(file, report=json.dumps(asdict(report)), **arrays)
+                        file.flush()
+                        os.fsync(file.fileno())
+                    os.replace(scratch, self._path(shard.index))
+                finally:
+                    scratch.unlink(missing_ok=True)
         return result
 
     def load(self, shard: Shard) -> Result:
@@ -483,7 +537,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise AnalysisError(f"{path} cannot be written ({error.strerror or error}): give another folder") from error
+        remedy = "free some space and run again" if error.errno == errno.ENOSPC else "give another folder"
+        raise AnalysisError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error
 
 
 def _describe(

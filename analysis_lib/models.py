@@ -189,10 +189,19 @@ def load_model(
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _refuse_device(device)
     folder, identity = _locate(name, revision)
     model, tokenizer = _read_folder(name, folder, dtype, device)
     spec = ModelSpec(name, revision, dtype, device)
     return LoadedModel(name, identity, model, tokenizer, spec, _file_hashes(folder))
+
+
+def _refuse_device(device: str) -> None:
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        usable = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise AnalysisError(f"the device {device} cannot be used here: give one of {usable}") from error
 
 
 def known_models() -> dict[str, str]:
@@ -232,6 +241,8 @@ def _not_known(name: str) -> Iterator[None]:
 
 def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     """The folder of the model's files, and what identifies them."""
+    if not name.strip() or "\0" in name or len(name) > 4096:
+        raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.extracted(known.package, known.prefix), packages.fingerprint(known.package)
@@ -247,7 +258,7 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
 
 def _file_hashes(folder: Path) -> dict[str, str]:
     """sha256 of the configuration, weights and tokenizer files of a folder."""
-    paths = sorted(path for pattern in hub.MODEL_FILES for path in folder.glob(pattern))
+    paths = sorted(path for pattern in hub.MODEL_FILES for path in folder.glob(pattern) if path.is_file())
     hashes = {}
     for path in paths:
         with path.open("rb") as file:
@@ -272,14 +283,14 @@ def _layout(name: str, config: transformers.PreTrainedConfig) -> Layout:
 def _read_folder(
     name: str, folder: Path, dtype: str, device: str
 ) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     config = _read_config(name, folder)
-    if not list(folder.glob("*.safetensors")):
+    if not any(path.is_file() for path in folder.glob("*.safetensors")):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
     if not any(list(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
         # transformers would make one up that knows no word.
         raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     try:
         model, info = transformers.AutoModel.from_pretrained(
             folder,
@@ -287,6 +298,8 @@ def _read_folder(
             dtype=getattr(torch, dtype),
             use_safetensors=True,
             output_loading_info=True,
+            # Reported below, with names and shapes.
+            ignore_mismatched_sizes=True,
             local_files_only=True,
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -298,6 +311,18 @@ def _read_folder(
     if missing:
         raise AnalysisError(
             f"{name} lacks the weights {missing[0]} and {len(missing) - 1} more: they would be random; "
+            f"give a folder whose weights match its config.json"
+        )
+    if info["mismatched_keys"]:
+        key, stored, wanted = sorted(info["mismatched_keys"])[0]
+        raise AnalysisError(
+            f"{name}: the weights {key} have the shape {tuple(stored)} and its config.json wants {tuple(wanted)}: "
+            f"give a folder whose weights match its config.json"
+        )
+    beyond = sorted(key for key in info["unexpected_keys"] if f"{_layout(name, config).blocks}." in key)
+    if beyond:
+        raise AnalysisError(
+            f"{name} has the weights {beyond[0]}, which its config.json has no place for: "
             f"give a folder whose weights match its config.json"
         )
     words = model.get_input_embeddings().num_embeddings
@@ -315,7 +340,14 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     if not path.is_file():
         raise AnalysisError(f"{name} has no config.json: give a folder saved with save_pretrained")
     try:
-        model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict):
+            raise AnalysisError(
+                f"{name}: its config.json cannot be read as a configuration: save the model with save_pretrained"
+            )
+        if (told.get("position_embedding_type") or "absolute") != "absolute":
+            raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
+        model_type = told.get("model_type")
         if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES:
             raise AnalysisError(
                 f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(LAYOUTS)}"
@@ -342,4 +374,7 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    # A line that ends in a colon announces the next one.
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {text}"

@@ -32,7 +32,10 @@ def wheel(package: str) -> Path:
 
 def fingerprint(package: str) -> str:
     """Name, version and pinned sha256 of ``package``, from ``data/packages.txt``."""
-    lines = (data_directory() / "packages.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+    pins = data_directory() / "packages.txt"
+    if not pins.is_file():
+        raise AnalysisError(f"there is no {pins}: run this in a clone of the repository, or mend ANALYSIS_LIB_DATA")
+    lines = pins.read_text(encoding="utf-8").replace("\\\n", " ")
     for line in lines.splitlines():
         if line.lower().replace("_", "-").startswith(f"{package}=="):
             return " ".join(line.split())

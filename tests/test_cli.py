@@ -1,15 +1,19 @@
 """The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
 
+import fcntl
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis_lib.__main__ import main
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import measure_shard
 from analysis_lib.metrics import METRICS
 
@@ -225,3 +229,73 @@ def test_an_unexpected_error_is_one_line_too(run, monkeypatch, tmp_path):
     assert_refused(result, "RuntimeError: first line second line", "--debug")
     with pytest.raises(RuntimeError):
         main(["measure", "--model", "minilm", "--data", "news", "--out", str(tmp_path), "--debug"])
+
+
+def test_a_run_leaves_the_finished_shards_of_another_alone(run, tiny_folder, tmp_path):
+    other = tmp_path / ".unfinished-0123456789abcdef"
+    other.mkdir()
+    (other / "shard-000000.npz").write_bytes(b"of another run")
+    assert run("measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path)[0] == 0
+    assert (other / "shard-000000.npz").read_bytes() == b"of another run"
+    assert [path.name for path in tmp_path.glob(".unfinished-*")] == [other.name]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(run, tiny_folder, tmp_path):
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    assert_refused(run(*arguments), "another run", str(tmp_path))
+    os.close(descriptor)
+    assert run(*arguments)[0] == 0
+
+
+def test_a_folder_holds_the_tables_of_one_run(run, tiny_folder, tmp_path):
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    (tmp_path / "notes.txt").write_text("mine")
+    assert run(*arguments)[0] == 0
+    assert run(*arguments, "--metrics", "mean_vector")[0] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"mean_vector.parquet", "run.json", "notes.txt"}
+
+
+def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, tmp_path):
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    assert run(*arguments, "--metrics", "mean_vector")[0] == 0
+    before = (tmp_path / "run.json").read_bytes()
+    (tmp_path / "anisotropy.parquet").mkdir()
+    assert_refused(run(*arguments), "anisotropy.parquet is a folder")
+    assert (tmp_path / "run.json").read_bytes() == before
+    assert not list(tmp_path.glob(".unfinished-tables-*"))
+
+
+def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch):
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    module = sys.modules["analysis_lib.measure"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
+        assert_refused(run(*arguments), "stopped")
+    (shard,) = tmp_path.glob(".unfinished-*/shard-*.npz")
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert run(*arguments)[0] == 0
+    assert not list(tmp_path.glob(".unfinished-*"))
+
+
+def test_a_failed_run_leaves_no_folder_of_its_own(run, tiny_folder, tmp_path):
+    arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
+    assert_refused(run(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "no Dask scheduler")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_notebook_is_not_replaced_by_its_executed_copy(run, tmp_path):
+    notebook = tmp_path / "layers.ipynb"
+    notebook.write_bytes((Path(__file__).parent.parent / "book/anisotropy/layers.ipynb").read_bytes())
+    before = notebook.read_bytes()
+    assert_refused(run("run", notebook, "-p", "limit", 5, "--out", tmp_path), "would replace", "--out")
+    assert notebook.read_bytes() == before
+
+
+def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
+    command = f"{sys.executable} -m analysis_lib measure --model {tiny_folder('bert')} --data news --limit 600"
+    result = subprocess.run(
+        ["bash", "-c", f"{command} --out {tmp_path / 'o'} 2>&1 | head -c 0; exit ${{PIPESTATUS[0]}}"], check=False
+    )
+    assert (tmp_path / "o" / "run.json").is_file() == (result.returncode == 0)

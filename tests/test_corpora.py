@@ -70,11 +70,30 @@ def test_an_empty_text_file(write, content):
 
 @pytest.mark.parametrize(
     ("content", "byte"),
-    [("caf\u00e9\n".encode("latin-1"), "0xe9"), ("text\n".encode("utf-16"), "0xff"), (b"ok\nbad \x80\n", "0x80")],
+    [
+        ("caf\u00e9\n".encode("latin-1"), "0xe9"),
+        ("text\n".encode("utf-16"), "iconv -f UTF-16"),
+        (b"ok\nbad \x80\n", "0x80"),
+    ],
 )
 def test_another_encoding(write, content, byte):
     refused(write("lines.txt", content), "lines.txt is not UTF-8", byte, "iconv")
-    refused(write("table.csv", b"text\n" + content) + ":text", "table.csv is not UTF-8")
+    refused(write("table.csv", b"text\n" + content) + ":text", "table.csv is no")
+
+
+@pytest.mark.parametrize("content", [b"a\0b\n", "text\n".encode("utf-16-le"), b"PK\x03\x04\0\0"])
+def test_a_file_that_is_no_text(write, content):
+    refused(write("lines.txt", content), "lines.txt is no text", "zero byte")
+
+
+def test_two_columns_of_one_name(write):
+    refused(write("table.csv", "text,text\na,b\n") + ":text", "2 columns named text")
+
+
+@pytest.mark.parametrize("spec", ["", " ", "a" * 5000, "a" * 300 + ".txt", "a\0b"])
+def test_a_specification_that_is_no_path(spec):
+    with pytest.raises(AnalysisError):
+        load_corpus(spec)
 
 
 # --- Tables ---------------------------------------------------------------------------------------

@@ -325,3 +325,30 @@ def test_a_tokenizer_larger_than_the_embeddings(folder):
 def test_a_hub_corpus_offline_says_what_to_do(offline_cache, spec, near):
     with pytest.raises(AnalysisError, match=f"{near} is not in the local cache.*connect once"):
         load_corpus(spec)
+
+
+def test_weights_that_do_not_fit_say_which_and_how(folder):
+    edit(folder, intermediate_size=48)
+    refused(folder, "intermediate.dense", "(32,", "(48,", "config.json")
+
+
+def test_more_layers_in_the_weights_than_in_the_config(folder):
+    edit(folder, num_hidden_layers=2)
+    refused(folder, "encoder.layer.2.", "no place")
+
+
+def test_relative_positions_are_refused(folder):
+    edit(folder, position_embedding_type="relative_key")
+    refused(folder, "relative position")
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "warp", "meta"])
+def test_a_device_that_is_not_there(folder, device):
+    with pytest.raises(AnalysisError, match=f"device {device} cannot be used here: give one of cpu"):
+        load_model(str(folder), device=device)
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 5000, "a\0b"])
+def test_a_name_that_is_none(name):
+    with pytest.raises(AnalysisError, match="is no model"):
+        load_model(name)
