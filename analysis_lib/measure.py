@@ -314,14 +314,18 @@ def release_freed_memory() -> None:
     """Give what is freed back to the system.
 
     Every batch has another shape, so the pieces that glibc keeps for the next one rarely fit it: without this, a
-    process grows by half over some ten thousand sentences although nothing is kept.
+    process grows by a third over ten thousand sentences although nothing is kept.
     """
     if _MALLOC_TRIM is not None:
         _MALLOC_TRIM(0)
 
 
+_C_LIBRARY = ctypes.CDLL(None)
 # Other C libraries have no such function, and no such habit.
-_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+_MALLOC_TRIM = getattr(_C_LIBRARY, "malloc_trim", None)
+if _MALLOC_TRIM is not None:
+    # M_MMAP_THRESHOLD: the largest pieces come from the system and go back to it at once, in every process alike.
+    _C_LIBRARY.mallopt(-3, 4 * 2**20)
 
 
 def _tokenize(model: LoadedModel, shard: Shard, report: Report) -> tuple[list[list[int]], list[int]]:
