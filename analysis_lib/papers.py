@@ -172,11 +172,17 @@ def _farthest_type(tables: TableSet) -> float:
     return (distance / spread).min()
 
 
+def _weights(tables: TableSet) -> pd.DataFrame:
+    """Mean weight per key: one row per attention layer, one column per type of key."""
+    layers = by_layer(tables["attention_by_token_type"])
+    return layers.pivot(index="layer", columns="key_type", values="weight")
+
+
 def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callable[[TableSet], float]:
     """The least margin, over the layers, of a type's mean weight per key over the best other type."""
 
     def statistic(tables: TableSet) -> float:
-        weights = by_layer(tables["attention_by_token_type"]).pivot(index="layer", columns="key_type", values="weight")
+        weights = _weights(tables)
         # reindex: a shallow model may lack such a layer, and the claim is then undecided.
         chosen = weights.reindex(layers(int(weights.index.max())))
         if key_type not in chosen:
@@ -187,7 +193,7 @@ def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callabl
 
 
 def _late_rise(tables: TableSet) -> float:
-    weights = by_layer(tables["attention_by_token_type"]).pivot(index="layer", columns="key_type", values="weight")
+    weights = _weights(tables)
     if "punct" not in weights:
         return math.nan
     depth = int(weights.index.max())
@@ -254,7 +260,7 @@ def explained_gap(tables: TableSet, rival: str = "other") -> pd.DataFrame:
         that adds most) and largest_share. A share above 1 means that the rest works against it; where the gap is
         not positive there is no share (NaN).
     """
-    weights = by_layer(tables["attention_by_token_type"]).pivot(index="layer", columns="key_type", values="weight")
+    weights = _weights(tables)
     by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
     means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
     outliers, typed = _outliers_by_layer(tables), _typed_outliers(tables)

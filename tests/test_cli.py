@@ -11,23 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from reference import COLUMNS
 
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import measure_shard
 from analysis_lib.metrics import METRICS
-
-COLUMNS = {
-    "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
-    "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
-    "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
-    "qk_alignment": ["layer", "head", "cosine", "dot"],
-    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
-    "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
-    "dimension_means": ["layer", "dimension", "token_type", "mean"],
-    "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
-    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
-}
 
 
 @pytest.fixture

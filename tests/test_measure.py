@@ -21,6 +21,7 @@ import tiny
 import torch
 from conftest import SHARED
 from distributed import Client, LocalCluster
+from reference import COLUMNS
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
@@ -336,17 +337,7 @@ def tables(model) -> Tables:
 
 
 def test_tables_have_the_names_and_columns_of_the_design(tables):
-    assert {name: list(table.columns) for name, table in tables.items()} == {
-        "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
-        "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
-        "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
-        "qk_alignment": ["layer", "head", "cosine", "dot"],
-        "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
-        "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
-        "dimension_means": ["layer", "dimension", "token_type", "mean"],
-        "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
-        "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
-    }
+    assert {name: list(table.columns) for name, table in tables.items()} == COLUMNS
 
 
 def test_layers_heads_and_dimensions_count_as_the_design_says(tables):

@@ -7,21 +7,12 @@ import pandas as pd
 import pytest
 import reference
 import tiny
+from reference import COLUMNS
 
 from analysis_lib import extraction, load_corpus, load_model, measure
 from analysis_lib.corpora import Corpus
 
-NAMES = (
-    "anisotropy",
-    "mean_vector",
-    "utterance_similarity",
-    "qk_alignment",
-    "attention_entropy",
-    "attention_by_token_type",
-    "dimension_means",
-    "outlier_dimensions",
-    "score_contributions",
-)
+NAMES = tuple(COLUMNS)
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type")
 # Relative error allowed, and the absolute one in units of the column's root mean square: the second is for
 # values that are what is left of a cancellation, such as the mean of a dimension that lies around zero.
