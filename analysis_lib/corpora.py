@@ -1,15 +1,21 @@
-"""Corpora by name or by file: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
+"""Corpora by name, file or folder: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
 
 import bz2
 import csv
 import hashlib
+import importlib.metadata
 import io
+import os
 import re
+import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,69 +24,328 @@ import pandas as pd
 from analysis_lib import hub, packages
 from analysis_lib.errors import AnalysisError, near_names
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from pyarrow import ChunkedArray
+    from pyarrow.parquet import ParquetFile
+
 
 @dataclass(frozen=True)
 class Corpus:
-    """Utterances to measure, in order.
+    """Texts, images or sounds to measure, in order.
 
     Attributes:
         name: the specification it was loaded from.
-        texts: the utterances; none is blank.
+        items: the texts, none of them blank; or images or sounds, each read from its file by its ``load()``.
         blank: lines or cells that held nothing and were left out.
+        kind: what the items are: text, image or audio.
+        labels: the class of each item, counted from 0, where the corpus has classes.
     """
 
     name: str
-    texts: Sequence[str]
+    items: Sequence
     blank: int = 0
+    kind: str = "text"
+    labels: Sequence[int] | None = None
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The items of a corpus of texts.
+
+        Raises:
+            AnalysisError: the items are images or sounds.
+        """
+        if self.kind != "text":
+            raise AnalysisError(
+                f"{self.name} holds {_PLURAL[self.kind]} where texts are wanted: give a corpus of texts"
+            )
+        return self.items
 
     @cached_property
     def sha256(self) -> str:
-        """Of the utterances."""
-        return hashlib.sha256("\0".join(self.texts).encode("utf-8", "surrogatepass")).hexdigest()
+        """Of the content of the items: of the texts, or of the files as they are stored."""
+        if self.kind == "text":
+            return hashlib.sha256("\0".join(self.items).encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(self.kind.encode())
+        for item in self.items:
+            digest.update(item.digest())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.items)
+
+
+_PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
+
+# --- Images and sounds: small things that know where their content lies, and read it when asked -----
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """A recording, and so an item that is in memory already.
+
+    Attributes:
+        samples: of one channel, float32 in [-1, 1], shape (samples,).
+        rate: samples a second.
+    """
+
+    samples: np.ndarray
+    rate: int
+
+    def load(self) -> "Sound":
+        """The recording itself."""
+        return self
+
+    def digest(self) -> bytes:
+        """sha256 of the rate and the samples."""
+        return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image in a file of its own."""
+
+    path: Path
+
+    def load(self) -> "Image":
+        """The image, upright, in mode L if it is grey and in mode RGB if not; transparency is dropped.
+
+        Raises:
+            AnalysisError: the file is not there, is no image, or is cut short.
+        """
+        with _opened(self.path) as file:
+            return _image(file, str(self.path))
+
+    def digest(self) -> bytes:
+        """sha256 of the file."""
+        return _file_digest(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image in a row of a Parquet file whose column ``image`` holds the bytes of image files."""
+
+    path: Path
+    group: int
+    row: int
+
+    def load(self) -> "Image":
+        """As ``ImageFile.load``."""
+        return _image(io.BytesIO(self._content()), f"row {self.row} of row group {self.group} in {self.path}")
+
+    def digest(self) -> bytes:
+        """sha256 of the image file in the row."""
+        return hashlib.sha256(self._content()).digest()
+
+    def _content(self) -> bytes:
+        return _row_group(self.path, self.group)[self.row].as_py()["bytes"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ArrayImage:
+    """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if not."""
+
+    pixels: np.ndarray
+
+    def load(self) -> "Image":
+        """The image in mode L or RGB."""
+        from PIL import Image
+
+        return Image.fromarray(self.pixels)
+
+    def digest(self) -> bytes:
+        """sha256 of the shape and the pixels."""
+        return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SoundFile:
+    """A recording in a file of its own."""
+
+    path: Path
+
+    def load(self) -> Sound:
+        """The recording at its own rate; several channels are averaged.
+
+        What a lossy format decodes to beyond [-1, 1] is cut off there, as it is when played.
+
+        Raises:
+            AnalysisError: the file is not there, is no sound, is empty or cut short, has samples that
+                are not finite, or holds numbers that are not scaled to [-1, 1].
+        """
+        with _opened(self.path) as file:
+            return _sound(file, str(self.path))
+
+    def digest(self) -> bytes:
+        """sha256 of the file."""
+        return _file_digest(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSound:
+    """A recording in a tar archive: the file of ``size`` bytes that begins at byte ``offset``."""
+
+    path: Path
+    name: str
+    offset: int
+    size: int
+
+    def load(self) -> Sound:
+        """As ``SoundFile.load``."""
+        return _sound(io.BytesIO(self._content()), f"{self.name} in {self.path}")
+
+    def digest(self) -> bytes:
+        """sha256 of the file in the archive."""
+        return hashlib.sha256(self._content()).digest()
+
+    def _content(self) -> bytes:
+        with _opened(self.path) as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _file_digest(path: Path) -> bytes:
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+# Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
+@lru_cache(maxsize=1)
+def _row_group(path: Path, group: int) -> "ChunkedArray":
+    with _parquet_file(path) as file:
+        return file.read_row_group(group, columns=["image"])["image"]
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator["ParquetFile"]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, ArrowException) as error:
+        raise AnalysisError(f"{path} cannot be read ({str(error).splitlines()[0]}): fetch it again") from error
+
+
+def _image(file: BinaryIO, name: str) -> "Image":
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as opened:
+            opened.load()
+            image = ImageOps.exif_transpose(opened)
+    except UnidentifiedImageError as error:
+        raise AnalysisError(f"{name} is no image, or of a format that cannot be read: mend or remove it") from error
+    except Exception as error:  # Whatever a decoder of Pillow meets in a damaged file.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AnalysisError(f"{name} is an image that cannot be read ({reason}): mend or remove it") from error
+    if image.mode.startswith("I;16"):  # Pillow would cut sixteen bits off at 255, not scale them.
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise AnalysisError(f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel")
+    if image.mode == "P":  # Straight to RGB, a palette with transparency gives a warning.
+        image = image.convert("RGBA")
+    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+# libsndfile plays what is left of a WAV file that was cut short; only its log tells.
+_CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)$", re.MULTILINE)
+# Programs that write to a pipe cannot know the length and declare about the largest there is.
+_UNKNOWN_LENGTH = 0x7FFF0000
+_MPEG_FRAME = 1152
+
+
+def _sound(file: BinaryIO, name: str) -> Sound:
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(file) as sound:
+            # In blocks: a damaged header may declare more samples than memory holds.
+            blocks = [np.zeros(0, np.float32)]
+            while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
+                blocks.append(block.mean(axis=1))
+            samples = np.concatenate(blocks)
+            rate, frames, stored, log = sound.samplerate, sound.frames, sound.subtype, sound.extra_info
+    except soundfile.SoundFileError as error:
+        raise AnalysisError(
+            f"{name} is no sound, or is damaged or of a format that cannot be read: mend or remove it"
+        ) from error
+    declared = _CUT_SHORT.search(log)
+    lost = declared is not None and int(declared[2]) < int(declared[1]) < _UNKNOWN_LENGTH
+    # Encoders of MP3 disagree about the padding of the last frame.
+    if lost or len(samples) + _MPEG_FRAME < frames:
+        raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
+    if not len(samples):
+        raise AnalysisError(f"{name} holds no sound: remove it")
+    if not np.isfinite(samples).all():
+        raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
+    peak = np.abs(samples).max()
+    if stored in ("FLOAT", "DOUBLE") and peak > 2:
+        raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
+    return Sound(samples.clip(-1, 1), rate)
+
+
+# --- Reading a specification ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A known corpus: how each split is read, the default one first, and what a split's text comes from."""
+    """A known corpus: how each split is read, the default one first, and what a split's items come from.
+
+    A split of texts is a list of them; one of images or sounds yields each with its label or None.
+    """
 
     description: str
-    splits: dict[str, Callable[[], list[str]]]
+    splits: dict[str, Callable[[], Iterable]]
     origin: Callable[[str], str]
+    kind: str = "text"
 
 
 def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) -> Corpus:
-    """A corpus by name with an optional split, or from a file.
+    """A corpus by name with an optional split, or from a file or folder.
 
     Args:
-        spec: a known name (``wikipedia``, ``stsb:dev``; ``known_corpora()`` lists them), a CSV file with
-            its column (``reviews.csv:text``), or a text file with an utterance a line (``lines.txt``).
-        limit: how many utterances to keep; None keeps all.
-        seed: with a seed, the ``limit`` utterances are a uniform sample without replacement, in the
+        spec: a known name (``wikipedia``, ``stsb:dev``, ``digits``; ``known_corpora()`` lists them), a CSV
+            file with its column (``reviews.csv:text``), a text file with an utterance a line
+            (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
+            Folders are searched to the bottom in the order of the paths, without hidden files; where
+            every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
+        limit: how many items to keep; None keeps all.
+        seed: with a seed, the ``limit`` items are a uniform sample without replacement, in the
             order of the corpus; without one they are the first.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), a missing file, column or split, text that is
-            not UTF-8, no utterance at all, a limit below 1 or a negative seed.
+            not UTF-8, no item at all, images and sounds in one folder, a limit below 1 or a negative seed.
 
     >>> load_corpus("news", limit=2).texts[1]
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
     """
     check_draw(limit, seed)
-    rows = _read(spec)
+    kind, rows = _read(spec)
+    if kind != "text":
+        # Without a seed, hub files that only hold items past the limit are not even downloaded.
+        rows = _sample(list(rows if seed is not None else islice(rows, limit)), limit, seed)
+        items, labels = ([row[i] for row in rows] for i in range(2))
+        return Corpus(spec, items, kind=kind, labels=None if None in labels else labels)
     texts = [text for text in rows if text.strip()]
     if not texts:
         raise AnalysisError(f"{spec} holds no utterance: all {len(rows)} of its entries are blank or it is empty")
-    blank = len(rows) - len(texts)
-    if limit is not None and limit < len(texts):
-        texts = _sample(texts, limit, seed)
-    return Corpus(spec, texts, blank)
+    return Corpus(spec, _sample(texts, limit, seed), len(rows) - len(texts))
 
 
 def check_draw(limit: int | None, seed: int | None) -> None:
-    """Raise an AnalysisError if no utterances can be drawn so: a limit below 1 or a negative seed."""
+    """Raise an AnalysisError if no items can be drawn so: a limit below 1 or a negative seed."""
     if limit is not None and limit < 1:
         raise AnalysisError(f"the limit is {limit}: give 1 or more, or leave it out to read the whole corpus")
     if seed is not None and seed < 0:
@@ -96,32 +361,46 @@ def fingerprint(spec: str) -> str:
     """A short text that changes when the corpus behind ``spec`` changes; neither downloads nor unpacks it.
 
     Raises:
-        AnalysisError: ``spec`` is neither a known name nor a file, or is on a hub that cannot be reached.
+        AnalysisError: ``spec`` is neither a known name nor a file or folder, or is on a hub that cannot be reached.
     """
     name, split = _known(spec)
     if name is not None:
         return f"{spec} from {CORPORA[name].origin(split)}"
     path, column = _file(spec)
+    if column is None and _is_media(path):
+        kind, files, _ = _media(path)
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(
+                str(file.relative_to(path)).encode("utf-8", "surrogateescape") + b"\0" + _FILES[kind](file).digest()
+            )
+        return f"{_PLURAL[kind]} of sha256:{digest.hexdigest()}"
     return f"{column or 'lines'} of sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def _sample(texts: list[str], limit: int, seed: int | None) -> list[str]:
+def _sample(items: list, limit: int | None, seed: int | None) -> list:
+    if limit is None or limit >= len(items):
+        return items
     if seed is None:
-        return texts[:limit]
-    kept = np.random.default_rng(seed).choice(len(texts), size=limit, replace=False)
-    return [texts[i] for i in np.sort(kept)]
+        return items[:limit]
+    kept = np.random.default_rng(seed).choice(len(items), size=limit, replace=False)
+    return [items[i] for i in np.sort(kept)]
 
 
-def _read(spec: str) -> list[str]:
+def _read(spec: str) -> tuple[str, Iterable]:
+    """The kind of the corpus, and what ``_Source`` says of its splits."""
     name, split = _known(spec)
     if name is not None:
-        return CORPORA[name].splits[split]()
+        return CORPORA[name].kind, CORPORA[name].splits[split]()
     path, column = _file(spec)
+    if column is None and _is_media(path):
+        kind, files, labels = _media(path)
+        return kind, zip((_FILES[kind](file.absolute()) for file in files), labels, strict=True)
     text = _decode(path)
     if column is None:
         # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
-        return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
-    return _column(path, text, column)
+        return "text", io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
+    return "text", _column(path, text, column)
 
 
 def _known(spec: str) -> tuple[str | None, str | None]:
@@ -137,10 +416,10 @@ def _known(spec: str) -> tuple[str | None, str | None]:
 
 
 def _file(spec: str) -> tuple[Path, str | None]:
-    """The file and, for a CSV, the column that ``spec`` names."""
+    """The file or folder and, for a CSV, the column that ``spec`` names."""
     if not spec.strip() or "\0" in spec or len(spec) > 4096:
         raise AnalysisError(
-            f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN or lines.txt"
+            f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN, lines.txt or a folder"
         )
     path, column = Path(spec), None
     if not _is_file(path) and ":" in spec:
@@ -152,10 +431,14 @@ def _file(spec: str) -> tuple[Path, str | None]:
             raise AnalysisError(f"{path} is a table: name its column, as in {path}:COLUMN (it has: {header})")
         return path, column
     if not _is_file(path) and len(path.name) < 256 and path.is_dir():
-        raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
+        if column is not None:
+            raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
+        return path, None
     if path.suffix or "/" in spec:
         raise AnalysisError(f"there is no file {path}: check the path, or name a corpus of `datasets`")
-    raise AnalysisError(f"there is no corpus or file named {spec}: {near_names(spec.partition(':')[0], CORPORA)}")
+    raise AnalysisError(
+        f"there is no corpus, file or folder named {spec}: {near_names(spec.partition(':')[0], CORPORA)}"
+    )
 
 
 def _is_file(path: Path) -> bool:
@@ -208,6 +491,53 @@ def _column(path: Path, text: str, column: str) -> list[str]:
     if short is not None:
         raise AnalysisError(f"{path}: row {short} has no column {column}: mend the row or its quotes")
     return [row[index] for row in body if row]
+
+
+# --- Files and folders of images or sounds ----------------------------------------------------------
+
+_SUFFIXES = {
+    "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
+    "audio": {".flac", ".mp3", ".ogg", ".wav"},
+}
+_FILES = {"image": ImageFile, "audio": SoundFile}
+
+
+def _is_media(path: Path) -> bool:
+    return path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())
+
+
+def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
+    """The kind of a file or of the files in a folder, their paths, sorted, and their labels."""
+    files = sorted(_visible_files(path)) if path.is_dir() else [path]
+    found = {kind: [file for file in files if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES}
+    images, sounds = found["image"], found["audio"]
+    if not images and not sounds:
+        formats = ", ".join(suffix.removeprefix(".") for kind in _SUFFIXES for suffix in sorted(_SUFFIXES[kind]))
+        raise AnalysisError(
+            f"{path} is a folder without images or sounds ({formats}): name another, or a text or CSV file"
+        )
+    if images and sounds:
+        raise AnalysisError(f"{path} has {len(images)} images and {len(sounds)} sound files: give a folder of one kind")
+    kind, files = ("image", images) if images else ("audio", sounds)
+    parts = [file.relative_to(path).parts for file in files]
+    if not all(len(part) > 1 for part in parts):
+        return kind, files, [None] * len(files)
+    classes = {name: label for label, name in enumerate(sorted({part[0] for part in parts}))}
+    return kind, files, [classes[part[0]] for part in parts]
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    def unreadable(error: OSError) -> None:
+        raise AnalysisError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    above = set()
+    for home, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        above.add(os.path.realpath(home))
+        # A link back to a folder that is being searched would lead round for ever.
+        folders[:] = [
+            name for name in folders if name[0] != "." and os.path.realpath(os.path.join(home, name)) not in above
+        ]
+        yield from (Path(home, name) for name in names if name[0] != ".")
 
 
 # --- Corpora that come in the pinned packages ------------------------------------------------------
@@ -288,6 +618,23 @@ def _sentences(paragraphs: Callable[[], list[str]], package: str, name: str) -> 
     return lambda: packages.derived_lines(package, f"{name}-sentences", 2, build)
 
 
+# --- Digits, which come with scikit-learn ----------------------------------------------------------
+
+
+def _digits(split: str) -> Callable[[], Iterable]:
+    def read() -> Iterable:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        train, test = train_test_split(np.arange(len(pixels)), test_size=900, stratify=digits.target, random_state=0)
+        chosen = np.sort(train if split == "train" else test)
+        return ((ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
+
+    return read
+
+
 # --- Corpora on the hub, each at a pinned revision -------------------------------------------------
 
 
@@ -308,6 +655,76 @@ def _hub_source(
         return f"{repository}@{revision}"
 
     return _Source(description, {split: reader(split) for split in files}, origin)
+
+
+def _image_source(description: str, repository: str, revision: str, files: dict[str, Sequence[str]]) -> _Source:
+    """A corpus whose splits are Parquet files with the columns ``image`` and ``label``."""
+
+    def reader(split: str) -> Callable[[], Iterable]:
+        def read() -> Iterable:
+            for file in files[split]:
+                path = hub.dataset_file(repository, revision, file)
+                with _parquet_file(path) as rows:
+                    groups = [rows.read_row_group(i, columns=["label"]) for i in range(rows.num_row_groups)]
+                for i, group in enumerate(groups):
+                    labels = group["label"].to_pylist()
+                    yield from ((StoredImage(path, i, row), label) for row, label in enumerate(labels))
+
+        return read
+
+    def origin(split: str) -> str:
+        hub.require(repository, revision, files[split][0], "dataset")
+        return f"{repository}@{revision}"
+
+    return _Source(description, {split: reader(split) for split in files}, origin, "image")
+
+
+_COMMON_VOICE = ("mozilla-foundation/common_voice_11_0", "3a1ecdc235db65ef38a7e97dd04b603ea68a5810")
+
+
+@contextmanager
+def _withdrawn() -> Iterator[None]:
+    try:
+        yield
+    except AnalysisError as error:
+        raise AnalysisError(
+            f"{error} (its publisher took it off the hub in October 2025: get it there and give the folder of clips)"
+        ) from error
+
+
+def _common_voice(part: str) -> Callable[[], Iterable]:
+    """The English clips that the table of a part names, in its order, out of the part's archive."""
+
+    def read() -> Iterable:
+        with _withdrawn():
+            table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
+            archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
+        try:
+            with tarfile.open(archive, "r:") as tar:
+                clips = {
+                    PurePosixPath(member.name).name: ArchivedSound(
+                        archive, member.name, member.offset_data, member.size
+                    )
+                    for member in tar
+                }
+        except tarfile.TarError as error:
+            raise AnalysisError(f"{archive} is no whole tar archive ({error}): fetch it again") from error
+        # In this table a quotation mark is a character like any other.
+        names = pd.read_csv(table, sep="\t", usecols=["path"], quoting=csv.QUOTE_NONE)["path"]
+        missing = [name for name in names if name not in clips]
+        if missing:
+            raise AnalysisError(
+                f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again"
+            )
+        return ((clips[name], None) for name in names)
+
+    return read
+
+
+def _common_voice_origin(split: str) -> str:
+    with _withdrawn():
+        hub.require(*_COMMON_VOICE, f"transcript/en/{'dev' if split == 'validation' else split}.tsv", "dataset")
+    return "@".join(_COMMON_VOICE)
 
 
 def _parquet(folder: str, split: str, parts: int = 1) -> list[str]:
@@ -359,5 +776,23 @@ CORPORA = {
             "test": _parquet("wikitext-103-raw-v1", "test"),
             "train": _parquet("wikitext-103-raw-v1", "train", parts=2),
         },
+    ),
+    "digits": _Source(
+        "handwritten digits, 8x8 grey images, 897 to train on and 900 to test (bundled, from scikit-learn)",
+        {"test": _digits("test"), "train": _digits("train")},
+        lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
+        "image",
+    ),
+    "imagenet-1k": _image_source(
+        "ImageNet 2012, 50,000 images of 1,000 classes (hub: ILSVRC/imagenet-1k, gated)",
+        "ILSVRC/imagenet-1k",
+        "49e2ee26f3810fb5a7536bbf732a7b07389a47b5",
+        {"validation": _parquet("data", "validation", parts=14)},
+    ),
+    "common_voice_11_0": _Source(
+        "Common Voice 11.0, English clips read aloud (hub, until October 2025: mozilla-foundation/common_voice_11_0)",
+        {"validation": _common_voice("dev"), "test": _common_voice("test")},
+        _common_voice_origin,
+        "audio",
     ),
 }

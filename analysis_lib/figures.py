@@ -9,10 +9,13 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
 from analysis_lib.metrics.attention_by_token_type import by_layer
+from analysis_lib.metrics.drift import SIGNIFICANCE, drift_correlation
 
 # Five and a half inches: at the width of a phone the letters are still about 10 pixels high.
 WIDTH = 5.5
@@ -93,7 +96,7 @@ class Table:
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict."""
     numbers = [
-        f"{quantity}: **{value:z.3f}** [{low:z.3f}, {high:z.3f}]; the claim needs more than {bound:g}"
+        f"{quantity}: **{value:z.3f}**{_bracketed(low, high)}; the claim needs more than {bound:g}"
         for quantity, value, low, high, bound in verdicts[
             ["quantity", "value", "ci_low", "ci_high", "bound"]
         ].itertuples(index=False)
@@ -106,6 +109,11 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
         }
     )
     return Table(shown, name, caption)
+
+
+def _bracketed(low: float, high: float) -> str:
+    """An interval after its number; nothing where there is none."""
+    return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]"
 
 
 def published_beside_ours(comparison: pd.DataFrame, name: str, caption: str) -> Table:
@@ -184,6 +192,241 @@ def anisotropy_by_head(table: pd.DataFrame, width: int | None = None) -> Figure:
         axes.set(title=label, ylabel="average cosine")
         _layer_ticks(axes, part["layer"])
     panels[-1].set_xlabel("attention layer (heads side by side)")
+    return figure
+
+
+# As many markers as have no factor in common with the ten colours: seventy models before two look alike.
+_MODEL_MARKERS = "os^Dv<P"
+
+
+def _model_styles(models: Iterable[str]) -> dict[str, tuple[tuple[float, float, float], str]]:
+    """A colour and a marker for each model, in the order of their first mention."""
+    names = dict.fromkeys(models)
+    return {
+        name: (_COLOURS[i % len(_COLOURS)], _MODEL_MARKERS[i % len(_MODEL_MARKERS)]) for i, name in enumerate(names)
+    }
+
+
+def _model_legend(
+    figure: Figure, styles: dict, untrained: bool, linestyle: str = "-", first: Sequence[Line2D] = ()
+) -> None:
+    """The models below the axes, after the lines ``first``, and what an untrained twin looks like if there is any."""
+    look = {"markersize": 5, "linestyle": linestyle}
+    handles = [*first, *(Line2D([], [], color=c, marker=m, label=name, **look) for name, (c, m) in styles.items())]
+    if untrained:
+        look["linestyle"] = linestyle and "--"
+        handles.append(
+            Line2D([], [], color="0.6", marker="o", markerfacecolor="white", label="the same, untrained", **look)
+        )
+    longest = max(len(handle.get_label()) for handle in handles)
+    columns = 3 if longest <= 14 else 2 if longest <= 26 else 1
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2, handletextpad=0.4)
+
+
+@mpl.rc_context(_THEME)
+def anisotropy_by_model(table: pd.DataFrame, x: str = "layer") -> Figure:
+    """Average cosine against the layer, a line a model, with 95 % intervals as bands (Godey et al. 2024, Fig. 1 to 4).
+
+    An untrained twin has the colour and marker of its model, lighter and dashed. Where a model has several stacks,
+    such as encoder and decoder, its line breaks between them.
+
+    Args:
+        table: columns model, layer, cosine, ci_low, ci_high, trained (a twin has the name of its model, and False
+            here) and, where models have stacks, stack.
+        x: ``layer``, or ``depth``: the layer as a share of the model's last.
+
+    Raises:
+        AnalysisError: another x.
+    """
+    if x not in ("layer", "depth"):
+        raise AnalysisError(f"x is {x!r}: give layer or depth")
+    figure, (axes,) = _axes(height=4.0)
+    styles = _model_styles(table["model"])
+    stacks = table["stack"] if "stack" in table else pd.Series("", table.index)
+    last = table.groupby("model")["layer"].transform("max")
+    table = table.assign(stack=stacks.fillna(""), x=table["layer"] / (last if x == "depth" else 1))
+    for (model, trained, _), part in table.groupby(["model", "trained", "stack"], sort=False):
+        colour, marker = styles[model]
+        axes.plot(
+            part["x"],
+            part["cosine"],
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linestyle="-" if trained else "--",
+            markerfacecolor=colour if trained else "white",
+            alpha=1 if trained else 0.55,
+            label=model if trained else f"{model}, untrained",
+        )
+        band = {"color": colour, "alpha": 0.25 if trained else 0.12, "linewidth": 0}
+        axes.fill_between(part["x"], part["ci_low"], part["ci_high"], **band)
+    axes.set(
+        xlabel="layer (0: embedding output)" if x == "layer" else "depth (0: embedding output, 1: last layer)",
+        ylabel="average cosine",
+        ylim=(min(0, table["cosine"].min(), table["ci_low"].min()), None),
+    )
+    if x == "layer":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _model_legend(figure, styles, untrained=not table["trained"].all())
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def isotropic_density(dimensions: Sequence[int] = (4, 16, 64, 256, 1024)) -> Figure:
+    """The density of the cosine of two random directions, a curve a dimension (Godey et al. 2024, Fig. 17).
+
+    A marker on each curve is its 95th percentile.
+
+    Args:
+        dimensions: of the isotropic space, at least 2 each.
+    """
+    figure, (axes,) = _axes()
+    # Twice as fine where the narrowest curve is high.
+    cosine = np.sort(np.concatenate([np.linspace(-1, 1, 801), np.linspace(-0.2, 0.2, 801)]))
+    styles = _model_styles(f"d = {d}" for d in dimensions)
+    for d, (label, (colour, marker)) in zip(dimensions, styles.items(), strict=True):
+        # In the plane the density has poles at the borders.
+        density = isotropic_cosine_density(cosine, d)
+        axes.plot(cosine, np.where(np.isfinite(density), density, np.nan), color=colour, label=label)
+        percentile = np.array([isotropic_cosine_quantile(d)])
+        axes.plot(percentile, isotropic_cosine_density(percentile, d), color=colour, marker=marker, markersize=6)
+    axes.set(xlabel="cosine of two random directions", ylabel="density", xlim=(-1, 1), ylim=(0, None))
+    _model_legend(figure, styles, untrained=False)
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def cosine_against_dimension(points: pd.DataFrame) -> Figure:
+    """The isotropic 95th percentile against the dimension, and the layers of models (Godey et al. 2024, Fig. 18).
+
+    A point is the average cosine of a layer, hollow where the model is untrained; models of the same width stand
+    side by side. In the grey below the line lie 95 % of the cosines of random directions.
+
+    Args:
+        points: columns model, layer, dimensions, cosine, trained.
+    """
+    figure, (axes,) = _axes(height=4.0)
+    low, high = points["dimensions"].min(), points["dimensions"].max()
+    curve = np.unique(np.geomspace(max(2, low / 4), 4 * high, 200).astype(int))
+    isotropic = [isotropic_cosine_quantile(int(d)) for d in curve]
+    percentile = axes.plot(curve, isotropic, color="black", linestyle="--", label="isotropic, 95th percentile")
+    axes.fill_between(curve, -1, isotropic, color="0.9", linewidth=0)
+    styles = _model_styles(points["model"])
+    for (model, trained), part in points.groupby(["model", "trained"], sort=False):
+        colour, marker = styles[model]
+        # Side by side over a third of the dimension, which a logarithmic axis shows alike everywhere.
+        order = list(styles).index(model) + (0.5 if not trained else 0)
+        aside = 1 + 0.35 * ((order + 0.5) / len(styles) - 0.5)
+        axes.plot(
+            part["dimensions"] * aside,
+            part["cosine"],
+            linestyle="",
+            marker=marker,
+            markersize=5,
+            color=colour,
+            markerfacecolor=colour if trained else "white",
+            label=model if trained else f"{model}, untrained",
+        )
+    axes.set(
+        xscale="log",
+        xlabel="dimensions",
+        ylabel="average cosine of a layer",
+        xlim=(curve[0], curve[-1]),
+        ylim=(min(-0.02, points["cosine"].min() - 0.02), max(isotropic[0], points["cosine"].max()) + 0.05),
+    )
+    _model_legend(figure, styles, untrained=not points["trained"].all(), linestyle="", first=percentile)
+    return figure
+
+
+# A p-value below this is drawn here: where the correlation is perfect it is 0, which has no logarithm.
+_LEAST_P = 1e-12
+
+
+@mpl.rc_context(_THEME)
+def drift_pvalues(correlations: pd.DataFrame, test: str = "spearman") -> Figure:
+    """The p-value of the correlation of drift and cosine over the layers of each model (Godey et al. 2024, Fig. 5, 16).
+
+    Left of the red line it is below 0.05. A hollow marker has too few layers to get there whatever they are; a model
+    without a p-value says so. Behind each name stands the number of layers.
+
+    Args:
+        correlations: ``metrics.drift.drift_correlation``.
+        test: ``spearman``, as in Figure 5, or ``pearson``, as in Figure 16.
+
+    Raises:
+        AnalysisError: another test.
+    """
+    if test not in ("spearman", "pearson"):
+        raise AnalysisError(f"the test is {test!r}: give spearman or pearson")
+    figure, (axes,) = _axes(height=1.2 + 0.32 * len(correlations))
+    axes.axvline(SIGNIFICANCE, color="red", linestyle="--", linewidth=1.2)
+    for row, (_, model) in enumerate(correlations.iterrows()):
+        p = model[f"{test}_p"]
+        if np.isnan(p):
+            axes.annotate(
+                model["note"],
+                (SIGNIFICANCE, row),
+                xytext=(-6, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                fontsize=9,
+            )
+            continue
+        axes.plot(
+            max(p, _LEAST_P),
+            row,
+            marker="o" if p > _LEAST_P else "<",
+            markersize=7,
+            color=_COLOURS[0],
+            markerfacecolor=_COLOURS[0] if model["enough"] else "white",
+        )
+    names = [f"{name} ({layers})" for name, layers in correlations[["model", "layers"]].itertuples(index=False)]
+    axes.set_yticks(range(len(names)), names)
+    least = correlations[f"{test}_p"].clip(lower=_LEAST_P).min()
+    axes.set(
+        xscale="log",
+        xlim=(min(0.003, least / 2) if np.isfinite(least) else 0.003, 1.3),
+        ylim=(len(names) - 0.5, -0.5),
+        xlabel=f"p-value ({test.capitalize()}); red: {SIGNIFICANCE}",
+    )
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def drift_scatter(table: pd.DataFrame) -> Figure:
+    """The norm of the mean vector against the average cosine: a panel a model, a point a layer.
+
+    Points go from dark (first layer) to light (last), both named; the title gives Spearman's ρ.
+
+    Args:
+        table: columns model, layer, norm_of_mean, cosine; one row a layer.
+    """
+    correlations = drift_correlation(table).set_index("model")
+    rows = -(-len(correlations) // 2)
+    figure = PageFigure(figsize=(WIDTH, 2.3 * rows), layout="constrained")
+    panels = list(np.ravel(figure.subplots(rows, 2, squeeze=False)))
+    for axes, (model, part) in zip(panels, table.groupby("model", sort=False), strict=False):
+        part = part.sort_values("layer")
+        axes.plot(part["norm_of_mean"], part["cosine"], color="0.75", linewidth=0.8, zorder=1)
+        axes.scatter(part["norm_of_mean"], part["cosine"], c=part["layer"], cmap="cividis", s=22, zorder=2)
+        for _, end in part.iloc[[0, -1]].iterrows():
+            axes.annotate(
+                f"{end['layer']}",
+                (end["norm_of_mean"], end["cosine"]),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=9,
+                fontweight="bold",
+            )
+        rho = correlations.loc[model, "spearman"]
+        axes.set_title(model if np.isnan(rho) else f"{model}: ρ = {rho:z.2f}", fontsize=10)
+        axes.margins(0.15)
+    for axes in panels[len(correlations) :]:
+        axes.remove()
+    figure.supxlabel("norm of the mean hidden state", fontsize=11)
+    figure.supylabel("average cosine", fontsize=11)
     return figure
 
 

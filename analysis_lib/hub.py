@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
 from analysis_lib.errors import AnalysisError
 
@@ -63,6 +63,10 @@ def _fetch(repository: str, download, **arguments) -> str:
         return download(repository, local_files_only=offline, **arguments)
     except HFValidationError as error:
         raise AnalysisError(f"{repository} is not a name on the hub: it should read owner/name") from error
+    except GatedRepoError as error:
+        raise AnalysisError(
+            f"{repository} is gated: ask for access on its page on the hub, log in with `hf auth login` and run again"
+        ) from error
     except HfHubHTTPError as error:
         raise AnalysisError(f"the hub refused {repository}: {str(error).splitlines()[0]}") from error
     except OSError as error:

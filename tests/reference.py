@@ -1,10 +1,13 @@
 """A naive reference of every table: float64, one utterance at a time, eager attention, every pair formed.
 
-Written from the definitions of the tables and the papers' formulas alone. It shares no code with the
-library: slow, and meant to be read.
+Written from the definitions of the tables, the papers' formulas and transformers' eager code. It shares no code with
+the library: slow, and meant to be read. It proves itself as it runs: of every pair of a query and a key, the
+contributions of the key's input and the terms that do not depend on it must add up to the score of the eager forward
+pass, and the weights and values to what it gives to its output projection.
 """
 
 import math
+import re
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +18,14 @@ import pandas as pd
 import torch
 import transformers
 from scipy import stats
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 KEY_TYPES = ("cls", "sep", "punct", "other")
+TERMS = ("content", "position_query", "key_bias", "position")
 SPACES = ("hidden", "query", "key", "value")
 JACKKNIFE_GROUPS = 20
-
-# Names of the projections in the state dict.
-_BERT = "encoder.layer.{layer}.attention.self.{name}"
-_DISTILBERT = "transformer.layer.{layer}.attention.{letter}_lin"
+PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
 # The tables of the design, and their columns.
 COLUMNS = {
@@ -35,7 +38,9 @@ COLUMNS = {
     "dimension_means": ["layer", "dimension", "token_type", "mean"],
     "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
     "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
+    "score_terms": ["layer", "head", "key_type", "term", "contribution", "pairs"],
 }
+OF_HIDDEN_STATES = ("anisotropy", "mean_vector", "utterance_similarity", "dimension_means", "outlier_dimensions")
 
 
 def bundled_model(folder: Path) -> Path:
@@ -52,107 +57,759 @@ def bundled_model(folder: Path) -> Path:
     return folder
 
 
-@dataclass
-class Utterance:
-    """Everything the model computes for one sequence of tokens.
+class DoublePrecision(TorchFunctionMode):
+    """Inside it, float64 stays float64: transformers takes some norms and softmaxes in float32 whatever the model."""
 
-    ``hidden[l]`` is tokens x width; ``query``, ``key`` and ``value`` of layer l (from 1) heads x tokens x d';
-    ``weights[l]`` heads x queries x keys. ``counted`` says which tokens count as vectors and as queries.
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if function is torch.Tensor.float:
+                return args[0]
+            if function is torch.Tensor.to:
+                args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+        return function(*args, **kwargs)
+
+
+@dataclass
+class Call:
+    """One call of an attention module: what it read, its logits and weights, and what it gave to its output."""
+
+    module: nn.Module
+    block: nn.Module
+    read: Tensor
+    extra: dict
+    softmaxes: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    mixed: Tensor | None = None
+
+
+@dataclass
+class Step:
+    """One call of a block."""
+
+    stack: str
+    block: nn.Module
+    read: Tensor
+    gave: Tensor | None = None
+    call: Call | None = None
+
+
+class Trace(DoublePrecision):
+    """Follows a forward pass: every block, every attention, every softmax."""
+
+    def __init__(self, model: nn.Module, family: "Family"):
+        super().__init__()
+        self.steps: list[Step] = []
+        self.open: Call | None = None
+        self.hooks = []
+        for name, block in model.named_modules():
+            found = re.fullmatch(family.blocks, name)
+            if found:
+                self._follow(block, found[1] if found.groups() else "", family)
+
+    def _follow(self, block: nn.Module, stack: str, family: "Family") -> None:
+        def begin(_module, args, kwargs):
+            self.steps.append(Step(stack, block, args[0] if args else kwargs["hidden_states"]))
+
+        def end(_module, _args, output):
+            self.steps[-1].gave = output[0] if isinstance(output, tuple) else output
+
+        self.hooks += [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]
+        if family.attention is None:
+            return
+        attention = block.get_submodule(family.attention)
+
+        def attend(_module, args, kwargs):
+            read = args[0] if args else kwargs["hidden_states"]
+            self.open = self.steps[-1].call = Call(attention, block, read, {**kwargs, "args": args[1:]})
+
+        def attended(*_):
+            self.open = None
+
+        def mixed(_module, args):
+            self.steps[-1].call.mixed = args[0]
+
+        output = block.get_submodule(family.output)
+        self.hooks += [
+            attention.register_forward_pre_hook(attend, with_kwargs=True),
+            attention.register_forward_hook(attended),
+            output.register_forward_pre_hook(mixed),
+        ]
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        if function in (nn.functional.softmax, torch.softmax, torch.Tensor.softmax) and self.open is not None:
+            self.open.softmaxes.append((args[0], result))
+        return result
+
+    def __exit__(self, *error):
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*error)
+
+
+# --- What each architecture computes --------------------------------------------------------------
+
+Projection = tuple[np.ndarray, np.ndarray | None]
+
+
+@dataclass(frozen=True)
+class Position:
+    """The part of a score that positions have, before the scaling; each heads x queries x keys (x d').
+
+    ``bias`` does not depend on the key's input; ``query`` stands beside the query and meets the key.
     """
 
-    text: int
-    types: list[str]
+    bias: np.ndarray | None = None
+    query: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to read a kind of model.
+
+    Attributes:
+        blocks: a pattern for the names of its blocks; a group in it is the name of the stack.
+        attention: the attention module below a block; None if it has none.
+        output: the projection below a block that the values go through after they were mixed.
+        projections: W (d' rows a head) and b of query, key and value of an attention module.
+        scaling: what the scores are multiplied with, from the attention module and d'.
+        inputs: what queries and keys and values are made from, from the call.
+        position: from the model, the call, the queries (heads x tokens x d') and the scaling.
+        tokens: what the vectors of a stack stand for: ``text``, ``shifted`` (the same, one later), ``molecules``,
+            or how many class tokens stand before others.
+        run: runs the model on what the processor made.
+        maps: whether hidden states are maps of features.
+    """
+
+    blocks: str
+    attention: str | None = None
+    output: str | None = None
+    projections: Callable[[nn.Module], dict[str, Projection]] | None = None
+    scaling: Callable[[nn.Module, int], float] = lambda module, width: width**-0.5
+    inputs: Callable[[Call], tuple[Tensor, Tensor, Tensor]] = lambda call: (call.read,) * 3
+    position: Callable[..., Position] = lambda *_: Position()
+    tokens: Callable[[nn.Module, Step], str | int] = lambda model, step: "text"
+    run: Callable[[nn.Module, dict], object] = lambda model, inputs: model(**inputs)
+    maps: bool = False
+
+
+def _array(tensor: Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.detach().numpy()
+
+
+def _separate(query: str, key: str, value: str) -> Callable[[nn.Module], dict[str, Projection]]:
+    def projections(attention: nn.Module) -> dict[str, Projection]:
+        modules = [attention.get_submodule(name) for name in (query, key, value)]
+        return {
+            space: (_array(module.weight), _array(module.bias))
+            for space, module in zip(("query", "key", "value"), modules, strict=True)
+        }
+
+    return projections
+
+
+def _fused(name: str, heads: Callable[[nn.Module], int]) -> Callable[[nn.Module], dict[str, Projection]]:
+    """One projection for all: query, key and value of a head lie together (``heads`` heads), or all queries first."""
+
+    def projections(attention: nn.Module) -> dict[str, Projection]:
+        module = attention.get_submodule(name)
+        # GPT-2 keeps its weights the other way round.
+        weight = _array(module.weight if isinstance(module, nn.Linear) else module.weight.T)
+        groups = heads(attention)
+        rows = np.arange(len(weight)).reshape(groups, 3, -1)
+        found = {}
+        for i, space in enumerate(("query", "key", "value")):
+            chosen = rows[:, i].ravel()
+            found[space] = (weight[chosen], None if module.bias is None else _array(module.bias)[chosen])
+        return found
+
+    return projections
+
+
+def _deberta_projections(attention: nn.Module) -> dict[str, Projection]:
+    found = _fused("in_proj", lambda module: module.num_attention_heads)(attention)
+    return {
+        "query": (found["query"][0], _array(attention.q_bias)),
+        "key": found["key"],
+        "value": (found["value"][0], _array(attention.v_bias)),
+    }
+
+
+def _bucket(distance: int, buckets: int, longest: int, both_directions: bool) -> int:
+    """T5's bucket of the distance from query to key: exact when near, logarithmic when far."""
+    first = 0
+    if both_directions:
+        buckets //= 2
+        first = buckets if distance > 0 else 0
+        distance = abs(distance)
+    else:
+        distance = max(-distance, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    # In float32, as the models do: at the edge of a bucket rounding decides.
+    ratio = np.log(np.float32(distance) / np.float32(exact)) / np.float32(math.log(longest / exact))
+    return first + min(exact + int(np.float32(ratio) * np.float32(buckets - exact)), buckets - 1)
+
+
+def _t5_position(model, call, stack, query, scaling) -> Position:
+    first = model.get_submodule(stack).block[0].layer[0].SelfAttention
+    table, tokens = _array(first.relative_attention_bias.weight), query.shape[1]
+    buckets, longest = first.relative_attention_num_buckets, first.relative_attention_max_distance
+    bias = np.empty((query.shape[0], tokens, tokens))
+    for m in range(tokens):
+        for n in range(tokens):
+            bias[:, m, n] = table[_bucket(n - m, buckets, longest, both_directions=not first.is_decoder)]
+    return Position(bias / scaling)
+
+
+def _mpnet_position(model, call, stack, query, scaling) -> Position:
+    table, tokens = _array(model.encoder.relative_attention_bias.weight), query.shape[1]
+    bias = np.empty((query.shape[0], tokens, tokens))
+    for m in range(tokens):
+        for n in range(tokens):
+            bias[:, m, n] = table[_bucket(n - m, 32, 128, both_directions=True)]
+    return Position(bias / scaling)
+
+
+def _beit_position(model, call, stack, query, scaling) -> Position:
+    """One value for each step right and down from query to key, and three for pairs with [CLS]."""
+    modules = [m for m in (model.shared_position_bias, call.block.relative_position_bias) if m is not None]
+    if not modules:
+        return Position()
+    side = math.isqrt(query.shape[1] - 1)
+    bias = np.zeros((query.shape[0], side**2 + 1, side**2 + 1))
+    for table in (_array(module.relative_position_bias_table) for module in modules):
+        for m in range(side**2 + 1):
+            for n in range(side**2 + 1):
+                down = (m - 1) // side - (n - 1) // side + side - 1
+                right = (m - 1) % side - (n - 1) % side + side - 1
+                with_cls = {(True, True): -1, (False, True): -2, (True, False): -3}
+                index = with_cls.get((m == 0, n == 0), down * (2 * side - 1) + right)
+                bias[:, m, n] += table[index]
+    return Position(bias / scaling)
+
+
+def _deberta_bucket(distance: int, buckets: int, longest: int) -> int:
+    middle = buckets // 2
+    if buckets <= 0 or abs(distance) <= middle:
+        return distance
+    # In float32, as the model does.
+    ratio = np.log(np.float32(abs(distance) / middle)) / np.log(np.float32((longest - 1) / middle))
+    return int(np.sign(distance)) * int(np.ceil(ratio * np.float32(middle - 1)) + middle)
+
+
+def _disentangled(query, relations: list[str], keys, queries, index: Callable[[int], int]) -> Position:
+    """Query and key each meet the projected embedding of their distance: ``keys``, ``queries`` heads x indices x d'."""
+    heads, tokens, width = query.shape
+    bias = np.zeros((heads, tokens, tokens)) if "c2p" in relations else None
+    beside = np.zeros((heads, tokens, tokens, width)) if "p2c" in relations else None
+    for m in range(tokens):
+        for n in range(tokens):
+            if bias is not None:
+                bias[:, m, n] = (query[:, m] * keys[:, index(m - n)]).sum(-1)
+            if beside is not None:
+                beside[:, m, n] = queries[:, index(m - n)]
+    return Position(bias, beside)
+
+
+def _by_head(vectors: np.ndarray, heads: int) -> np.ndarray:
+    """rows x (heads d') -> heads x rows x d'."""
+    return vectors.reshape(len(vectors), heads, -1).transpose(1, 0, 2)
+
+
+def _project(module: nn.Module, vectors: Tensor, heads: int) -> np.ndarray:
+    return _by_head(_array(module(vectors)), heads)
+
+
+def _deberta_position(model, call, stack, query, scaling) -> Position:
+    attention, heads = call.module, query.shape[0]
+    longest = model.encoder.max_relative_positions
+    span = min(query.shape[1], longest)
+    embeddings = model.encoder.rel_embeddings.weight[longest - span : longest + span]
+    keys = _project(attention.pos_proj, embeddings, heads)
+    queries = _project(attention.pos_q_proj, embeddings, heads)
+    return _disentangled(
+        query, attention.pos_att_type, keys, queries, lambda distance: min(max(distance + span, 0), 2 * span - 1)
+    )
+
+
+def _deberta_v2_position(model, call, stack, query, scaling) -> Position:
+    attention, heads, relations = call.module, query.shape[0], call.module.pos_att_type
+    longest, buckets = attention.max_relative_positions, attention.position_buckets
+    span = attention.pos_ebd_size
+    embeddings = model.encoder.rel_embeddings.weight
+    if "layer_norm" in model.encoder.norm_rel_ebd:
+        embeddings = model.encoder.LayerNorm(embeddings)
+    names = ("key_proj", "query_proj") if attention.share_att_key else ("pos_key_proj", "pos_query_proj")
+    keys, queries = (
+        _project(getattr(attention, name), embeddings, heads) if relation in relations else None
+        for name, relation in zip(names, ("c2p", "p2c"), strict=True)
+    )
+
+    def index(distance: int) -> int:
+        return min(max(_deberta_bucket(distance, buckets, longest) + span, 0), 2 * span - 1)
+
+    return _disentangled(query, relations, keys, queries, index)
+
+
+def _deberta_scaling(module: nn.Module, width: int) -> float:
+    return (width * (1 + len(set(module.pos_att_type) & {"c2p", "p2c"}))) ** -0.5
+
+
+def _reduced(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """SegFormer: keys and values are made from a shrunken map."""
+    attention = call.module
+    if attention.sequence_reduction_ratio == 1:
+        return (call.read,) * 3
+    smaller = attention.sequence_reduction(call.read, *call.extra["args"])
+    return call.read, smaller, smaller
+
+
+def _convolved(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """CvT: queries, keys and values each go through a convolution of their own; the class token goes around it."""
+    attention, (height, width) = call.module, call.extra["args"]
+    first = call.read.shape[1] - height * width
+    cls, patches = call.read[:, :first], call.read[:, first:]
+    grid = patches.transpose(1, 2).reshape(1, -1, height, width)
+    names = ("query", "key", "value")
+    convolved = [getattr(attention, f"convolution_projection_{name}")(grid) for name in names]
+    return tuple(torch.cat([cls, vectors], 1) for vectors in convolved)
+
+
+def _seq2seq(model: nn.Module, inputs: dict) -> object:
+    return model(**inputs, decoder_input_ids=model._shift_right(inputs["input_ids"]))
+
+
+def _encoder_only(model: nn.Module, inputs: dict) -> object:
+    return model.encoder(inputs["input_features"])
+
+
+def _canine(model: nn.Module, inputs: dict) -> object:
+    # The mask in float64, too: transformers multiplies it with the lowest number of the scores' precision.
+    mask = torch.ones(inputs["input_ids"].shape, dtype=torch.float64)
+    return model(**inputs, attention_mask=mask)
+
+
+def _bert(attention: str = "attention.self", names=("query", "key", "value"), **settings) -> Family:
+    settings = {"blocks": r"encoder\.layer\.\d+", "output": "attention.output.dense", **settings}
+    return Family(attention=attention, projections=_separate(*names), **settings)
+
+
+_LETTERS = ("q", "k", "v")
+_PROJ = ("q_proj", "k_proj", "v_proj")
+_BERT = _bert()
+_LLAMA = _bert("self_attn", _PROJ, blocks=r"layers\.\d+", output="self_attn.o_proj")
+_SPEECH = _bert(
+    "attention", _PROJ, blocks=r"encoder\.layers\.\d+", output="attention.out_proj", tokens=lambda model, step: 0
+)
+
+
+def _vision(cls: int, blocks: str = r"layers\.\d+", **settings) -> Family:
+    return _bert(
+        "attention", _PROJ, blocks=blocks, output="attention.o_proj", tokens=lambda model, step: cls, **settings
+    )
+
+
+def _t5(encoder: str, units: str | int) -> Family:
+    """``units`` are what the encoder reads."""
+    return _bert(
+        "layer.0.SelfAttention",
+        _LETTERS,
+        blocks=rf"({encoder}|decoder)\.block\.\d+",
+        output="layer.0.SelfAttention.o",
+        scaling=lambda module, width: 1.0,
+        position=_t5_position,
+        tokens=lambda model, step: "shifted" if step.stack == "decoder" else units,
+        run=_seq2seq,
+    )
+
+
+def _maps(blocks: str) -> Family:
+    return Family(blocks, tokens=lambda model, step: 0, maps=True)
+
+
+FAMILIES = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "character_bert"), _BERT),
+    "distilbert": _bert(
+        "attention", ("q_lin", "k_lin", "v_lin"), blocks=r"transformer\.layer\.\d+", output="attention.out_lin"
+    ),
+    "albert": _bert(
+        "attention",
+        blocks=r"encoder\.albert_layer_groups\.\d+\.albert_layers\.\d+",
+        output="attention.dense",
+    ),
+    "mpnet": _bert("attention.attn", _LETTERS, output="attention.attn.o", position=_mpnet_position),
+    "deberta": Family(
+        r"encoder\.layer\.\d+",
+        "attention.self",
+        "attention.output.dense",
+        _deberta_projections,
+        _deberta_scaling,
+        position=_deberta_position,
+    ),
+    "deberta-v2": _bert(
+        names=("query_proj", "key_proj", "value_proj"), scaling=_deberta_scaling, position=_deberta_v2_position
+    ),
+    "modernbert": Family(r"layers\.\d+", "attn", "attn.Wo", _fused("Wqkv", lambda module: 1)),
+    "gpt2": Family(r"h\.\d+", "attn", "attn.c_proj", _fused("c_attn", lambda module: 1)),
+    "gpt_neox": Family(
+        r"layers\.\d+",
+        "attention",
+        "attention.dense",
+        _fused("query_key_value", lambda module: module.config.num_attention_heads),
+    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    **dict.fromkeys(("t5", "mt5"), _t5("encoder", "text")),
+    # Blocks of bytes, which are of no type.
+    "manta": _t5("encoder.t5_encoder", 0),
+    "canine": _bert(
+        "attention",
+        ("self.query", "self.key", "self.value"),
+        blocks=r"(initial_char_encoder|encoder|final_char_encoder)\.layer\.\d+",
+        tokens=lambda model, step: "molecules" if step.stack == "encoder" else "text",
+        run=_canine,
+    ),
+    **dict.fromkeys(("wav2vec2", "hubert"), _SPEECH),
+    "whisper": _bert(
+        "self_attn",
+        _PROJ,
+        blocks=r"encoder\.layers\.\d+",
+        output="self_attn.out_proj",
+        tokens=lambda model, step: 0,
+        run=_encoder_only,
+    ),
+    "vit": _vision(1),
+    "beit": _vision(1, position=_beit_position),
+    "deit": _vision(2),
+    **dict.fromkeys(("dinov2", "dinov2_with_registers"), _vision(1, r"encoder\.layer\.\d+")),
+    "segformer": _vision(0, r"stages\.\d+\.blocks\.\d+", inputs=_reduced),
+    "resnet": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
+    "van": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
+    "efficientnet": _maps(r"encoder\.blocks\.\d+"),
+    "convnext": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
+    "cvt": _bert(
+        "attention.attention",
+        ("projection_query", "projection_key", "projection_value"),
+        blocks=r"encoder\.stages\.\d+\.layers\.\d+",
+        scaling=lambda module, width: module.embed_dim**-0.5,
+        tokens=lambda model, step: int(step.call.module.with_cls_token),
+        inputs=_convolved,
+        maps=True,
+    ),
+}
+
+
+# --- What one item gives --------------------------------------------------------------------------
+
+
+@dataclass
+class Attention:
+    """The self-attention of a block over one sequence.
+
+    ``read`` is what keys are made from, keys x width; ``spaces`` query, key and value, heads x tokens x d', after
+    rotation and normalisation; ``weights`` and each of ``terms`` heads x queries x keys; ``allowed`` queries x keys.
+    ``contributions`` is C summed over the queries that count, heads x keys x width, and ``pairs`` how many those are
+    for each key. ``counted`` says which queries count, ``counted_keys`` which keys count as vectors.
+    """
+
+    read: np.ndarray
+    spaces: dict[str, np.ndarray]
+    weights: np.ndarray
+    allowed: np.ndarray
+    key_types: np.ndarray
     counted: np.ndarray
-    hidden: list[np.ndarray]
-    spaces: dict[str, dict[int, np.ndarray]] = field(default_factory=dict)
-    weights: dict[int, np.ndarray] = field(default_factory=dict)
+    counted_keys: np.ndarray
+    contributions: np.ndarray
+    pairs: np.ndarray
+    terms: dict[str, np.ndarray]
+
+
+@dataclass
+class Layer:
+    """The hidden vectors of a layer, tokens x width, their types, and the attention that its block begins with."""
+
+    hidden: np.ndarray
+    types: np.ndarray
+    counted: np.ndarray
+    attention: Attention | None = None
+
+
+@dataclass
+class Utterance:
+    """Everything the model computes for one item, or one window of a text."""
+
+    item: int
+    layers: list[Layer]
+
+
+def _rotated(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Dimensions i and i + r/2 of the first r turned by an angle; the others stay."""
+    size = cos.shape[-1]
+    half = size // 2
+    turned, rest = vectors[..., :size], vectors[..., size:]
+    other = np.concatenate([-turned[..., half:], turned[..., :half]], -1)
+    return np.concatenate([turned * cos + other * sin, rest], -1)
+
+
+def _joined(softmaxes: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and weights, heads x queries x keys; of local attention the pieces along the diagonal."""
+    logits, weights = ([_array(pair[i][0]) for pair in softmaxes] for i in range(2))
+    size = (len(logits[0]), sum(piece.shape[1] for piece in logits), sum(piece.shape[2] for piece in logits))
+    joined = np.full(size, -np.inf), np.zeros(size)
+    row = column = 0
+    for pieces in zip(logits, weights, strict=True):
+        rows, columns = pieces[0].shape[1:]
+        for whole, piece in zip(joined, pieces, strict=True):
+            whole[:, row : row + rows, column : column + columns] = piece
+        row, column = row + rows, column + columns
+    return joined
+
+
+def _agree(found: np.ndarray, wanted: np.ndarray, what: str) -> None:
+    assert np.isfinite(wanted).all(), what
+    scale = max(1.0, np.abs(wanted).max(initial=0))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10 * scale, err_msg=what)
+
+
+def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> Attention:
+    """What a block's attention computed, made anew from its input and weights, and checked against the eager pass."""
+    call = step.call
+    logits, weights = _joined(call.softmaxes)
+    # A mask is -inf, or the most negative number there is.
+    allowed = logits[0] > -1e30
+    assert allowed.any(-1).all()
+    read = dict(zip(("query", "key", "value"), (_array(x[0]) for x in family.inputs(call)), strict=True))
+    projections = family.projections(call.module)
+    heads = len(logits)
+    width = len(projections["query"][0]) // heads
+    plain, spaces = {}, {}
+    for space, (weight, bias) in projections.items():
+        plain[space] = _by_head(read[space] @ weight.T, len(weight) // width)
+        vectors = plain[space] if bias is None else plain[space] + bias.reshape(-1, 1, width)
+        spaces[space] = vectors
+    key_heads = len(spaces["key"])
+    # Root-mean-square normalisation: of the keys as a gain for each dimension of each key.
+    gains = np.ones_like(spaces["key"])
+    for space in ("query", "key"):
+        norm = getattr(call.module, f"{space[0]}_norm", None)
+        if norm is not None:
+            mean_square = (spaces[space] ** 2).mean(-1, keepdims=True)
+            gain = _array(norm.weight) / np.sqrt(mean_square + norm.variance_epsilon)
+            spaces[space] = spaces[space] * gain
+            gains = gain if space == "key" else gains
+    rotation = call.extra.get("position_embeddings")
+    if rotation is not None:
+        cos, sin = (_array(part[0]) for part in rotation)
+        spaces["query"], spaces["key"] = (_rotated(spaces[space], cos, sin) for space in ("query", "key"))
+    scaling = family.scaling(call.module, width)
+    position = family.position(model, call, step.stack, spaces["query"], scaling)
+
+    key_weight, key_bias = projections["key"]
+    terms = {name: np.zeros_like(logits) for name in TERMS}
+    contributions = np.zeros((heads, *read["key"].shape))
+    for head in range(heads):
+        group = head // (heads // key_heads)
+        rows = slice(group * width, (group + 1) * width)
+        bias = np.zeros(width) if key_bias is None else key_bias[rows]
+        for m in range(len(allowed)):
+            # The query carried back to where keys come out of their projection: one row, or one a key.
+            query = spaces["query"][head, m]
+            carried = query[None]
+            if rotation is not None:
+                carried = _rotated(np.repeat(carried, len(cos), 0), cos, -sin)
+            if hasattr(call.module, "k_norm"):
+                carried = carried * gains[group]
+            terms["content"][head, m] = (carried * plain["key"][group]).sum(-1)
+            if position.query is not None:
+                beside = position.query[head, m]
+                terms["position_query"][head, m] = (beside * plain["key"][group]).sum(-1)
+                carried = carried + beside
+            if position.bias is not None:
+                terms["position"][head, m] = position.bias[head, m]
+            terms["key_bias"][head, m] = carried @ bias
+            # C of the pairs of one query with every key: keys x width.
+            pairs = (carried @ key_weight[rows]) * read["key"]
+            inputs = terms["content"][head, m] + terms["position_query"][head, m]
+            _agree(pairs.sum(-1), inputs, "contributions")
+            if counted[m]:
+                contributions[head, allowed[m]] += pairs[allowed[m]]
+    score = sum(terms.values())
+    _agree((score * scaling)[:, allowed], logits[:, allowed], "scores")
+    values = np.repeat(spaces["value"], heads // key_heads, axis=0)
+    _agree((weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1), _array(call.mixed[0]), "values")
+
+    if key_bias is None:
+        del terms["key_bias"]
+    if position.query is None:
+        del terms["position_query"]
+    if position.bias is None:
+        del terms["position"]
+    same = len(read["key"]) == len(types)
+    key_types = types if same else _token_types(family, model, step, len(read["key"]))
+    counted_keys = counted if same else np.ones(len(key_types), bool)
+    pairs = allowed[counted].sum(0)
+    return Attention(
+        read["key"], spaces, weights, allowed, key_types, counted, counted_keys, contributions, pairs, terms
+    )
+
+
+def _token_types(family: Family, model: nn.Module, step: Step, count: int) -> np.ndarray:
+    """Of tokens that are no text: so many class tokens, then others."""
+    first = family.tokens(model, step)
+    return np.array(["cls"] * first + ["other"] * (count - first))
+
+
+# --- The tables -----------------------------------------------------------------------------------
 
 
 class Reference:
-    """The tables of ``texts`` under the model of ``folder``."""
+    """The tables of ``items`` (texts, PIL images, or samples at 16 kHz) under the model of ``folder``."""
 
     def __init__(
         self,
         folder: Path,
-        texts: Sequence[str],
+        items: Sequence,
         *,
         special_tokens: bool = True,
         long_texts: str = "cut",
         max_length: int = 512,
+        maps: str = "flatten",
     ):
         self.special_tokens = special_tokens
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.maps = maps
         self.model = transformers.AutoModel.from_pretrained(
             folder, dtype=torch.float64, attn_implementation="eager", use_safetensors=True
         ).eval()
-        self.heads = self.model.config.num_attention_heads
-        self.layers = self.model.config.num_hidden_layers
-        # Projections in the paper's orientation: W_Q, W_K of shape width x width, q = x W_Q + b_Q.
-        self.projections = {
-            (space, layer): self._projection(space, layer)
-            for space in ("query", "key", "value")
-            for layer in range(1, self.layers + 1)
-        }
-        self.utterances = [
-            self._run(index, ids)
-            for index, text in enumerate(texts)
-            for ids in self._sequences(text, long_texts, max_length)
-        ]
+        self.family = FAMILIES[self.model.config.model_type]
+        self.utterances: list[Utterance] = []
+        if self.model.main_input_name == "input_ids":
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            self._read_frame()
+            for index, text in enumerate(items):
+                for ids in self._sequences(text, long_texts, max_length):
+                    self._run(index, {"input_ids": torch.tensor([ids])}, ids)
+        elif self.model.main_input_name == "pixel_values":
+            processor = transformers.AutoImageProcessor.from_pretrained(folder)
+            for index, image in enumerate(items):
+                self._run(index, processor(image.convert("RGB"), return_tensors="pt"))
+        else:
+            processor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+            for index, samples in enumerate(items):
+                self._run(index, processor(samples, sampling_rate=16000, return_tensors="pt"), samples=len(samples))
+        first = self.utterances[0].layers
+        self.layers = range(len(first))
+        self.attending = [layer for layer in self.layers if first[layer].attention is not None]
 
-    def _projection(self, space: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        pattern = _DISTILBERT if self.model.config.model_type == "distilbert" else _BERT
-        name = pattern.format(layer=layer - 1, name=space, letter=space[0])
-        state = self.model.state_dict()
-        return state[f"{name}.weight"].T.numpy(), state[f"{name}.bias"].numpy()
-
-    def _head(self, space: str, layer: int, head: int) -> tuple[np.ndarray, np.ndarray]:
-        """W and b of one head (from 0): width x d' and d'."""
-        weight, bias = self.projections[space, layer]
-        size = weight.shape[1] // self.heads
-        columns = slice(head * size, (head + 1) * size)
-        return weight[:, columns], bias[columns]
+    def _read_frame(self) -> None:
+        """What the tokenizer puts before and after a text, and which of it is of type cls and sep."""
+        body = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = self.tokenizer("a")["input_ids"]
+        start = next(i for i in range(len(whole)) if whole[i : i + len(body)] == body)
+        self.prefix, self.suffix = whole[:start], whole[start + len(body) :]
+        self.cls, self.sep = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        if self.cls is None and self.prefix == [self.tokenizer.bos_token_id]:
+            self.cls = self.tokenizer.bos_token_id
+        if self.sep is None and self.suffix == [self.tokenizer.eos_token_id]:
+            self.sep = self.tokenizer.eos_token_id
 
     def _sequences(self, text: str, long_texts: str, max_length: int) -> list[list[int]]:
         """The token ids of a text: one sequence, or a window after the other."""
         body = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        size = max_length - 2
+        size = max_length - len(self.prefix) - len(self.suffix)
         parts = [body[i : i + size] for i in range(0, len(body), size)] or [[]]
         if long_texts == "cut":
             parts = parts[:1]
-        return [[self.tokenizer.cls_token_id, *part, self.tokenizer.sep_token_id] for part in parts]
+        return [[*self.prefix, *part, *self.suffix] for part in parts]
 
-    def _type(self, token: str) -> str:
-        if token == self.tokenizer.cls_token:
+    def _type(self, index: int) -> str:
+        if index == self.cls:
             return "cls"
-        if token == self.tokenizer.sep_token:
+        if index == self.sep:
             return "sep"
         # Sub-word tokenizers mark a blank before the token.
-        return "punct" if token.strip("Ġ▁") in (",", ".") else "other"
+        if isinstance(index, list):
+            # The characters of a word: bytes are numbered from 1.
+            token = bytes(character - 1 for character in index if 0 < character <= 256).decode()
+        else:
+            token = self.tokenizer.convert_ids_to_tokens(index)
+        return "punct" if token.strip("Ġ▁") in PUNCTUATION else "other"
+
+    def _types(self, step: Step, count: int, ids: list[int] | None) -> np.ndarray:
+        kind = self.family.tokens(self.model, step)
+        if kind == "text":
+            return np.array([self._type(index) for index in ids])
+        if kind == "shifted":
+            return np.array(["other", *(self._type(index) for index in ids[:-1])])
+        if kind == "molecules":
+            return np.array(["cls"] + ["other"] * (count - 1))
+        return _token_types(self.family, self.model, step, count)
 
     @torch.no_grad()
-    def _run(self, index: int, ids: list[int]) -> Utterance:
-        output = self.model(input_ids=torch.tensor([ids]), output_hidden_states=True, output_attentions=True)
-        types = [self._type(token) for token in self.tokenizer.convert_ids_to_tokens(ids)]
+    def _run(self, item: int, inputs: dict, ids: list[int] | None = None, samples: int | None = None) -> None:
+        inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
+        with Trace(self.model, self.family) as trace:
+            self.family.run(self.model, inputs)
+            steps = trace.steps
+            layers = []
+            for i, step in enumerate(steps):
+                if i == 0 or step.stack != steps[i - 1].stack:
+                    layers.append(self._layer(step, step.read, ids, samples))
+                gave = step.gave
+                if self.model.config.model_type == "deberta-v2" and i + 1 < len(steps):
+                    # DeBERTa-v2-xlarge adds a convolution to what the first block gives.
+                    gave = steps[i + 1].read
+                layer = self._layer(step, gave, ids, samples)
+                if step.call is not None:
+                    count = step.call.mixed.shape[1]
+                    types, counted = self._tokens(step, count, ids, samples)
+                    layer.attention = _attention(self.family, self.model, step, types, counted)
+                layers.append(layer)
+        self.utterances.append(Utterance(item, layers))
+
+    def _tokens(self, step: Step, count: int, ids, samples) -> tuple[np.ndarray, np.ndarray]:
+        """The types of tokens, and which of them count as vectors and as queries."""
+        types = self._types(step, count, ids)
         counted = np.array([self.special_tokens or kind not in ("cls", "sep") for kind in types])
-        hidden = [state[0].numpy() for state in output.hidden_states]
-        utterance = Utterance(index, types, counted, hidden)
-        for layer in range(1, self.layers + 1):
-            utterance.weights[layer] = output.attentions[layer - 1][0].numpy()
-            for space in ("query", "key", "value"):
-                by_head = [self._head(space, layer, head) for head in range(self.heads)]
-                vectors = np.stack([hidden[layer - 1] @ weight + bias for weight, bias in by_head])
-                utterance.spaces.setdefault(space, {})[layer] = vectors
-        return utterance
+        if self.model.config.model_type == "whisper":
+            # A frame is 20 ms; after the end of the sound it stands for nothing.
+            counted &= np.arange(count) * 320 < samples
+        return types, counted
+
+    def _layer(self, step: Step, hidden: Tensor, ids, samples) -> Layer:
+        vectors = _array(hidden[0])
+        if self.family.maps:
+            if vectors.ndim == 3:
+                # channels x height x width to positions x channels.
+                vectors = vectors.reshape(len(vectors), -1).T
+            else:
+                # A class token is no position.
+                vectors = vectors[self.family.tokens(self.model, step) :]
+            vectors = vectors.reshape(1, -1) if self.maps == "flatten" else vectors
+            return Layer(vectors, np.array(["other"] * len(vectors)), np.ones(len(vectors), bool))
+        return Layer(vectors, *self._tokens(step, len(vectors), ids, samples))
 
     # Vectors of a space: each utterance's counted tokens, heads x tokens x d (one head for hidden).
 
     def _vectors(self, space: str, layer: int) -> list[np.ndarray]:
+        layers = [u.layers[layer] for u in self.utterances]
         if space == "hidden":
-            return [u.hidden[layer][None, u.counted] for u in self.utterances]
-        return [u.spaces[space][layer][:, u.counted] for u in self.utterances]
+            return [at.hidden[None, at.counted] for at in layers]
+        return [
+            at.attention.spaces[space][:, at.attention.counted if space == "query" else at.attention.counted_keys]
+            for at in layers
+        ]
+
+    def _attentions(self, layer: int) -> list[Attention]:
+        return [u.layers[layer].attention for u in self.utterances]
+
+    def _heads(self, layer: int) -> range:
+        return range(len(self._attentions(layer)[0].weights))
 
     def _spaces(self) -> list[tuple[str, int]]:
-        return [(space, layer) for space in SPACES for layer in range(0 if space == "hidden" else 1, self.layers + 1)]
+        return [(space, layer) for space in SPACES for layer in (self.layers if space == "hidden" else self.attending)]
 
     def _rows(self, space: str, layer: int, **columns: np.ndarray) -> list[dict]:
         heads = len(next(iter(columns.values())))
@@ -169,17 +826,17 @@ class Reference:
     def _interval(
         self, statistic: Callable[[list[int]], np.ndarray], counting: list[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """95 % by the delete-a-group jackknife: the statistic is computed anew without each group of texts.
+        """95 % by the delete-a-group jackknife: the statistic is computed anew without each group of items.
 
         ``counting`` are the utterances that the statistic uses at all.
         """
         value = statistic(counting)
-        groups = sorted({self.utterances[i].text % JACKKNIFE_GROUPS for i in counting})
+        groups = sorted({self.utterances[i].item % JACKKNIFE_GROUPS for i in counting})
         g = len(groups)
         if g < 2:
             return np.full_like(value, np.nan), np.full_like(value, np.nan)
         without = [
-            statistic([i for i in counting if self.utterances[i].text % JACKKNIFE_GROUPS != group]) for group in groups
+            statistic([i for i in counting if self.utterances[i].item % JACKKNIFE_GROUPS != group]) for group in groups
         ]
         center = sum(without) / g
         error = np.sqrt((g - 1) / g * sum((other - center) ** 2 for other in without))
@@ -243,9 +900,10 @@ class Reference:
     def qk_alignment(self) -> pd.DataFrame:
         """Cosine and scalar product of the mean query and the mean key."""
         rows = []
-        for layer in range(1, self.layers + 1):
+        for layer in self.attending:
             queries = np.concatenate(self._vectors("query", layer), axis=1).mean(1)
             keys = np.concatenate(self._vectors("key", layer), axis=1).mean(1)
+            keys = np.repeat(keys, len(queries) // len(keys), axis=0)
             for head, (query, key) in enumerate(zip(queries, keys, strict=True), 1):
                 dot = sum(float(a) * float(b) for a, b in zip(query, key, strict=True))
                 cosine = dot / math.sqrt(sum(query**2)) / math.sqrt(sum(key**2))
@@ -253,34 +911,35 @@ class Reference:
         return pd.DataFrame(rows)
 
     def attention_entropy(self) -> pd.DataFrame:
-        """Mean over queries of the entropy of their row, in nats and as a share of ln(keys)."""
+        """Mean over queries of the entropy of their row, in nats and as a share of ln(keys it may see)."""
         rows = []
-        for layer in range(1, self.layers + 1):
-            nats, normalised = [], []
-            for utterance in self.utterances:
-                entropy = stats.entropy(utterance.weights[layer], axis=-1)[:, utterance.counted]
-                nats.append(entropy)
-                normalised.append(entropy / math.log(len(utterance.types)))
-            for head in range(self.heads):
-                row = {"layer": layer, "head": head + 1}
-                row["entropy_nats"] = np.mean(np.concatenate([rows_of[head] for rows_of in nats]))
-                row["entropy_normalised"] = np.mean(np.concatenate([rows_of[head] for rows_of in normalised]))
-                rows.append(row)
+        for layer in self.attending:
+            for head in self._heads(layer):
+                nats, normalised = [], []
+                for attention in self._attentions(layer):
+                    for query in np.flatnonzero(attention.counted):
+                        entropy = stats.entropy(attention.weights[head, query])
+                        keys = attention.allowed[query].sum()
+                        nats.append(entropy)
+                        if keys > 1:
+                            normalised.append(entropy / math.log(keys))
+                row = {"layer": layer, "head": head + 1, "entropy_nats": np.mean(nats)}
+                rows.append({**row, "entropy_normalised": np.mean(normalised) if normalised else math.nan})
         return pd.DataFrame(rows)
 
     def attention_by_token_type(self) -> pd.DataFrame:
         """Weight a query gives to all keys of a type, and to one of them."""
         rows = []
-        for layer in range(1, self.layers + 1):
-            for head in range(self.heads):
+        for layer in self.attending:
+            for head in self._heads(layer):
                 for kind in KEY_TYPES:
                     masses, single = [], []
-                    for utterance in self.utterances:
-                        keys = np.array([key_type == kind for key_type in utterance.types])
-                        for query, weights in enumerate(utterance.weights[layer][head]):
-                            if utterance.counted[query]:
-                                masses.append(weights[keys].sum())
-                                single.extend(weights[keys])
+                    for attention in self._attentions(layer):
+                        of_kind = attention.key_types == kind
+                        for query in np.flatnonzero(attention.counted):
+                            weights = attention.weights[head, query]
+                            masses.append(weights[of_kind].sum())
+                            single.extend(weights[of_kind & attention.allowed[query]])
                     if single:
                         row = {"layer": layer, "head": head + 1, "key_type": kind}
                         rows.append({**row, "mass": np.mean(masses), "weight": np.mean(single)})
@@ -289,9 +948,9 @@ class Reference:
     def dimension_means(self) -> pd.DataFrame:
         """Mean of every dimension of the hidden state, over all tokens and over those of a type."""
         frames = []
-        for layer in range(self.layers + 1):
+        for layer in self.layers:
             vectors = np.concatenate([v[0] for v in self._vectors("hidden", layer)])
-            types = np.concatenate([np.array(u.types)[u.counted] for u in self.utterances])
+            types = np.concatenate([u.layers[layer].types[u.layers[layer].counted] for u in self.utterances])
             for kind in ("all", *KEY_TYPES):
                 chosen = vectors if kind == "all" else vectors[types == kind]
                 if len(chosen):
@@ -307,7 +966,7 @@ class Reference:
         """Dimensions whose |mean| is more than 3 standard deviations above the layer's average |mean|."""
         means = self.dimension_means()
         rows = []
-        for layer in range(self.layers + 1):
+        for layer in self.layers:
             mean = means[(means["layer"] == layer) & (means["token_type"] == "all")]["mean"].to_numpy()
             magnitude = abs(mean)
             zscore = (magnitude - np.mean(magnitude)) / np.std(magnitude)
@@ -317,34 +976,43 @@ class Reference:
         return pd.DataFrame(rows, columns=["layer", "dimension", "mean", "zscore"])
 
     def score_contributions(self) -> pd.DataFrame:
-        """Maruta eq. 7, C = (x_m W + b_Q W_K^T) ∘ x_n with W = W_Q W_K^T, for every pair."""
+        """Maruta eq. 7: C_j of a pair is the part of its score that goes through dimension j of the key's input."""
         frames = []
-        for layer in range(1, self.layers + 1):
-            for head in range(self.heads):
-                (w_query, b_query), (w_key, _) = (self._head(name, layer, head) for name in ("query", "key"))
-                sums, pairs = dict.fromkeys(KEY_TYPES, 0.0), dict.fromkeys(KEY_TYPES, 0)
-                for utterance in self.utterances:
-                    x, types = utterance.hidden[layer - 1], np.array(utterance.types)
-                    from_queries = x[utterance.counted] @ (w_query @ w_key.T) + b_query @ w_key.T
-                    over_queries = np.zeros_like(x)
-                    for from_query in from_queries:
-                        # C of the pairs of one query with every key: keys x dimensions.
-                        over_queries += from_query * x
-                    for kind in set(utterance.types):
-                        sums[kind] = sums[kind] + over_queries[types == kind].sum(0)
-                        pairs[kind] += len(from_queries) * int((types == kind).sum())
-                sums["all"], pairs["all"] = sum(sums.values()), sum(pairs.values())
+        for layer in self.attending:
+            for head in self._heads(layer):
                 for kind in ("all", *KEY_TYPES):
-                    if pairs[kind]:
-                        mean = sums[kind] / pairs[kind]
-                        columns = {"dimension": range(len(mean)), "key_type": kind, "contribution": mean}
-                        columns["pairs"] = pairs[kind]
+                    total, pairs = 0.0, 0
+                    for attention in self._attentions(layer):
+                        keys = (attention.key_types == kind) | (kind == "all")
+                        total = total + attention.contributions[head, keys].sum(0)
+                        pairs += attention.pairs[keys].sum()
+                    if pairs:
+                        columns = {"dimension": range(len(total)), "key_type": kind, "contribution": total / pairs}
+                        columns["pairs"] = pairs
                         frames.append(pd.DataFrame({"layer": layer, "head": head + 1, **columns}))
         return pd.concat(frames, ignore_index=True)
 
+    def score_terms(self) -> pd.DataFrame:
+        """Mean over pairs of what a score is the sum of, before the scaling."""
+        rows = []
+        for layer in self.attending:
+            for head in self._heads(layer):
+                for kind in ("all", *KEY_TYPES):
+                    for term in self._attentions(layer)[0].terms:
+                        values = []
+                        for attention in self._attentions(layer):
+                            keys = (attention.key_types == kind) | (kind == "all")
+                            chosen = attention.allowed & keys & attention.counted[:, None]
+                            values.extend(attention.terms[term][head][chosen])
+                        if values:
+                            row = {"layer": layer, "head": head + 1, "key_type": kind, "term": term}
+                            rows.append({**row, "contribution": np.mean(values), "pairs": len(values)})
+        return pd.DataFrame(rows)
+
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table by name."""
-        return {name: getattr(self, name)() for name in COLUMNS}
+        """Every table by name: without attention, those of hidden states."""
+        names = [name for name in COLUMNS if self.attending or name in OF_HIDDEN_STATES]
+        return {name: getattr(self, name)() for name in names}
 
 
 def _pair_mean(vectors: np.ndarray) -> np.ndarray:

@@ -8,11 +8,12 @@ import tiny
 import torch
 from torch.nn import functional
 
-from analysis_lib import AnalysisError, LoadedModel, extraction, load_model
-from analysis_lib.extraction import SPACES, WEIGHTS, Activations, Batch, make_batches
-from analysis_lib.models import LAYOUTS, TOKEN_TYPES
+from analysis_lib import AnalysisError, LoadedModel, attention, extraction, load_model
+from analysis_lib.extraction import SCORES, SPACES, WEIGHTS, Activations
+from analysis_lib.inputs import Batch, make_batches
+from analysis_lib.models import TOKEN_TYPES
 
-EVERYTHING = frozenset({*SPACES, WEIGHTS})
+EVERYTHING = frozenset({*SPACES, WEIGHTS, SCORES})
 # Utterances of one batch: two lengths, so that there is padding; the longer with rows for the fused kernel or not.
 SHORT = tiny.TEXTS[:3]
 LONG = (" ".join(tiny.TEXTS * 3), tiny.TEXTS[0])
@@ -35,14 +36,19 @@ def captured(loaded: LoadedModel, batch: Batch, needs: frozenset[str] = EVERYTHI
     return layers
 
 
+def attentions(loaded: LoadedModel) -> list[torch.nn.Module]:
+    """The self-attention module of each block."""
+    ((stack, blocks),) = loaded.stacks.items()
+    return [block.get_submodule(stack.attention.module) for block in blocks]
+
+
 def eager(loaded: LoadedModel, batch: Batch):
     """The model's own hidden states and attention weights."""
     loaded.model.set_attn_implementation("eager")
     try:
         with torch.no_grad():
             return loaded.model(
-                input_ids=batch.input_ids,
-                attention_mask=batch.mask.long(),
+                **batch.inputs,
                 output_hidden_states=True,
                 output_attentions=True,
             )
@@ -50,39 +56,37 @@ def eager(loaded: LoadedModel, batch: Batch):
         loaded.model.set_attn_implementation("sdpa")
 
 
-def test_every_supported_architecture_is_tried():
-    assert {model_type for model_type, *_ in tiny.ARCHITECTURES.values()} == set(LAYOUTS)
-
-
 @pytest.mark.parametrize("texts", [SHORT, LONG], ids=["short", "long"])
 def test_what_is_captured_is_what_the_model_computes(loaded, texts):
     batch = batch_of(loaded, texts)
-    assert not batch.mask.all()
-    assert (batch.mask.shape[1] > extraction.LONGEST_FORMED_ROW) == (texts is LONG)
+    assert not batch.tokens.mask.all()
+    assert (batch.tokens.mask.shape[1] > attention.LONGEST_FORMED_ROW) == (texts is LONG)
     expected = eager(loaded, batch)
     layers = captured(loaded, batch)
     assert [activations.layer for activations in layers] == [0, 1, 2, 3]
     assert set(layers[0].spaces) == {"hidden"}
     close = {"rtol": 1e-9, "atol": 1e-9}
     for layer, activations in enumerate(layers):
-        assert activations.batch is batch
+        assert activations.tokens is batch.tokens
         hidden = activations.spaces["hidden"].values.squeeze(1)
-        torch.testing.assert_close(hidden[batch.mask], expected.hidden_states[layer][batch.mask], **close)
+        torch.testing.assert_close(hidden[batch.tokens.mask], expected.hidden_states[layer][batch.tokens.mask], **close)
     for layer, activations in enumerate(layers[1:], 1):
         assert set(activations.spaces) == set(SPACES)
         read = activations.spaces["attention_input"].values.squeeze(1)
-        torch.testing.assert_close(read[batch.mask], expected.hidden_states[layer - 1][batch.mask], **close)
+        torch.testing.assert_close(
+            read[batch.tokens.mask], expected.hidden_states[layer - 1][batch.tokens.mask], **close
+        )
         weights = expected.attentions[layer - 1]
         torch.testing.assert_close(
-            activations.rows.entropy.transpose(1, 2)[batch.mask],
-            torch.special.entr(weights).sum(-1).transpose(1, 2)[batch.mask],
+            activations.rows.entropy.transpose(1, 2)[batch.tokens.mask],
+            torch.special.entr(weights).sum(-1).transpose(1, 2)[batch.tokens.mask],
             **close,
         )
         query, key = (activations.spaces[name].values for name in ("query", "key"))
         scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
-        scores = scores.masked_fill(~batch.mask[:, None, None], -math.inf)
+        scores = scores.masked_fill(~batch.tokens.mask[:, None, None], -math.inf)
         torch.testing.assert_close(scores.softmax(-1), weights, **close)
-        mass = torch.einsum("bhqk,btk,bq->bht", weights, batch.type_masks.double(), batch.mask.double())
+        mass = torch.einsum("bhqk,btk,bq->bht", weights, batch.tokens.type_masks.double(), batch.tokens.mask.double())
         torch.testing.assert_close(activations.rows.type_mass, mass, **close)
 
 
@@ -96,7 +100,7 @@ def test_queries_keys_and_values_are_those_of_the_projections(loaded):
         getattr(attention, name).register_forward_hook(
             lambda _module, _args, output, at=(space, layer): seen.update({at: output})
         )
-        for layer, attention in enumerate(loaded.attentions, 1)
+        for layer, attention in enumerate(attentions(loaded), 1)
         for space, name in names.items()
     ]
     layers = captured(loaded, batch)
@@ -108,17 +112,17 @@ def test_queries_keys_and_values_are_those_of_the_projections(loaded):
             torch.testing.assert_close(merged, seen[space, activations.layer], rtol=0, atol=0)
         key = activations.spaces["key"].values
         name = names["key"]
-        bias = getattr(loaded.attentions[activations.layer - 1], name).bias.view(loaded.heads, 1, -1)
+        bias = getattr(attentions(loaded)[activations.layer - 1], name).bias.view(loaded.heads, 1, -1)
         read = activations.spaces["attention_input"].values
-        torch.testing.assert_close(key, read @ activations.key_projection.transpose(1, 2) + bias)
+        torch.testing.assert_close(key, read @ activations.scores.weight.transpose(1, 2) + bias)
 
 
 def test_the_captured_pass_is_the_plain_one(loaded):
     batch = batch_of(loaded, SHORT)
     with torch.no_grad():
-        plain = loaded.model(input_ids=batch.input_ids, attention_mask=batch.mask.long()).last_hidden_state
+        plain = loaded.model(**batch.inputs).last_hidden_state
     last = captured(loaded, batch)[-1].spaces["hidden"].values.squeeze(1)
-    torch.testing.assert_close(last[batch.mask], plain[batch.mask])
+    torch.testing.assert_close(last[batch.tokens.mask], plain[batch.tokens.mask])
 
 
 def test_nothing_is_left_behind(loaded):
@@ -168,7 +172,7 @@ def test_a_model_that_does_not_call_the_interface_is_refused(layers):
     model, words = tiny.build("bert")
     loaded = LoadedModel("by itself", "seed 0", model, words)
     for layer in layers:
-        loaded.attentions[layer].forward = types.MethodType(_own_attention, loaded.attentions[layer])
+        attentions(loaded)[layer].forward = types.MethodType(_own_attention, attentions(loaded)[layer])
     with pytest.raises(AnalysisError, match=rf"by itself.*{3 - len(layers)} of 3 layers"):
         captured(loaded, batch_of(loaded, SHORT))
 
@@ -176,13 +180,13 @@ def test_a_model_that_does_not_call_the_interface_is_refused(layers):
 def test_a_model_whose_captured_pass_differs_is_refused(monkeypatch):
     model, words = tiny.build("bert")
     loaded = LoadedModel("different", "seed 0", model, words)
-    right = extraction._formed_rows
-    monkeypatch.setattr(extraction, "_formed_rows", lambda *args: tuple(part * 1.01 for part in right(*args)))
+    right = attention._formed_rows
+    monkeypatch.setattr(attention, "_formed_rows", lambda *args: tuple(part * 1.01 for part in right(*args)))
     with pytest.raises(AnalysisError, match="different: the captured forward pass differs"):
         captured(loaded, batch_of(loaded, SHORT))
 
 
-@pytest.mark.parametrize("extra", ["position_bias", "softcap", "s_aux"])
+@pytest.mark.parametrize("extra", ["softcap", "s_aux"])
 def test_scores_with_more_than_queries_and_keys_are_refused(extra):
     zeros = torch.zeros(1, 1, 2, 2)
     with pytest.raises(AnalysisError, match=extra):
@@ -215,7 +219,7 @@ def test_fused_rows_are_formed_rows(dtype, masked, sharpness):
 
     cast = tuple(a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments)
     tolerance = 1e-12 if dtype is torch.float64 else 2e-5
-    for rows in (extraction._formed_rows(*cast), extraction._fused_rows(*cast)):
+    for rows in (attention._formed_rows(*cast), attention._fused_rows(*cast)):
         for found, expected in zip(rows, exact, strict=True):
             torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
@@ -225,18 +229,18 @@ def test_formed_rows_in_chunks_are_formed_rows_at_once(monkeypatch):
     query, key, value = (torch.randn(2, 3, 11, 4, generator=generator) for _ in range(3))
     mask = (torch.arange(11) < torch.tensor([[11], [6]]))[:, None, None].expand(-1, 1, 11, -1)
     arguments = (query, key, value, mask, 0.5, torch.ones(2, 4, 11))
-    at_once = extraction._formed_rows(*arguments)
-    monkeypatch.setattr(extraction, "FORMED_ELEMENTS", 2 * 3 * 11 * 3)
-    for found, expected in zip(extraction._formed_rows(*arguments), at_once, strict=True):
+    at_once = attention._formed_rows(*arguments)
+    monkeypatch.setattr(attention, "FORMED_ELEMENTS", 2 * 3 * 11 * 3)
+    for found, expected in zip(attention._formed_rows(*arguments), at_once, strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_attend_with_rows_chooses_by_length(monkeypatch):
-    monkeypatch.setattr(extraction, "_fused_rows", lambda *_: pytest.fail("formed rows were wanted"))
-    extraction.attend_with_rows(*_attention(extraction.LONGEST_FORMED_ROW))
+    monkeypatch.setattr(attention, "_fused_rows", lambda *_: pytest.fail("formed rows were wanted"))
+    attention.attend_with_rows(*_attention(attention.LONGEST_FORMED_ROW))
     monkeypatch.undo()
-    monkeypatch.setattr(extraction, "_formed_rows", lambda *_: pytest.fail("fused rows were wanted"))
-    extraction.attend_with_rows(*_attention(extraction.LONGEST_FORMED_ROW + 1))
+    monkeypatch.setattr(attention, "_formed_rows", lambda *_: pytest.fail("fused rows were wanted"))
+    attention.attend_with_rows(*_attention(attention.LONGEST_FORMED_ROW + 1))
 
 
 def _attention(tokens: int) -> tuple:
@@ -257,8 +261,8 @@ def test_batches_hold_every_utterance_once_within_the_budget(tiny_folder):
         batches = make_batches(loaded, ids, groups, True, budget)
         found = {}
         for batch in batches:
-            assert batch.mask.numel() <= budget or len(batch.mask) == 1
-            for row, real, group in zip(batch.input_ids, batch.mask, batch.groups, strict=True):
+            assert batch.tokens.mask.numel() <= budget or len(batch.tokens.mask) == 1
+            for row, real, group in zip(batch.inputs["input_ids"], batch.tokens.mask, batch.groups, strict=True):
                 found[int(group)] = row[real].tolist()
                 assert (row[~real] == loaded.tokenizer.pad_token_id).all()
         assert found == dict(enumerate(ids))
@@ -269,8 +273,8 @@ def test_batches_hold_every_utterance_once_within_the_budget(tiny_folder):
 def test_special_tokens_count_or_not(tiny_folder):
     loaded = load_model(str(tiny_folder("bert")))
     batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=True)
-    assert batch.counts.tolist() == batch.lengths.tolist() == [3, 6]
+    assert batch.tokens.counts.tolist() == batch.tokens.mask.sum(1).tolist() == [3, 6]
     batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=False)
-    assert batch.counts.tolist() == [1, 4]
-    assert batch.lengths.tolist() == [3, 6]
-    assert batch.type_masks.sum(-1).tolist() == [[1, 1, 0, 1], [1, 1, 1, 3]]
+    assert batch.tokens.counts.tolist() == [1, 4]
+    assert batch.tokens.mask.sum(1).tolist() == [3, 6]
+    assert batch.tokens.type_masks.sum(-1).tolist() == [[1, 1, 0, 1], [1, 1, 1, 3]]

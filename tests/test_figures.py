@@ -6,7 +6,8 @@ import pytest
 
 from analysis_lib import figures
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
+from analysis_lib.metrics.drift import drift_correlation
 
 
 @pytest.fixture
@@ -49,6 +50,130 @@ def test_anisotropy_by_head_draws_a_point_a_head(anisotropy):
         np.testing.assert_allclose(points[:, 1], [0.1, 0.2] * 3)
         # Heads lie side by side around their layer, and never nearer to another one.
         np.testing.assert_array_equal(points[:, 0].round(), [1, 1, 2, 2, 3, 3])
+
+
+@pytest.fixture
+def models() -> pd.DataFrame:
+    """Two models and the untrained twin of one; the other has an encoder and a decoder of three layers each."""
+    rows = [
+        *(("bert", layer, 0.1 * layer, True, "encoder", 768) for layer in range(5)),
+        *(("bert", layer, 0.05, False, "encoder", 768) for layer in range(5)),
+        *(("t5", layer, 0.3, True, "encoder" if layer < 3 else "decoder", 64) for layer in range(6)),
+    ]
+    table = pd.DataFrame(rows, columns=["model", "layer", "cosine", "trained", "stack", "dimensions"])
+    return table.assign(ci_low=table["cosine"] - 0.01, ci_high=table["cosine"] + 0.02)
+
+
+def legend_of(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_anisotropy_by_model_pairs_twins_and_breaks_between_stacks(models):
+    figure = figures.anisotropy_by_model(models)
+    trained, twin, encoder, decoder = figure.axes[0].get_lines()
+    np.testing.assert_allclose(trained.get_ydata(), [0, 0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(twin.get_ydata(), 0.05)
+    # The twin is told from its model by the line and an open marker, not by its shade alone.
+    assert trained.get_color() == twin.get_color() != encoder.get_color()
+    assert trained.get_marker() == twin.get_marker() != encoder.get_marker()
+    assert (trained.get_linestyle(), twin.get_linestyle()) == ("-", "--")
+    assert twin.get_markerfacecolor() == "white"
+    assert twin.get_alpha() < 1
+    # No line joins the last layer of the encoder to the first of the decoder.
+    assert (encoder.get_xdata().tolist(), decoder.get_xdata().tolist()) == ([0, 1, 2], [3, 4, 5])
+    assert encoder.get_color() == decoder.get_color()
+    assert legend_of(figure) == ["bert", "t5", "the same, untrained"]
+    bands = [band.get_paths()[0].vertices[:, 1] for band in figure.axes[0].collections]
+    assert bands[0].min() == pytest.approx(-0.01)
+    assert bands[0].max() == pytest.approx(0.42)
+    assert figure.axes[0].get_ylim()[0] <= -0.01
+
+
+def test_anisotropy_by_model_against_depth_ends_every_model_at_one(models):
+    figure = figures.anisotropy_by_model(models.drop(columns="stack"), x="depth")
+    ends = [line.get_xdata()[[0, -1]].tolist() for line in figure.axes[0].get_lines()]
+    assert ends == [[0, 1]] * 3
+    with pytest.raises(AnalysisError, match="layer or depth"):
+        figures.anisotropy_by_model(models, x="width")
+
+
+def test_many_models_have_a_colour_and_a_marker_of_their_own():
+    table = pd.DataFrame({"model": [f"m{i}" for i in range(40)], "layer": 0, "cosine": 0.1, "trained": True})
+    figure = figures.anisotropy_by_model(table.assign(ci_low=0.1, ci_high=0.1))
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].get_lines()}
+    assert len(looks) == 40
+
+
+def test_isotropic_density_marks_the_percentile_of_each_dimension():
+    figure = figures.isotropic_density([2, 16, 256])
+    lines = figure.axes[0].get_lines()
+    for d, curve, mark in zip([2, 16, 256], lines[::2], lines[1::2], strict=True):
+        x, y = curve.get_data()
+        inside = np.abs(x) < 1
+        np.testing.assert_allclose(y[inside], isotropic_cosine_density(x[inside], d))
+        assert mark.get_xdata()[0] == isotropic_cosine_quantile(d)
+    assert np.isfinite(figure.axes[0].get_ylim()).all()
+    assert legend_of(figure) == ["d = 2", "d = 16", "d = 256"]
+
+
+def test_cosine_against_dimension_draws_the_percentile_and_every_layer(models):
+    figure = figures.cosine_against_dimension(models)
+    axes = figure.axes[0]
+    drawn = curves(figure)
+    isotropic = axes.get_lines()[0]
+    for d, quantile in zip(*isotropic.get_data(), strict=True):
+        assert quantile == isotropic_cosine_quantile(int(d))
+    assert isotropic.get_xdata()[0] < 64 < 768 < isotropic.get_xdata()[-1]
+    np.testing.assert_allclose(drawn["bert"], [0, 0.1, 0.2, 0.3, 0.4])
+    np.testing.assert_allclose(drawn["bert, untrained"], 0.05)
+    places = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
+    np.testing.assert_allclose(places["t5"], 64, rtol=0.2)
+    np.testing.assert_allclose(places["bert"], 768, rtol=0.2)
+    assert places["bert"][0] != places["bert, untrained"][0]
+    assert axes.get_xscale() == "log"
+    assert legend_of(figure) == ["isotropic, 95th percentile", "bert", "t5", "the same, untrained"]
+
+
+@pytest.fixture
+def drift() -> pd.DataFrame:
+    """A model whose cosine rises with its drift, one that has too few layers, and one with a constant cosine."""
+    norms = {"rising": [1.0, 2, 3, 4, 5, 6], "short": [1.0, 2, 3, 4], "constant": [1.0, 2, 3, 4, 5]}
+    rows = [
+        (model, layer, norm, 0.5 if model == "constant" else norm / 10)
+        for model, values in norms.items()
+        for layer, norm in enumerate(values)
+    ]
+    return pd.DataFrame(rows, columns=["model", "layer", "norm_of_mean", "cosine"])
+
+
+@pytest.mark.parametrize(("test", "p"), [("spearman", [2 / 720, 2 / 24]), ("pearson", [1e-12, 1e-12])])
+def test_drift_pvalues_say_who_has_too_few_layers(drift, test, p):
+    figure = figures.drift_pvalues(drift_correlation(drift), test)
+    axes = figure.axes[0]
+    line, rising, short = axes.get_lines()
+    assert line.get_xdata() == [0.05, 0.05]
+    assert (line.get_color(), line.get_linestyle()) == ("red", "--")
+    # A perfect linear correlation has a p of 0, which is drawn at the border, with an arrow.
+    assert [rising.get_xdata()[0], short.get_xdata()[0]] == pytest.approx(p)
+    assert rising.get_marker() == ("o" if test == "spearman" else "<")
+    assert (rising.get_markerfacecolor() == "white", short.get_markerfacecolor() == "white") == (False, True)
+    assert [text.get_text() for text in axes.texts] == ["the cosine is the same in every layer"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rising (6)", "short (4)", "constant (5)"]
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlim()[0] < min(p)
+
+
+def test_drift_pvalues_refuse_another_test(drift):
+    with pytest.raises(AnalysisError, match="spearman or pearson"):
+        figures.drift_pvalues(drift_correlation(drift), "kendall")
+
+
+def test_drift_scatter_draws_a_panel_a_model(drift):
+    figure = figures.drift_scatter(drift.sample(frac=1, random_state=0).sort_values("model", ascending=False))
+    assert [axes.get_title() for axes in figure.axes] == ["short: ρ = 1.00", "rising: ρ = 1.00", "constant"]
+    points = figure.axes[1].collections[0].get_offsets()
+    np.testing.assert_allclose(points, [[norm, norm / 10] for norm in range(1, 7)])
+    assert [text.get_text() for text in figure.axes[1].texts] == ["0", "5"]
 
 
 def test_dimension_means_name_the_outlier_and_every_layer():

@@ -8,10 +8,11 @@ from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.attention_by_token_type import AttentionByTokenType
 from analysis_lib.metrics.attention_entropy import AttentionEntropy
 from analysis_lib.metrics.dimension_means import DimensionMeans
+from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.mean_vector import MeanVector
 from analysis_lib.metrics.outlier_dimensions import OutlierDimensions
 from analysis_lib.metrics.qk_alignment import QueryKeyAlignment
-from analysis_lib.metrics.score_contributions import ScoreContributions
+from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
 from analysis_lib.metrics.utterance_similarity import UtteranceSimilarity
 
 METRICS: dict[str, type[Metric]] = {
@@ -26,12 +27,16 @@ METRICS: dict[str, type[Metric]] = {
         DimensionMeans,
         OutlierDimensions,
         ScoreContributions,
+        ScoreTerms,
+        Isotropy,
     )
 }
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     """Metrics by name, comma-separated or listed, or ``all``; accumulators pass through as fresh ones.
+
+    ``all`` leaves out what costs so much that it has to be asked for by its name: ``isotropy``.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), or none at all.
@@ -40,7 +45,8 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     ['anisotropy', 'qk_alignment']
     """
     if isinstance(metrics, str):
-        metrics = list(METRICS) if metrics == "all" else [name.strip() for name in metrics.split(",")]
+        common = [name for name, metric in METRICS.items() if not metric.on_request]
+        metrics = common if metrics == "all" else [name.strip() for name in metrics.split(",")]
     found: dict[str, Metric] = {}
     for metric in metrics:
         if isinstance(metric, str):
@@ -59,11 +65,13 @@ __all__ = [
     "AttentionByTokenType",
     "AttentionEntropy",
     "DimensionMeans",
+    "Isotropy",
     "MeanVector",
     "Metric",
     "OutlierDimensions",
     "QueryKeyAlignment",
     "ScoreContributions",
+    "ScoreTerms",
     "UtteranceSimilarity",
     "jackknife_interval",
     "resolve",

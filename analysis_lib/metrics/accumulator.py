@@ -26,17 +26,22 @@ class Metric(ABC):
     """An accumulator of sums: ``update`` takes a layer of a batch in, ``merge`` another accumulator, ``table`` ends.
 
     A subclass says what it needs and how it goes from sums to a table. All state is in ``sums``: an array for
-    each key, whose first axis is the jackknife group. It does not grow with the corpus.
+    each key, whose first axis is the jackknife group, or has length 1 where a sum is too large to be kept once a
+    group. It does not grow with the corpus.
 
     Attributes:
         name: of the table.
         needs: the spaces of ``extraction.SPACES``, and ``weights``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
+        of_pairs_within_utterances: whether it compares vectors of one utterance.
+        on_request: whether it costs so much that ``all`` leaves it out.
     """
 
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     interval: ClassVar[str | None] = None
+    of_pairs_within_utterances: ClassVar[bool] = False
+    on_request: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.sums: Sums = {}
@@ -94,16 +99,24 @@ class Metric(ABC):
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
-        filled = np.any([value.reshape(GROUPS, -1).any(1) for value in self.sums.values()], axis=0)
+        grouped = [value for value in self.sums.values() if len(value) == GROUPS]
+        filled = np.any([value.reshape(GROUPS, -1).any(1) for value in grouped], axis=0)
         return np.flatnonzero(filled).tolist()
 
     def _add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add per-utterance values (first axis) to the sums of their groups."""
-        groups = activations.batch.groups
+        groups = activations.tokens.groups
         flat = values.reshape(len(groups), -1)
         # Sums over the few utterances of a batch may run in float32; those over batches may not.
         part = flat.new_zeros(GROUPS, flat.shape[1]).index_add_(0, groups, flat)
-        part = part.double().cpu().numpy().reshape(GROUPS, *values.shape[1:])
+        self._accumulate(key, part.double().reshape(GROUPS, *values.shape[1:]), activations)
+
+    def _add_whole(self, key: Key, values: Tensor, activations: Activations) -> None:
+        """Add a sum over all utterances of the batch, which no group can be taken out of again."""
+        self._accumulate(key, values.double().unsqueeze(0), activations)
+
+    def _accumulate(self, key: Key, values: Tensor, activations: Activations) -> None:
+        part = values.cpu().numpy()
         if not math.isfinite(part.sum()):
             raise AnalysisError(
                 f"{self.name}: layer {activations.layer} has vectors that are not finite (NaN or infinity): "

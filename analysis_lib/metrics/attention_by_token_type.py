@@ -26,7 +26,7 @@ class AttentionByTokenType(Metric):
 
     Columns: layer, head, key_type (cls, sep, punct, other), mass in [0, 1], the total weight that a query gives
     to the keys of the type, mean over queries, which sums to 1 over types; and weight in [0, 1], the mean
-    weight of a query-key pair whose key is of the type. A type that does not occur has no row.
+    weight of a pair of a query and a key of the type that it may see. A type that does not occur has no row.
     """
 
     name: ClassVar[str] = "attention_by_token_type"
@@ -35,11 +35,10 @@ class AttentionByTokenType(Metric):
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
             return
-        batch, layer = activations.batch, activations.layer
-        pairs = batch.counts.unsqueeze(1) * batch.type_masks.sum(-1)
+        layer = activations.layer
         self._add(("mass", layer), activations.rows.type_mass, activations)
-        self._add(("queries", layer), batch.counts, activations)
-        self._add(("pairs", layer), pairs, activations)
+        self._add(("queries", layer), activations.tokens.counts, activations)
+        self._add(("pairs", layer), activations.rows.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

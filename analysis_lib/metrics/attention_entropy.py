@@ -13,8 +13,8 @@ class AttentionEntropy(Metric):
     """Mean entropy of the attention rows of a head.
 
     Columns: layer, head, entropy_nats, the mean of −Σ p ln p over queries; and entropy_normalised in [0, 1], the
-    mean of the entropy over ln n, its largest value for n keys. A row with one key has entropy 0 and no
-    normalised one: it counts in the first mean alone (normalised is NaN where no row has two keys).
+    mean of the entropy over ln n, its largest value for the n keys that the query may see. A row with one key has
+    entropy 0 and no normalised one: it counts in the first mean alone (normalised is NaN where no row has two keys).
     """
 
     name: ClassVar[str] = "attention_entropy"
@@ -23,14 +23,16 @@ class AttentionEntropy(Metric):
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
             return
-        batch, layer = activations.batch, activations.layer
-        nats = (activations.rows.entropy * batch.counted.unsqueeze(1)).sum(-1).double()
-        several = batch.lengths > 1
-        normalised = nats / batch.lengths.clamp_min(2).log().unsqueeze(1) * several.unsqueeze(1)
-        self._add(("nats", layer), nats, activations)
-        self._add(("normalised", layer), normalised, activations)
-        self._add(("rows", layer), batch.counts, activations)
-        self._add(("normalised_rows", layer), batch.counts * several, activations)
+        tokens, layer = activations.tokens, activations.layer
+        entropy, keys = activations.rows.entropy.double(), activations.rows.keys
+        counted = tokens.counted.double().unsqueeze(1)
+        several = (counted * (keys > 1).unsqueeze(1)).double()
+        self._add(("nats", layer), (entropy * counted).sum(-1), activations)
+        self._add(
+            ("normalised", layer), (entropy / keys.clamp_min(2).log().unsqueeze(1) * several).sum(-1), activations
+        )
+        self._add(("rows", layer), tokens.counts, activations)
+        self._add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

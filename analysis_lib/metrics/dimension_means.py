@@ -22,10 +22,10 @@ class DimensionMeans(Metric):
 
     def update(self, activations: Activations) -> None:
         if (hidden := activations.spaces.get("hidden")) is not None:
-            batch, layer = activations.batch, activations.layer
-            counted = batch.counted_types
-            self._add(("sum", layer), hidden.type_sums.squeeze(1)[:, counted], activations)
-            self._add(("tokens", layer), batch.type_masks.sum(-1)[:, counted], activations)
+            tokens, layer = hidden.tokens, activations.layer
+            counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
+            self._add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
+            self._add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -24,7 +24,7 @@ class MeanVector(Metric):
             if (vectors := activations.spaces.get(space)) is not None:
                 self._add(("sum", space, activations.layer), vectors.sum, activations)
                 self._add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
-                self._add(("tokens", space, activations.layer), activations.batch.counts, activations)
+                self._add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -22,14 +22,17 @@ class QueryKeyAlignment(Metric):
         if "query" not in activations.spaces:
             return
         for space in ("query", "key"):
-            self._add((space, activations.layer), activations.spaces[space].sum, activations)
-        self._add(("tokens", activations.layer), activations.batch.counts, activations)
+            vectors = activations.spaces[space]
+            self._add((space, activations.layer), vectors.sum, activations)
+            self._add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []
         for space, layer in sums:
             if space == "query":
-                query, key = (sums[name, layer] / sums["tokens", layer] for name in ("query", "key"))
+                query, key = (sums[name, layer] / sums[f"{name} tokens", layer] for name in ("query", "key"))
+                # Grouped queries share the keys of their group.
+                key = np.repeat(key, len(query) // len(key), axis=0)
                 dot = (query * key).sum(-1)
                 norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
                 cosine = dot / np.where(norms > 0, norms, np.nan)

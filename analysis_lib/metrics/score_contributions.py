@@ -4,59 +4,35 @@ from typing import ClassVar
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from analysis_lib.extraction import Activations
+from analysis_lib.extraction import SCORES, Activations
 from analysis_lib.metrics.accumulator import Metric, Sums
 from analysis_lib.models import TOKEN_TYPES
-
-
-def summed_contributions(
-    query_sum: Float[Tensor, "utterance head head_dim"],
-    key_projection: Float[Tensor, "head head_dim width"],
-    input_sums: Float[Tensor, "utterance type width"],
-) -> Float[Tensor, "utterance head type width"]:
-    r"""Σ C_j over all query-key pairs of each utterance, by the type of the key.
-
-    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias (Maruta and Matsuzaki 2024, eq. 7). The sum over
-    pairs factors: Σ_m Σ_n C = ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed. Over dimensions, the C_j of a
-    pair add up to its score less q_m · b_K, which is the same for every key.
-
-    Args:
-        query_sum: Σ_m q_m of each utterance and head.
-        key_projection: W_K of each head: k = W_K x + b_K.
-        input_sums: Σ_n x_n over the keys of each type.
-
-    Returns:
-        The sums, before the 1/√d' scaling of the scores.
-    """
-    gradient = torch.einsum("bhe,hed->bhd", query_sum, key_projection)
-    return gradient.unsqueeze(2) * input_sums.unsqueeze(1)
 
 
 class ScoreContributions(Metric):
     """Mean contribution C_j of each dimension of the attention input to the scores (Maruta and Matsuzaki 2024, eq. 7).
 
+    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias. The sum over pairs factors, Σ_m Σ_n C =
+    ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over dimensions, the C_j of a pair add up to its score less what
+    does not depend on the key's input (``score_terms``). In causal models Σ_m runs over the queries that see key n, a
+    sum from the end. In rotary models the score after rotation is q_m R_mᵀ R_n W_K x_n: since R_n does not depend on
+    the query, it goes around the sum of the rotated queries. A normalised key is divided by its norm as it is.
+    DeBERTa's position-to-content scores are part of C, as they depend on the key's input.
+
     Columns: layer, head, dimension (from 0), key_type (all, cls, sep, punct, other), contribution, the mean of C_j
-    over query-key pairs, before the 1/√d' scaling; and pairs, how many. A type that does not occur has no row.
+    over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not
+    occur has no row.
     """
 
     name: ClassVar[str] = "score_contributions"
-    needs: ClassVar[frozenset[str]] = frozenset({"attention_input", "query"})
+    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
 
     def update(self, activations: Activations) -> None:
-        if "query" not in activations.spaces:
+        if activations.scores is None:
             return
-        batch, layer = activations.batch, activations.layer
-        contributions = summed_contributions(
-            activations.spaces["query"].sum,
-            activations.key_projection,
-            activations.spaces["attention_input"].type_sums.squeeze(1),
-        )
-        self._add(("sum", layer), contributions, activations)
-        self._add(("pairs", layer), batch.counts.unsqueeze(1) * batch.type_masks.sum(-1), activations)
+        self._add(("sum", activations.layer), activations.scores.contributions, activations)
+        self._add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []
@@ -79,3 +55,44 @@ class ScoreContributions(Metric):
                 }
                 frames.append(pd.DataFrame({"layer": layer, **columns}))
         return pd.concat(frames, ignore_index=True)
+
+
+class ScoreTerms(Metric):
+    """What the scores of a head are made of, besides their dimensions.
+
+    Columns: layer, head, key_type (all, cls, sep, punct, other), term, contribution, the mean over the pairs of a
+    query and a key that it may see, before scaling; and pairs, how many. The terms are ``content``, q · W_K x_n
+    (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa; ``key_bias``, q · b_K;
+    and ``position``, what is added whatever the key's input: relative position biases (T5, MPNet, BEiT), and
+    DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture lacks has no row.
+    """
+
+    name: ClassVar[str] = "score_terms"
+    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
+
+    def update(self, activations: Activations) -> None:
+        if activations.scores is None:
+            return
+        for term, sums in activations.scores.terms.items():
+            self._add((term, activations.layer), sums, activations)
+        self._add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for term, layer in sums:
+            if term != "pairs":
+                pairs = sums["pairs", layer]
+                totals = np.column_stack([sums[term, layer].sum(1), sums[term, layer]])
+                counts = np.array([pairs.sum(), *pairs])
+                occurs = counts > 0
+                heads, types = len(totals), occurs.sum()
+                columns = {
+                    "head": pd.array(np.repeat(np.arange(1, heads + 1), types), dtype="Int64"),
+                    "key_type": np.tile(np.array(["all", *TOKEN_TYPES])[occurs], heads),
+                    "term": term,
+                    "contribution": (totals[:, occurs] / counts[occurs]).ravel(),
+                    "pairs": np.tile(counts[occurs].astype(int), heads),
+                }
+                frames.append(pd.DataFrame({"layer": layer, **columns}))
+        table = pd.concat(frames, ignore_index=True)
+        return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)

@@ -22,6 +22,7 @@ class UtteranceSimilarity(Metric):
     name: ClassVar[str] = "utterance_similarity"
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "similarity"
+    of_pairs_within_utterances: ClassVar[bool] = True
 
     def update(self, activations: Activations) -> None:
         for space in VECTOR_SPACES:

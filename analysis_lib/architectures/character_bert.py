@@ -1,0 +1,200 @@
+"""CharacterBERT: a BERT over whole words, each embedded by convolutions over its characters."""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import normalizers, pre_tokenizers
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder, BertPooler, BertPreTrainedModel
+
+# A character is a byte of UTF-8 (0 to 255) or one of these; ids are one more, so that 0 is a word of padding.
+_CLS, _SEP, _WORD_BEGINS, _WORD_ENDS, _PADDING, _MASK = range(256, 262)
+_SPECIAL_WORDS = {"[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
+CHARACTERS = 263
+
+
+class CharacterBertConfig(BertConfig):
+    """Sizes of a CharacterBERT; the defaults are those of ``helboukkouri/character-bert``."""
+
+    model_type = "character_bert"
+
+    vocab_size: int = CHARACTERS
+    character_embeddings_dim: int = 16
+    cnn_activation: str = "relu"
+    # Width in characters, and number of filters.
+    cnn_filters: list[list[int]] | tuple[tuple[int, int], ...] = (
+        (1, 32),
+        (2, 32),
+        (3, 64),
+        (4, 128),
+        (5, 256),
+        (6, 512),
+        (7, 1024),
+    )
+    num_highway_layers: int = 2
+    max_word_length: int = 50
+
+
+class Highway(nn.Module):
+    """Layers y = g ∘ x + (1 − g) ∘ relu(A x + a), with gates g = sigmoid(B x + b)."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self._layers = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(layers))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self._layers:
+            transformed, gate = layer(hidden).chunk(2, dim=-1)
+            hidden = torch.lerp(transformed.relu(), hidden, gate.sigmoid())
+        return hidden
+
+
+class CharacterCnn(nn.Module):
+    """A vector a word: for each filter, its largest response along the word's characters."""
+
+    def __init__(self, config: CharacterBertConfig) -> None:
+        super().__init__()
+        self._char_embedding_weights = nn.Parameter(torch.empty(CHARACTERS, config.character_embeddings_dim))
+        self._activation = ACT2FN[config.cnn_activation]
+        self._filters = len(config.cnn_filters)
+        for i, (width, filters) in enumerate(config.cnn_filters):
+            setattr(self, f"char_conv_{i}", nn.Conv1d(config.character_embeddings_dim, filters, width))
+        responses = sum(filters for _, filters in config.cnn_filters)
+        self._highways = Highway(responses, config.num_highway_layers)
+        self._projection = nn.Linear(responses, config.hidden_size)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """[text, word, character] ids to [text, word, width] vectors."""
+        embedded = nn.functional.embedding(characters.flatten(0, 1), self._char_embedding_weights).transpose(1, 2)
+        convolutions = (getattr(self, f"char_conv_{i}") for i in range(self._filters))
+        responses = torch.cat([self._activation(conv(embedded).amax(-1)) for conv in convolutions], dim=-1)
+        return self._projection(self._highways(responses)).unflatten(0, characters.shape[:2])
+
+
+class CharacterBertEmbeddings(BertEmbeddings):
+    """BERT's sum of word, position and segment, with the word read from its characters."""
+
+    def __init__(self, config: CharacterBertConfig) -> None:
+        super().__init__(config)
+        self.word_embeddings = CharacterCnn(config)
+
+    def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None, **kwargs) -> Tensor:
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        return super().forward(inputs_embeds=inputs_embeds, **kwargs)
+
+
+class CharacterBertModel(BertModel):
+    """BERT's encoder over words; ``input_ids`` are [text, word, character] and ``attention_mask`` [text, word].
+
+    Names and shapes of its weights are those of ``helboukkouri/character-bert`` and ``-medical``, where they have the
+    prefix ``character_bert.``, and of the authors' own ``general_character_bert``, which has none. Their test of that
+    one: on "Hello World!" the vector of [CLS] in the last layer begins -0.065009, 0.282772, -0.292036, -0.156121,
+    0.16317.
+
+    Source: El Boukkouri et al. 2020, arXiv 2010.10392.
+    """
+
+    config_class = CharacterBertConfig
+    config: CharacterBertConfig
+    base_model_prefix = "character_bert"
+    _keys_to_ignore_on_load_unexpected = (r"^cls\.", r"embeddings\.position_ids$")
+
+    def __init__(self, config: CharacterBertConfig) -> None:
+        # Not BertModel's, which would make the embeddings of a word-piece vocabulary.
+        BertPreTrainedModel.__init__(self, config)
+        self.embeddings = CharacterBertEmbeddings(config)
+        self.encoder = BertEncoder(config)
+        self.pooler = BertPooler(config)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CharacterCnn):
+            weights = torch.randn(module._char_embedding_weights.shape)
+            weights[[0, _PADDING + 1]] = 0.0
+            init.copy_(module._char_embedding_weights, weights)
+        elif isinstance(module, nn.Conv1d):
+            # Torch's own, as in the published code.
+            bound = module.weight[0].numel() ** -0.5
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
+
+
+class CharacterBertTokenizer:
+    """Words as BERT's basic tokenisation cuts them, each a list of character ids; there is no vocabulary.
+
+    A word is its first bytes of UTF-8 between a begin and an end sign, padded to ``max_word_length`` ids.
+
+    >>> tokenizer = CharacterBertTokenizer()
+    >>> tokenizer.tokens("Hello, world")
+    ['[CLS]', 'hello', ',', 'world', '[SEP]']
+    >>> tokenizer("Hi")["input_ids"][1][:5]
+    [259, 105, 106, 260, 261]
+    """
+
+    cls_token, sep_token, pad_token, mask_token = "[CLS]", "[SEP]", "[PAD]", "[MASK]"
+    model_input_names = ("input_ids", "attention_mask")
+
+    def __init__(self, do_lower_case: bool = True, max_word_length: int = 50, model_max_length: int = 512) -> None:
+        self.settings = {
+            "do_lower_case": do_lower_case,
+            "max_word_length": max_word_length,
+            "model_max_length": model_max_length,
+        }
+        self.max_word_length, self.model_max_length = max_word_length, model_max_length
+        self._normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
+        self._splitter = pre_tokenizers.BertPreTokenizer()
+
+    @property
+    def cls_token_id(self) -> list[int]:
+        return self.word_ids(self.cls_token)
+
+    @property
+    def sep_token_id(self) -> list[int]:
+        return self.word_ids(self.sep_token)
+
+    @property
+    def pad_token_id(self) -> list[int]:
+        return self.word_ids(self.pad_token)
+
+    def word_ids(self, word: str) -> list[int]:
+        """The character ids of a word."""
+        if word == self.pad_token:
+            return [0] * self.max_word_length
+        if word in _SPECIAL_WORDS:
+            characters = [_SPECIAL_WORDS[word]]
+        else:
+            characters = list(word.encode("utf-8", "ignore")[: self.max_word_length - 2])
+        characters = [_WORD_BEGINS, *characters, _WORD_ENDS]
+        characters += [_PADDING] * (self.max_word_length - len(characters))
+        return [character + 1 for character in characters]
+
+    def tokens(self, text: str, add_special_tokens: bool = True) -> list[str]:
+        """The words of a text."""
+        words = [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
+        return [self.cls_token, *words, self.sep_token] if add_special_tokens else words
+
+    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, list]:
+        """The ids of a text, [word, character], or of each of several."""
+        if not isinstance(text, str):
+            return {"input_ids": [self(one, add_special_tokens)["input_ids"] for one in text]}
+        return {"input_ids": [self.word_ids(word) for word in self.tokens(text, add_special_tokens)]}
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``tokenizer_config.json``, all there is to keep."""
+        settings = {"tokenizer_class": type(self).__name__, **self.settings}
+        (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, **_: object) -> "CharacterBertTokenizer":
+        """The tokenizer of a folder; what transformers passes along, such as a revision, says nothing about it."""
+        path = Path(folder) / "tokenizer_config.json"
+        stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        known = cls().settings
+        return cls(**{name: value for name, value in stored.items() if name in known})

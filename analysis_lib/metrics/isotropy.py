@@ -1,0 +1,214 @@
+"""Isotropy: how far a cloud of vectors is from one that has no preferred direction."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import (
+    VECTOR_SPACES,
+    Metric,
+    Sums,
+    in_order,
+    jackknife_interval,
+    space_frame,
+)
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.vectors import Vectors
+
+# Two matrices of this width take 1 GiB a layer.
+WIDEST = 8192
+# A variance below this share of the mean square is what rounding leaves of vectors that are all the same.
+ROUNDING = 1e-13
+
+
+def mean_square_cosine(
+    unit_moment: Float[np.ndarray, "*batch dim dim"], vectors: Float[np.ndarray, "*batch"]
+) -> Float[np.ndarray, "*batch"]:
+    r"""The mean squared cosine of all pairs of distinct vectors, from the second moment of the unit vectors.
+
+    With u_i = x_i / ‖x_i‖ and M = Σ u_i u_iᵀ, Σ_i Σ_j (u_i·u_j)² = ‖M‖_F², and N of these terms are pairs of a vector
+    with itself: the mean is (‖M‖_F² − N) / (N (N − 1)). In an isotropic cloud it is 1/d, whatever the norms.
+
+    Args:
+        unit_moment: M, a sum and not a mean.
+        vectors: N, at least 2.
+
+    Returns:
+        A value in [0, 1]; NaN where N is below 2.
+
+    >>> mean_square_cosine(np.diag([1.0, 3.0]), np.array(4.0))  # a vector across three parallel ones: 3 pairs of 6
+    array(0.5)
+    """
+    square = np.square(unit_moment).sum((-2, -1))
+    pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+    # Rounding can leave orthogonal vectors a little below zero.
+    return np.asarray(np.maximum(square - vectors, 0) / pairs)
+
+
+def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarray, "*batch"]:
+    r"""IsoScore (Rudman et al. 2022): the share of the dimensions that a cloud uses, beyond the first.
+
+    It is (P − 1) / (d − 1), where P = (tr C)² / ‖C‖_F² = (Σ λ)² / Σ λ² is the participation ratio of the eigenvalues
+    λ of the covariance C. The paper's algorithm rescales the variances along the principal components to
+    λ̂ = √d λ / ‖λ‖, takes the isotropy defect δ = ‖λ̂ − 1‖ / √(2 (d − √d)), then φ = (d − δ² (d − √d))² / d², and
+    returns (d φ − 1) / (d − 1). Since ‖λ̂‖² = d and Σ λ̂ = √d √P, the square ‖λ̂ − 1‖² is 2 (d − √d √P), so that
+    δ² (d − √d) = d − √(d P) and φ = d P / d² = P / d. No principal component need be found, and the scale of C is of
+    no account.
+
+    Args:
+        covariance: C, with any normalisation.
+
+    Returns:
+        A value in [0, 1]: 1 where the variance is the same in every direction, 0 where it lies along one line; NaN
+        where there is no variance, or a single dimension.
+
+    >>> isoscore(np.diag([1.0, 1.0, 0.0]))  # two of three dimensions
+    array(0.5)
+    """
+    dimensions = covariance.shape[-1]
+    trace = np.trace(covariance, axis1=-2, axis2=-1)
+    square = np.square(covariance).sum((-2, -1))
+    participation = trace**2 / np.where(square > 0, square, np.nan)
+    return np.asarray((participation - 1) / (dimensions - 1 if dimensions > 1 else np.nan))
+
+
+class Isotropy(Metric):
+    r"""How far the vectors of a layer are from an isotropic cloud of as many dimensions.
+
+    Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic cosine-similarity
+    distributions" to future work. In an isotropic cloud in d dimensions the cosine of a pair has mean 0 and variance
+    1/d, whence two measures, beside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing for
+    hidden), then
+
+    - dimensions, d;
+    - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's cosine lie between
+      it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an isotropic cloud;
+    - mean_square_cosine, in [0, 1], of distinct pairs; near 1/d in an isotropic cloud;
+    - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean square; 1 where
+      all vectors lie on one line, near d in an isotropic cloud, and beyond all bounds where all are orthogonal;
+    - isoscore, in [0, 1], of the covariance; missing where the vectors are all the same;
+    - tokens, how many vectors have a direction.
+
+    The cosines know neither the length of a vector nor where the mean of the cloud lies; IsoScore subtracts the mean
+    and weighs by squared length. A round cloud far from the origin therefore has many deviations and an effective
+    dimension near 1, and an IsoScore near 1; a centred cloud with a few long dimensions has no deviations.
+
+    The second moments take 16 d² bytes a layer and head, so they are kept once, not once a jackknife group: only
+    ``deviations``, which does without them, has an interval.
+
+    Args:
+        spaces: of hidden, query, key and value.
+    """
+
+    name: ClassVar[str] = "isotropy"
+    needs: frozenset[str] = frozenset({"hidden"})
+    on_request: ClassVar[bool] = True
+
+    def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
+        super().__init__()
+        for space in spaces:
+            if space not in VECTOR_SPACES:
+                raise AnalysisError(f"there is no space {space!r}: {near_names(space, VECTOR_SPACES)}")
+        self.needs = frozenset(spaces)
+
+    def fresh(self) -> "Isotropy":
+        return Isotropy(sorted(self.needs))
+
+    def update(self, activations: Activations) -> None:
+        for space in sorted(self.needs):
+            if (vectors := activations.spaces.get(space)) is not None:
+                self._update(space, vectors, activations)
+
+    def _update(self, space: str, vectors: Vectors, activations: Activations) -> None:
+        layer, dimensions = activations.layer, vectors.values.shape[-1]
+        if dimensions > WIDEST:
+            raise AnalysisError(
+                f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and their second "
+                f"moments are kept up to {WIDEST}: measure {space} vectors of fewer dimensions, or leave isotropy out"
+            )
+        self._add(("unit_sum", space, layer), vectors.unit_sum, activations)
+        self._add(("vectors", space, layer), vectors.nonzero, activations)
+        counts = vectors.counts.unsqueeze(1).expand_as(vectors.nonzero)
+        self._add(("tokens", space, layer), counts, activations)
+        # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a difference of the two,
+        # loses what vectors in float32 know of it; and merging stays a sum.
+        counted = (vectors.norms != 0).unsqueeze(-1)
+        values = torch.where(counted, vectors.values, 0).double().transpose(0, 1).flatten(1, 2)
+        lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        units = values / torch.where(lengths != 0, lengths, 1)
+        self._add_whole(("sum", space, layer), values.sum(1), activations)
+        self._add_whole(("moment", space, layer), values.mT @ values, activations)
+        self._add_whole(("unit_moment", space, layer), units.mT @ units, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, space, layer in sums:
+            if quantity == "moment":
+                unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
+                deviations = _deviations(unit_sum, vectors)
+                low, high = jackknife_interval(deviations, self._left_out(space, layer))
+                square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
+                with np.errstate(divide="ignore"):
+                    effective = 1 / square
+                columns = {
+                    "dimensions": np.full(len(vectors), unit_sum.shape[-1]),
+                    "deviations": deviations,
+                    "ci_low": low,
+                    "ci_high": high,
+                    "mean_square_cosine": square,
+                    "effective_dimension": effective,
+                    "isoscore": isoscore(_covariance(sums, space, layer)),
+                    "tokens": vectors.astype(int),
+                }
+                frames.append(space_frame(space, layer, columns))
+        return in_order(pd.concat(frames, ignore_index=True))
+
+    def table(self) -> pd.DataFrame:
+        table = super().table()
+        few = table[table["tokens"] < 2]
+        if len(few):
+            row = few.iloc[0]
+            raise AnalysisError(
+                f"isotropy needs two vectors with a direction, and the {row['space']} space of layer "
+                f"{row['layer']} has {row['tokens']}: give more data"
+            )
+        return table
+
+    def _left_out(self, space: str, layer: int) -> Float[np.ndarray, "group head"]:
+        """The deviations without each group of utterances in turn."""
+        unit_sum, vectors = self.sums["unit_sum", space, layer], self.sums["vectors", space, layer]
+        groups = self.occupied_groups()
+        return _deviations(unit_sum.sum(0) - unit_sum[groups], vectors.sum(0) - vectors[groups])
+
+    def without(self, group: int) -> pd.DataFrame:
+        """Refused: the second moments hold every group.
+
+        Raises:
+            AnalysisError: always.
+        """
+        raise AnalysisError(
+            "isotropy cannot leave a group of utterances out, so a number made from its table has no interval: use "
+            "the ci_low and ci_high that the table has, or the anisotropy table"
+        )
+
+
+def _deviations(
+    unit_sum: Float[np.ndarray, "*batch dim"], vectors: Float[np.ndarray, "*batch"]
+) -> Float[np.ndarray, "*batch"]:
+    return mean_pair_cosine(unit_sum, vectors) * np.sqrt(unit_sum.shape[-1])
+
+
+def _covariance(sums: Sums, space: str, layer: int) -> Float[np.ndarray, "head dim dim"]:
+    """The covariance of the vectors that count, zero vectors among them; 0 where it is below rounding."""
+    tokens = sums["tokens", space, layer][:, None, None]
+    mean = sums["sum", space, layer] / tokens[..., 0]
+    moment = sums["moment", space, layer] / tokens
+    covariance = moment - mean[..., :, None] * mean[..., None, :]
+    variance, power = (np.trace(matrix, axis1=-2, axis2=-1) for matrix in (covariance, moment))
+    return np.where((variance > ROUNDING * power)[:, None, None], covariance, 0.0)

@@ -1,0 +1,286 @@
+"""Small models trained on this machine, each in a minute or two, and kept: ``trained("digits-vit")`` is a folder."""
+
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from analysis_lib import corpora, packages
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.training import speech
+from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, SpokenDigits, Task
+
+# Counts changes of how models are trained that the settings do not show.
+VERSION = 1
+# How often the curve takes the held-out score, the start and the end apart.
+CURVE_POINTS = 4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        description: a line for the reader.
+        task: what it learns.
+        data: identifies the data; neither reads nor makes them.
+        model_type: the architecture, as transformers names it.
+        configuration: its sizes, beside those that the data decide.
+        steps: how many batches it is trained on.
+        batch: items of a batch.
+        learning_rate: of AdamW at its peak; it rises over the first tenth and falls along a cosine.
+        weight_decay: of matrices; biases and norms have none.
+        seed: of the initial weights, the order of the data, dropout and masks.
+    """
+
+    description: str
+    task: Callable[[], Task]
+    data: Callable[[], str]
+    model_type: str
+    configuration: dict
+    steps: int
+    batch: int
+    learning_rate: float
+    weight_decay: float = 0.01
+    seed: int = 0
+
+    def settings(self) -> dict:
+        """All that decides the weights but the data and the versions, as JSON has it."""
+        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("description", "task", "data")}
+        return {**kept, "version": VERSION}
+
+
+SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "seed")
+
+
+def trained(name: str, **settings: float) -> Path:
+    """The folder of a trained model; the first call trains it, with a progress bar on a terminal.
+
+    The folder is as ``save_pretrained`` makes it: configuration, safetensors weights and tokenizer, image processor
+    or feature extractor. ``training.json`` beside them tells how it was trained, and its score on held-out data with
+    a 95 % interval. The same settings, versions and number of threads give the same weights. Of several processes
+    that ask for a model at once, one trains it; the random numbers of the caller are left as they are.
+
+    Args:
+        name: one of ``RECIPES``.
+        settings: any of ``steps``, ``batch``, ``learning_rate``, ``weight_decay`` and ``seed``, to differ from the
+            recipe's.
+
+    Raises:
+        AnalysisError: there is no such recipe or setting, or the data are not there.
+    """
+    recipe = _recipe(name, settings)
+    with _alone(name):
+        return packages.derived(_key(name, recipe), name, lambda folder: _train(name, recipe, folder))
+
+
+def fingerprint(name: str, **settings: float) -> str:
+    """A short text that changes when the model of ``trained(name, ...)`` would; trains nothing.
+
+    Raises:
+        AnalysisError: as ``trained``.
+    """
+    return f"{name}@{hashlib.sha256(_key(name, _recipe(name, settings)).encode()).hexdigest()[:12]}"
+
+
+def _recipe(name: str, settings: dict[str, float]) -> Recipe:
+    if name not in RECIPES:
+        raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
+    for setting, value in settings.items():
+        if setting not in SETTINGS:
+            raise AnalysisError(f"a recipe has no setting {setting}: {near_names(setting, SETTINGS)}")
+        if setting in ("steps", "batch") and value < 1:
+            raise AnalysisError(f"{setting} is {value}: give 1 or more")
+    return dataclasses.replace(RECIPES[name], **settings)
+
+
+def _key(name: str, recipe: Recipe) -> str:
+    return json.dumps([name, recipe.settings(), recipe.data(), _versions()], sort_keys=True)
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """While this process alone trains the model; others wait. The lock of a process that is killed ends with it."""
+    home = packages.data_directory() / "packages" / "derived"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in home.glob(f"unfinished-{name}-*"):  # by a training that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _train(name: str, recipe: Recipe, folder: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        task = recipe.task()
+        config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
+        model = task.head.from_config(config, dtype=torch.float32)
+        start = time.perf_counter()
+        curve = _fit(name, model, task, recipe)
+    transformers.utils.logging.disable_progress_bar()  # of its own, for one small file
+    model.save_pretrained(folder)
+    task.preprocessor.save_pretrained(folder)
+    score: Score = curve[-1][1]
+    told = {
+        "recipe": name,
+        "description": recipe.description,
+        "settings": recipe.settings(),
+        "data": recipe.data(),
+        "parameters": model.num_parameters(),
+        "seconds": round(time.perf_counter() - start, 1),
+        "threads": torch.get_num_threads(),
+        "versions": _versions(),
+        "score": dataclasses.asdict(score),
+        "curve": [{"step": step, score.metric: at.value} for step, at in curve],
+    }
+    (folder / "training.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _fit(name: str, model: transformers.PreTrainedModel, task: Task, recipe: Recipe) -> list[tuple[int, Score]]:
+    """Train the model in place; the held-out score at a few steps, the last one after training."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, recipe.steps // 10, recipe.steps)
+    looked_at = {recipe.steps * i // CURVE_POINTS for i in range(1, CURVE_POINTS)}
+    curve = [(0, _score(task, model))]
+    batches = task.batches(recipe.batch)
+    # With None, no bar where nobody looks at a terminal.
+    for step in tqdm(range(1, recipe.steps + 1), desc=name, unit="step", disable=None):
+        loss = model(**next(batches)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step in looked_at or step == recipe.steps:
+            curve.append((step, _score(task, model)))
+    return curve
+
+
+def _score(task: Task, model: transformers.PreTrainedModel) -> Score:
+    model.eval()
+    with torch.inference_mode():
+        score = task.score(model)
+    model.train()
+    return score
+
+
+def _wikipedia() -> str:
+    return corpora.fingerprint("wikipedia:sentences")
+
+
+def _digits() -> str:
+    return corpora.fingerprint("digits:train")
+
+
+_GPT2 = {"n_embd": 128, "n_layer": 6, "n_head": 4}
+RECIPES = {
+    "text-bert": Recipe(
+        "a BERT of 6 blocks that fills in masked word pieces of Wikipedia",
+        lambda: MaskedTokens(4000),
+        _wikipedia,
+        "bert",
+        {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 512},
+        steps=600,
+        batch=32,
+        learning_rate=1e-3,
+    ),
+    "text-gpt2": Recipe(
+        "a GPT-2 of 6 blocks that continues sentences of Wikipedia, a vocabulary of 4,000 byte pairs",
+        lambda: NextToken(4000),
+        _wikipedia,
+        "gpt2",
+        _GPT2,
+        steps=500,
+        batch=32,
+        learning_rate=2e-3,
+    ),
+    "bytes-gpt2": Recipe(
+        "a GPT-2 of 6 blocks that continues sentences of Wikipedia byte by byte",
+        lambda: NextToken(257),
+        _wikipedia,
+        "gpt2",
+        _GPT2,
+        steps=300,
+        batch=16,
+        learning_rate=2e-3,
+    ),
+    "speech-wav2vec2": Recipe(
+        "a wav2vec 2.0 of 6 blocks that hears which digit a synthetic voice says",
+        SpokenDigits,
+        speech.fingerprint,
+        "wav2vec2",
+        {
+            "hidden_size": 96,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "intermediate_size": 384,
+            "conv_dim": [64] * 7,
+            "feat_extract_norm": "layer",
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 8,
+            "classifier_proj_size": 96,
+            # Both draw from numpy's random numbers, not torch's.
+            "apply_spec_augment": False,
+            "layerdrop": 0.0,
+        },
+        steps=400,
+        batch=32,
+        learning_rate=1e-3,
+    ),
+    "digits-vit": Recipe(
+        "a ViT of 6 blocks that reads handwritten digits",
+        Digits,
+        _digits,
+        "vit",
+        {
+            "image_size": Digits.SIDE,
+            "patch_size": 8,
+            "hidden_size": 96,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "intermediate_size": 384,
+        },
+        steps=600,
+        batch=64,
+        learning_rate=1e-3,
+    ),
+    "digits-resnet": Recipe(
+        "a ResNet of 6 blocks that reads handwritten digits",
+        Digits,
+        _digits,
+        "resnet",
+        {"layer_type": "basic", "embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [2, 2, 2]},
+        steps=600,
+        batch=64,
+        learning_rate=1e-3,
+    ),
+    "digits-convnext": Recipe(
+        "a ConvNeXt of 6 blocks, with layer norm, that reads handwritten digits",
+        Digits,
+        _digits,
+        "convnext",
+        {"hidden_sizes": [40, 80, 160], "depths": [2, 2, 2], "num_stages": 3, "patch_size": 4},
+        steps=600,
+        batch=64,
+        learning_rate=1e-3,
+    ),
+}
