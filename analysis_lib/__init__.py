@@ -8,6 +8,7 @@
 """
 
 from analysis_lib import metrics
+from analysis_lib.comparison import Comparison, compare
 from analysis_lib.corpora import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import Tables, measure
@@ -15,9 +16,11 @@ from analysis_lib.models import LoadedModel, load_model
 
 __all__ = [
     "AnalysisError",
+    "Comparison",
     "Corpus",
     "LoadedModel",
     "Tables",
+    "compare",
     "load_corpus",
     "load_model",
     "measure",

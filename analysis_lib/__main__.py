@@ -54,11 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--data",
         required=True,
-        help="a name of `datasets` with an optional split, file.csv:COLUMN, or lines.txt",
+        help="a name of `datasets` with an optional split, file.csv:COLUMN, lines.txt, or a folder of images or sounds",
     )
     measure.add_argument("--metrics", default="all", help="comma-separated names, or all (default)")
-    measure.add_argument("--limit", type=int, help="how many utterances; without --seed, the first")
-    measure.add_argument("--seed", type=int, help="draw the --limit utterances at random with this seed")
+    measure.add_argument("--limit", type=int, help="how many items; without --seed, the first")
+    measure.add_argument("--seed", type=int, help="draw the --limit items at random with this seed")
     measure.add_argument("--out", required=True, type=Path, help="folder for the tables and run.json")
     measure.add_argument("--workers", type=int, default=1, help="processes on this machine (default 1)")
     measure.add_argument("--scheduler", help="address of a Dask scheduler, tcp://HOST:PORT, instead of --workers")
@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         "--special-tokens",
         default="keep",
         help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
+    )
+    measure.add_argument(
+        "--maps",
+        default="flatten",
+        help="what a vector of a convolutional network is: flatten (default), an image's whole map, or positions",
     )
     measure.add_argument("--tokens-per-batch", type=int, default=2048, help="default 2048")
     measure.set_defaults(command=_measure)
@@ -106,14 +111,14 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, which `--help` and a misspelt option should not.
-    from analysis_lib import load_corpus, load_model, measure
+    from analysis_lib import inputs, load_corpus, load_model, measure
     from analysis_lib.metrics import resolve
 
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
-    metrics = resolve(options.metrics)
+    resolve(options.metrics)  # A misspelt name is told before anything is loaded.
     corpus = load_corpus(options.data, options.limit, options.seed)
     if corpus.blank:
         _say(f"{corpus.blank} blank entries of {options.data} are left out")
@@ -122,10 +127,11 @@ def _measure(options: argparse.Namespace) -> None:
         tables = measure(
             model,
             corpus,
-            metrics,
+            options.metrics,
             special_tokens=options.special_tokens == "keep",
             long_texts=options.long_texts,
             tokens_per_batch=options.tokens_per_batch,
+            maps=options.maps,
             workers=options.workers,
             scheduler=options.scheduler,
             checkpoints=options.out,
@@ -134,10 +140,12 @@ def _measure(options: argparse.Namespace) -> None:
         tables.save(options.out)
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
+    kind = {"audio": "sound"}.get(model.kind, model.kind)
+    longest = f"{model.max_length} tokens" if kind == "text" else f"{inputs.LONGEST_SOUND:.0f} seconds"
     if report.cut:
-        _say(f"{report.cut} texts are longer than the {model.max_length} tokens the model reads and were cut there")
+        _say(f"{report.cut} {kind}s are longer than the {longest} the model reads and were cut there")
     if report.windowed:
-        _say(f"{report.windowed} texts are longer than the {model.max_length} tokens the model reads: read in windows")
+        _say(f"{report.windowed} {kind}s are longer than the {longest} the model reads: read in windows")
     if report.zero_vectors:
         _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
     print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")
@@ -168,13 +176,18 @@ def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
 def _models(options: argparse.Namespace) -> None:
     from analysis_lib.models import known_models
 
-    _print_names(known_models(), "or a hub id (owner/name), or a folder saved with save_pretrained")
+    _print_names(
+        known_models(),
+        "or a hub id (owner/name), or a folder saved with save_pretrained; NAME:untrained is its untrained twin",
+    )
 
 
 def _datasets(options: argparse.Namespace) -> None:
     from analysis_lib.corpora import known_corpora
 
-    _print_names(known_corpora(), "or file.csv:COLUMN, or a text file with an utterance a line")
+    _print_names(
+        known_corpora(), "or file.csv:COLUMN, a text file with an utterance a line, or a folder of images or of sounds"
+    )
 
 
 def _print_names(names: dict[str, str], otherwise: str) -> None:

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 
-from analysis_lib import hub, packages
+from analysis_lib import hub, packages, speech
 from analysis_lib.errors import AnalysisError, near_names
 
 if TYPE_CHECKING:
@@ -635,6 +635,10 @@ def _digits(split: str) -> Callable[[], Iterable]:
     return read
 
 
+def _spoken_digits(split: str) -> Callable[[], Iterable]:
+    return lambda: ((Sound(samples, rate), label) for samples, rate, label in speech.spoken_digits(split))
+
+
 # --- Corpora on the hub, each at a pinned revision -------------------------------------------------
 
 
@@ -782,6 +786,12 @@ CORPORA = {
         {"test": _digits("test"), "train": _digits("train")},
         lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
         "image",
+    ),
+    "spoken-digits": _Source(
+        "the words zero to nine in synthetic voices, 480 to test and 1,200 in other voices to train on (made here)",
+        {"test": _spoken_digits("test"), "train": _spoken_digits("train")},
+        lambda _: speech.fingerprint(),
+        "audio",
     ),
     "imagenet-1k": _image_source(
         "ImageNet 2012, 50,000 images of 1,000 classes (hub: ILSVRC/imagenet-1k, gated)",

@@ -12,25 +12,26 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationE
 
 from analysis_lib.errors import AnalysisError
 
-# What a text encoder needs; weights in pickle formats are never fetched.
+# What a model needs; weights in pickle formats are fetched for pinned models that have no others.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
+PICKLE = "pytorch_model.bin"
 
 
-def model_folder(repository: str, revision: str | None = None) -> Path:
+def model_folder(repository: str, revision: str | None = None, pickled: bool = False) -> Path:
     """The folder of a model's snapshot, downloaded where the cache lacks it.
+
+    Args:
+        pickled: whether to fetch ``pytorch_model.bin`` where the model has no safetensors.
 
     Raises:
         AnalysisError: the hub does not have the model, or cannot be reached and the cache lacks it.
     """
-    return Path(
-        _fetch(
-            repository,
-            huggingface_hub.snapshot_download,
-            revision=revision,
-            allow_patterns=list(MODEL_FILES),
-            ignore_patterns=["*/*"],
-        )
-    )
+    arguments = {"revision": revision, "ignore_patterns": ["*/*"]}
+    download = huggingface_hub.snapshot_download
+    folder = Path(_fetch(repository, download, allow_patterns=list(MODEL_FILES), **arguments))
+    if pickled and not list(folder.glob("*.safetensors")):
+        folder = Path(_fetch(repository, download, allow_patterns=[*MODEL_FILES, PICKLE], **arguments))
+    return folder
 
 
 def dataset_file(repository: str, revision: str, file: str) -> Path:

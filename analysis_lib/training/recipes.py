@@ -16,9 +16,8 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from analysis_lib import corpora, packages
+from analysis_lib import corpora, packages, speech
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.training import speech
 from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, SpokenDigits, Task
 
 # Counts changes of how models are trained that the settings do not show.
@@ -233,7 +232,7 @@ RECIPES = {
             "num_hidden_layers": 6,
             "num_attention_heads": 4,
             "intermediate_size": 384,
-            "conv_dim": [64] * 7,
+            "conv_dim": [16, 32, 64, 64, 64, 64, 64],
             "feat_extract_norm": "layer",
             "num_conv_pos_embeddings": 16,
             "num_conv_pos_embedding_groups": 8,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.corpora import load_corpus
-from analysis_lib.training.speech import RATE, WORDS, spoken_digits
+from analysis_lib.speech import RATE, WORDS, spoken_digits
 
 Z_95 = 1.959964
 IGNORED = -100

@@ -58,7 +58,7 @@ def spoken_digits(split: str) -> list[tuple[np.ndarray, int, int]]:
 
 def _synthesise_apart(folder: Path) -> None:
     # eSpeak's noise continues from word to word, so the same samples take a process that has said nothing yet.
-    code = "import sys; from analysis_lib.training import speech; speech.synthesise(sys.argv[1])"
+    code = "import sys; from analysis_lib import speech; speech.synthesise(sys.argv[1])"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
