@@ -506,19 +506,18 @@ def _profile(root: Path, profile: str) -> dict:
 
 
 def _inputs(parameters: Parameters) -> dict[str, str]:
-    """What the models and the corpus that the parameters name consist of."""
+    """What the models and corpora that the parameters name consist of: ``model``, ``..._models``, ``..._data``."""
+    from analysis_lib import corpora, models
+
     found = {}
-    models = [parameters["model"]] if "model" in parameters else []
-    for model in [*models, *parameters.get("models", [])]:
-        from analysis_lib.models import fingerprint
-
-        found[f"model {model}"] = fingerprint(model)
-    if "data" in parameters:
-        from analysis_lib.corpora import check_draw, fingerprint
-
-        # Before any kernel starts: every notebook would stop at the same mistake.
-        check_draw(parameters.get("limit"), parameters.get("seed"))
-        found["data"] = fingerprint(parameters["data"])
+    for name, value in parameters.items():
+        if name == "model" or name.endswith("models"):
+            for model in [value] if isinstance(value, str) else value:
+                found[f"model {model}"] = models.fingerprint(model)
+        if name == "data" or name.endswith("_data"):
+            # Before any kernel starts: every notebook would stop at the same mistake.
+            corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
+            found[name] = corpora.fingerprint(value)
     return found
 
 

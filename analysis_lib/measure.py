@@ -522,7 +522,7 @@ def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Se
         str(model.model.dtype),
         corpus.sha256,
         asdict(settings),
-        [metric.name for metric in metrics],
+        [[metric.name, sorted(metric.needs)] for metric in metrics],
         [UTTERANCES_PER_SHARD, GROUPS],
         _sources(),
         [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],

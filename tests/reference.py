@@ -9,7 +9,7 @@ pass, and the weights and values to what it gives to its output projection.
 import math
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,8 @@ COLUMNS = {
     "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
     "score_terms": ["layer", "head", "key_type", "term", "contribution", "pairs"],
 }
+# What a row of a table is about.
+KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
 OF_HIDDEN_STATES = ("anisotropy", "mean_vector", "utterance_similarity", "dimension_means", "outlier_dimensions")
 
 
@@ -526,6 +528,12 @@ class Attention:
     pairs: np.ndarray
     terms: dict[str, np.ndarray]
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Heads of queries, heads of keys, and d'."""
+        key_heads, _, width = self.spaces["key"].shape
+        return len(self.weights), key_heads, width
+
 
 @dataclass
 class Layer:
@@ -536,6 +544,11 @@ class Layer:
     counted: np.ndarray
     attention: Attention | None = None
 
+    @property
+    def vectors(self) -> np.ndarray:
+        """Those that count."""
+        return self.hidden[self.counted]
+
 
 @dataclass
 class Utterance:
@@ -543,6 +556,11 @@ class Utterance:
 
     item: int
     layers: list[Layer]
+
+    @property
+    def types(self) -> np.ndarray:
+        """The types of the tokens that the model reads."""
+        return self.layers[0].types
 
 
 def _rotated(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -796,7 +814,7 @@ class Reference:
     def _vectors(self, space: str, layer: int) -> list[np.ndarray]:
         layers = [u.layers[layer] for u in self.utterances]
         if space == "hidden":
-            return [at.hidden[None, at.counted] for at in layers]
+            return [at.vectors[None] for at in layers]
         return [
             at.attention.spaces[space][:, at.attention.counted if space == "query" else at.attention.counted_keys]
             for at in layers
@@ -1010,8 +1028,11 @@ class Reference:
         return pd.DataFrame(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """Every table by name: without attention, those of hidden states."""
+        """Every table by name that makes sense: without attention, those of hidden states."""
         names = [name for name in COLUMNS if self.attending or name in OF_HIDDEN_STATES]
+        if self.family.maps and self.maps == "flatten":
+            # An image is one vector there.
+            names.remove("utterance_similarity")
         return {name: getattr(self, name)() for name in names}
 
 
@@ -1026,3 +1047,40 @@ def _pair_mean(vectors: np.ndarray) -> np.ndarray:
         for n in range(m + 1, tokens):
             total += (units[:, m] * units[:, n]).sum(-1)
     return total / (tokens * (tokens - 1) / 2)
+
+
+def _keyed(table: pd.DataFrame) -> pd.DataFrame:
+    """The values of a table by what their row is about, in one order."""
+    table = table.copy()
+    for column in table.columns.intersection(["space", "token_type", "key_type", "term"]):
+        table[column] = table[column].astype(str)
+    if "head" in table:
+        table["head"] = table["head"].astype("Int64").fillna(0)
+    return table.set_index([column for column in table if column in KEYS]).sort_index()
+
+
+def assert_agree(
+    tables: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame], tolerance: tuple[float, float]
+) -> None:
+    """The same tables, rows and columns, and the same values to a relative tolerance.
+
+    The second tolerance is in units of the column's root mean square, for values that are what is left of a
+    cancellation, such as the mean of a dimension that lies around zero. No value is missing on one side alone.
+    """
+    relative, absolute = tolerance
+    assert set(tables) == set(expected)
+    for name, naive in expected.items():
+        assert list(tables[name].columns) == list(naive.columns), name
+        found, wanted = _keyed(tables[name]), _keyed(naive)
+        assert found.index.is_unique, name
+        assert found.index.equals(wanted.index), name
+        for column in found:
+            a, b = (table[column].to_numpy(dtype=float) for table in (found, wanted))
+            assert (np.isnan(a) == np.isnan(b)).all(), f"{name}.{column}: values are missing"
+            error = np.nan_to_num(np.abs(a - b))
+            scale = np.sqrt(np.nanmean(b**2)) if np.isfinite(b).any() else 0
+            far = error > relative * np.nan_to_num(np.abs(b)) + absolute * scale
+            worst = found.index[int(np.argmax(error))] if len(b) else None
+            assert not far.any(), (
+                f"{name}.{column}: {far.sum()} of {len(a)} differ, by up to {error.max():.1e} at {worst}"
+            )

@@ -131,6 +131,18 @@ def test_drift_by_layer_joins_the_hidden_states_alone():
     assert found.to_numpy().tolist() == [[0, 1, 0.1], [1, 2, 0.2]]
 
 
+def test_drift_by_layer_keeps_models_and_twins_apart():
+    model, twin = tables_of([1.0, 2.0], [0.1, 0.2]), tables_of([3.0, 4.0], [0.3, 0.4])
+    both = {
+        name: pd.concat([model[name].assign(model="m", trained=True), twin[name].assign(model="m", trained=False)])
+        for name in model
+    }
+    found = drift_by_layer(both)
+    assert found.columns.tolist() == ["model", "trained", "layer", "norm_of_mean", "cosine"]
+    assert found["trained"].tolist() == [True, True, False, False]
+    assert found["cosine"].tolist() == [0.1, 0.2, 0.3, 0.4]
+
+
 @pytest.mark.parametrize(
     ("norms", "cosines", "expected"),
     [

@@ -301,7 +301,9 @@ def test_all_leaves_it_out_and_its_name_calls_it():
 def test_a_statistic_over_it_is_told_to_use_its_interval(utterances):
     activations = activations_of(utterances, groups=[i % GROUPS for i in range(30)])
     metric, other = (accumulated(kind(), activations) for kind in (metrics.Isotropy, metrics.Anisotropy))
-    tables = Tables([metric, other], Report(), {})
+    report = Report()
+    report.add(replace(activations, layer=0))
+    tables = Tables([metric, other], report, {})
     with pytest.raises(AnalysisError, match="ci_low and ci_high"):
         tables.interval(lambda t: t["isotropy"]["effective_dimension"].min())
     # Beside it, other tables keep theirs.

@@ -1,6 +1,7 @@
 """Models by name, and what is said of those that cannot be measured."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import transformers
 from huggingface_hub import constants
 
 from analysis_lib import AnalysisError, LoadedModel, hub, load_corpus, load_model, models
-from analysis_lib.models import MODELS, TOKEN_TYPES
+from analysis_lib.extraction import key_projection
+from analysis_lib.layouts import LAYOUTS
+from analysis_lib.models import LONGEST_TEXT, MODELS, TOKEN_TYPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -69,7 +72,11 @@ def edit_weights(folder: Path, change) -> None:
 
 
 def test_the_bundled_model(minilm):
-    assert (len(minilm.blocks), minilm.heads, minilm.width, minilm.max_length) == (6, 12, 384, 512)
+    ((stack, blocks),) = minilm.stacks.items()
+    assert blocks == list(minilm.model.encoder.layer)
+    assert stack.attention is not None
+    assert (len(blocks), minilm.heads, minilm.width, minilm.max_length) == (6, 12, 384, 512)
+    assert minilm.kind == "text"
     assert minilm.model.dtype == torch.float32
     assert not minilm.model.training
     assert "sha256:b9a0018d" in minilm.revision
@@ -81,10 +88,29 @@ def test_dtype(minilm64):
         load_model("minilm", dtype="float16")
 
 
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+@pytest.mark.parametrize("name", tiny.EVERY_ARCHITECTURE)
 def test_a_folder_of_every_architecture(name, tiny_folder):
     loaded = load_model(str(tiny_folder(name)))
-    assert (len(loaded.blocks), loaded.heads, loaded.width, loaded.max_length) == (3, 2, 24, 160)
+    assert loaded.kind == tiny.kind(name)
+    assert {weight.dtype for weight in loaded.model.parameters()} == {torch.float32}
+    built, _ = tiny.build(name)
+    stored = built.get_submodule(loaded.layout.part).state_dict()
+    for weight, value in loaded.model.state_dict().items():
+        torch.testing.assert_close(value, stored[weight], rtol=0, atol=0)
+    # Every block is found once, and holds an attention with keys where the layout says so.
+    found = [block for blocks in loaded.stacks.values() for block in blocks]
+    assert len(found) == len(set(found))
+    for stack, blocks in loaded.stacks.items():
+        assert blocks
+        for block in blocks:
+            if stack.attention:
+                assert block.get_submodule(stack.attention.module).get_submodule(stack.attention.key).weight.dim() >= 2
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_the_length_of_a_text_is_that_of_the_positions(name, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    assert (loaded.heads, loaded.width, loaded.max_length) == (2, 24, 160)
     # The longest sequence that is read is read indeed, and one more position does not exist.
     ids = torch.full((1, 160), loaded.tokenizer.cls_token_id)
     assert loaded.model(input_ids=ids).last_hidden_state.shape == (1, 160, 24)
@@ -92,11 +118,20 @@ def test_a_folder_of_every_architecture(name, tiny_folder):
         loaded.model(input_ids=torch.full((1, 161), loaded.tokenizer.cls_token_id))
 
 
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [("gpt2", 160), ("qwen3", 160), ("mpnet", 160), ("deberta-v3", 160), ("canine", 256), ("character_bert", 160)]
+    + [("manta", 128), ("byt5", LONGEST_TEXT), ("t5", LONGEST_TEXT)],
+)
+def test_the_length_of_a_text_in_other_architectures(name, length, tiny_folder):
+    assert load_model(str(tiny_folder(name))).max_length == length
+
+
 @pytest.mark.parametrize("name", tiny.ARCHITECTURES)
 def test_token_types(name, tiny_folder):
     loaded = load_model(str(tiny_folder(name)))
     ids = loaded.tokenizer("Attention, attention. Hi!")["input_ids"]
-    found = [TOKEN_TYPES[i] for i in loaded.token_types[torch.tensor(ids)]]
+    found = [TOKEN_TYPES[i] for i in loaded.token_types(torch.tensor([ids]))[0]]
     tokens = loaded.tokenizer.convert_ids_to_tokens(ids)
     assert found[0] == "cls"
     assert found[-1] == "sep"
@@ -104,9 +139,31 @@ def test_token_types(name, tiny_folder):
     assert {token for token, kind in zip(tokens, found, strict=True) if kind == "punct"} == {",", "."}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # No token before or after a text; one before it; one after it; [CLS] and [SEP] as code points or words.
+        ("gpt2", "other other punct other"),
+        ("llama", "cls other other punct other"),
+        ("t5", "other other punct other sep"),
+        ("byt5", "other other punct other sep"),
+        ("canine", "cls other other punct other sep"),
+        ("character_bert", "cls other punct other sep"),
+    ],
+)
+def test_token_types_of_other_tokenizers(name, expected, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    # Tokenizers that spell text out, and one that cuts words, where the first two letters are one.
+    text = {"llama": "ab,c", "t5": "ab,c"}.get(name, "ab,c")
+    ids = loaded.tokenizer(text)["input_ids"]
+    found = " ".join(TOKEN_TYPES[i] for i in loaded.token_types(torch.tensor([ids]))[0])
+    assert found == expected
+
+
 def test_token_types_of_the_bundled_vocabulary(minilm):
-    types = minilm.token_types
-    words = {token: TOKEN_TYPES[types[index]] for token, index in minilm.tokenizer.get_vocab().items()}
+    vocabulary = minilm.tokenizer.get_vocab()
+    types = minilm.token_types(torch.tensor([list(vocabulary.values())]))[0]
+    words = {token: TOKEN_TYPES[kind] for token, kind in zip(vocabulary, types, strict=True)}
     assert {token for token, kind in words.items() if kind == "cls"} == {"[CLS]"}
     assert {token for token, kind in words.items() if kind == "sep"} == {"[SEP]"}
     punctuation = {token for token, kind in words.items() if kind == "punct"}
@@ -115,12 +172,30 @@ def test_token_types_of_the_bundled_vocabulary(minilm):
     assert {words[token] for token in ("!", "?", ";", "...", "the", "[MASK]", "[PAD]") if token in words} == {"other"}
 
 
-def test_key_projection_gives_the_keys(tiny_folder):
-    loaded = load_model(str(tiny_folder("bert")))
-    attention = loaded.attentions[1]
-    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
-    keys = torch.einsum("hed,td->the", loaded.key_projection(2), x) + attention.key.bias.view(2, 12)
-    torch.testing.assert_close(keys.flatten(1), attention.key(x))
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        *(("bert", 2), ("distilbert", 2), ("mpnet", 2), ("deberta", 2), ("deberta-v3", 2), ("modernbert-biases", 2)),
+        *(("gpt2", 2), ("gpt_neox", 2), ("llama", 2), ("qwen2", 2), ("t5", 2), ("canine", 2), ("vit", 2)),
+    ],
+)
+def test_key_projection_gives_the_keys(name, heads, tiny_folder):
+    """However an architecture stores it: alone, as the middle third, or between the query and value of each head."""
+    loaded = load_model(str(tiny_folder(name)))
+    stack, blocks = next(iter(loaded.stacks.items()))
+    attention = blocks[1].get_submodule(stack.attention.module)
+    x = torch.randn(5, loaded.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    weight, bias = key_projection(attention, stack.attention, heads)
+    found = torch.einsum("hed,td->hte", weight, x) + (0 if bias is None else bias.unsqueeze(1))
+    projected = attention.get_submodule(stack.attention.key)(x)
+    fused = stack.attention.fused
+    if fused == "by_head":
+        projected = projected.view(5, heads, 3, -1)[:, :, 1]
+    elif fused == "stacked":
+        projected = projected.view(5, 3, heads, -1)[:, 1]
+    else:
+        projected = projected.view(5, heads, -1)
+    torch.testing.assert_close(found, projected.transpose(0, 1))
 
 
 def test_revision_tells_weights_apart(folder, tiny_folder):
@@ -139,11 +214,65 @@ def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
     whole.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     loaded = load_model(str(tmp_path))
-    torch.testing.assert_close(loaded.blocks[2].output.dense.weight, model.encoder.layer[2].output.dense.weight)
+    ((_, blocks),) = loaded.stacks.items()
+    torch.testing.assert_close(blocks[2].output.dense.weight, model.encoder.layer[2].output.dense.weight)
 
 
 def test_known_models_are_described():
-    assert set(models.known_models()) == set(MODELS) == {"minilm", "bert-base-uncased"}
+    described = models.known_models()
+    assert set(described) == set(MODELS) >= {"minilm", "bert-base-uncased"}
+    assert all(described.values())
+    for name, known in MODELS.items():
+        if known.repository:
+            assert known.repository in described[name]
+            assert ("no pinned revision" in described[name]) == (known.revision is None)
+            assert known.revision is None or re.fullmatch("[0-9a-f]{40}", known.revision)
+
+
+# --- Untrained twins ------------------------------------------------------------------------------
+
+
+def test_an_untrained_twin_has_the_same_shape_and_the_weights_of_its_seed(minilm):
+    state = torch.get_rng_state()
+    twin = load_model("minilm:untrained")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert twin.name == "minilm:untrained"
+    assert twin.revision == f"untrained, seed 0, of {minilm.revision}"
+    assert twin.files == {}
+    weights, trained = twin.model.state_dict(), minilm.model.state_dict()
+    assert {name: value.shape for name, value in weights.items()} == {n: v.shape for n, v in trained.items()}
+    key = "encoder.layer.3.attention.self.key.weight"
+    assert not torch.allclose(weights[key], trained[key])
+    # As training would start: a normal law of this spread, and norms that do nothing yet.
+    assert weights[key].std().item() == pytest.approx(minilm.model.config.initializer_range, rel=0.02)
+    assert weights["embeddings.LayerNorm.weight"].eq(1).all()
+    assert twin.tokenizer("A cone.")["input_ids"] == minilm.tokenizer("A cone.")["input_ids"]
+    torch.manual_seed(1)
+    again = load_model("minilm:untrained", dtype="float64").model.state_dict()
+    assert all(torch.equal(value.double(), again[name].double()) for name, value in weights.items())
+    assert again[key].dtype == torch.float64
+    assert models.fingerprint("minilm:untrained") == models.fingerprint("minilm")
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "canine", "whisper", "vit", "resnet-basic", "manta"])
+def test_an_untrained_twin_of_a_folder(name, tiny_folder, tmp_path):
+    trained = load_model(str(tiny_folder(name)))
+    # It needs no weights.
+    folder = Path(shutil.copytree(tiny_folder(name), tmp_path / "bare"))
+    (folder / "model.safetensors").unlink()
+    refused(folder, "no safetensors")
+    twin = load_model(f"{folder}:untrained")
+    assert twin.layout is trained.layout
+    assert type(twin.processor) is type(trained.processor)
+    weights, others = twin.model.state_dict(), trained.model.state_dict()
+    assert {key: value.shape for key, value in weights.items()} == {key: value.shape for key, value in others.items()}
+    assert all(value.isfinite().all() for value in weights.values())
+    assert not all(torch.equal(value, others[key]) for key, value in weights.items())
+
+
+def test_what_is_no_model_has_no_untrained_twin(offline_cache):
+    refused("minilmm:untrained", "did you mean minilm")
+    refused(":untrained", "is no model")
 
 
 # --- The hub, from its cache ----------------------------------------------------------------------
@@ -193,7 +322,7 @@ def test_what_cannot_be_a_name(offline_cache, text):
 
 def test_unknown_names_get_the_nearest(offline_cache):
     refused("minilmm", "minilmm", "did you mean minilm?")
-    refused("bert-base-uncase", "did you mean bert-base-uncased?")
+    refused("bert-base-uncase", "did you mean bert-base-uncased")
 
 
 # --- Folders that are no model --------------------------------------------------------------------
@@ -221,11 +350,11 @@ def test_a_model_that_is_no_transformer(folder, model_type):
     refused(folder, "no transformers model", "bert, roberta")
 
 
-@pytest.mark.parametrize("model_type", ["resnet", "gpt2", "t5", "mpnet"])
+@pytest.mark.parametrize("model_type", ["bart", "longformer", "mamba", "clip_vision_model", "swin"])
 def test_a_model_that_is_not_measured(folder, model_type):
     config = transformers.AutoConfig.for_model(model_type)
     (folder / "config.json").write_text(config.to_json_string())
-    refused(folder, model_type, "bert, roberta")
+    refused(folder, f"a {model_type} model", "not measured", ", ".join(LAYOUTS))
 
 
 @pytest.mark.parametrize(
@@ -236,11 +365,6 @@ def test_a_model_that_is_not_measured(folder, model_type):
 def test_a_config_with_impossible_values(folder, changes):
     edit(folder, **changes)
     refused(folder)
-
-
-def test_a_decoder(folder):
-    edit(folder, is_decoder=True)
-    refused(folder, "is_decoder", "bidirectional")
 
 
 def test_no_safetensors(folder):
@@ -308,7 +432,20 @@ def test_not_finite_in_this_process_too():
 def test_no_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    refused(folder)
+    refused(folder, "no tokenizer", "save_pretrained")
+
+
+@pytest.mark.parametrize(("name", "items"), [("vit", "images"), ("wav2vec2", "audios"), ("resnet-basic", "images")])
+def test_no_processor(name, items, tiny_folder, tmp_path):
+    folder = Path(shutil.copytree(tiny_folder(name), tmp_path / "spoilt"))
+    (folder / "preprocessor_config.json").unlink()
+    refused(folder, "preprocessor_config.json", items, "save_pretrained")
+
+
+def test_no_block_at_all(folder):
+    edit(folder, num_hidden_layers=0)
+    edit_weights(folder, lambda weights: [weights.pop(key) for key in list(weights) if "layer." in key])
+    refused(folder, "no transformer block")
 
 
 def test_a_tokenizer_larger_than_the_embeddings(folder):

@@ -22,10 +22,12 @@ def drift_by_layer(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """The norm of the mean hidden state beside the average cosine: columns layer, norm_of_mean, cosine.
 
     Args:
-        tables: with ``anisotropy`` and ``mean_vector``.
+        tables: with ``anisotropy`` and ``mean_vector``, of one model, or of several: their columns model and trained
+            come first, then.
     """
-    hidden = [table[table["space"] == "hidden"] for table in (tables["mean_vector"], tables["anisotropy"])]
-    return hidden[0].merge(hidden[1], on="layer")[["layer", "norm_of_mean", "cosine"]]
+    drift, anisotropy = (table[table["space"] == "hidden"] for table in (tables["mean_vector"], tables["anisotropy"]))
+    keys = [column for column in ("model", "trained", "layer") if column in drift]
+    return drift.merge(anisotropy, on=keys)[[*keys, "norm_of_mean", "cosine"]]
 
 
 def permutation_p(x: Float[np.ndarray, " layer"], y: Float[np.ndarray, " layer"]) -> float:
