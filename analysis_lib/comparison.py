@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
+import torch
 
-from analysis_lib.corpora import load_corpus
+from analysis_lib import inputs
+from analysis_lib.corpora import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import Tables, measure
-from analysis_lib.models import UNTRAINED, load_model
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.models import UNTRAINED, LoadedModel, load_model
 
 
 class Comparison(Mapping[str, pd.DataFrame]):
@@ -80,3 +84,22 @@ def compare(
                 model = load_model(name if trained else name + UNTRAINED)
                 runs[name, trained] = measure(model, corpus, metrics, **settings)
     return Comparison(runs)
+
+
+def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
+    """The average cosine of two images of a corpus before any layer: the pixels as the model reads them, flattened.
+
+    How alike the images themselves are, beside which the cosine of flattened maps is to be seen.
+
+    Raises:
+        AnalysisError: the corpus holds no images, or the model reads none.
+    """
+    if (model.kind, images.kind) != ("image", "image"):
+        raise AnalysisError(f"{model.name} on {images.name}: give a model that reads images, and images")
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for batch in inputs.batches(model, images.items, [0] * len(images), inputs.Settings(), inputs.Reading()):
+        pixels = batch.inputs["pixel_values"].flatten(1).double()
+        lengths = torch.linalg.vector_norm(pixels, dim=1, keepdim=True)
+        total = total + (pixels / torch.where(lengths > 0, lengths, 1)).sum(0)
+        count += int((lengths > 0).sum())
+    return float(mean_pair_cosine(total.cpu().numpy(), np.array(float(count))))

@@ -65,10 +65,6 @@ class Activations:
     scores: Scores | None = None
     attended: bool = False
 
-    @property
-    def batch(self) -> Tokens:
-        return self.tokens
-
 
 Receive = Callable[[Activations], None]
 

@@ -94,7 +94,10 @@ class Table:
 
 
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
-    """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict."""
+    """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict.
+
+    Those of ``papers.verdicts_by_model`` have the model in front.
+    """
     numbers = [
         f"{quantity}: **{value:z.3f}**{_bracketed(low, high)}; the claim needs more than {bound:g}"
         for quantity, value, low, high, bound in verdicts[
@@ -108,6 +111,8 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             "number that decides, with 95 % interval": numbers,
         }
     )
+    if "model" in verdicts:
+        shown.insert(0, "model", verdicts["model"])
     return Table(shown, name, caption)
 
 
@@ -223,6 +228,32 @@ def _model_legend(
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, columnspacing=1.2, handletextpad=0.4)
 
 
+_DEPTH = "depth (0: embedding output, 1: last layer)"
+
+
+def _model_lines(axes: Axes, table: pd.DataFrame, x: str, y: str, styles: dict, bands: bool = True) -> None:
+    """A line a model, which breaks between stacks, with the intervals of ``y``; an untrained twin is lighter."""
+    stacks = table["stack"] if "stack" in table else pd.Series("", table.index)
+    last = table.groupby("model")["layer"].transform("max")
+    table = table.assign(stack=stacks.fillna(""), x=table["layer"] / (last if x == "depth" else 1))
+    for (model, trained, _), part in table.groupby(["model", "trained", "stack"], sort=False):
+        colour, marker = styles[model]
+        axes.plot(
+            part["x"],
+            part[y],
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linestyle="-" if trained else "--",
+            markerfacecolor=colour if trained else "white",
+            alpha=1 if trained else 0.55,
+            label=model if trained else f"{model}, untrained",
+        )
+        if bands:
+            band = {"color": colour, "alpha": 0.25 if trained else 0.12, "linewidth": 0}
+            axes.fill_between(part["x"], part["ci_low"], part["ci_high"], **band)
+
+
 @mpl.rc_context(_THEME)
 def anisotropy_by_model(table: pd.DataFrame, x: str = "layer") -> Figure:
     """Average cosine against the layer, a line a model, with 95 % intervals as bands (Godey et al. 2024, Fig. 1 to 4).
@@ -232,7 +263,7 @@ def anisotropy_by_model(table: pd.DataFrame, x: str = "layer") -> Figure:
 
     Args:
         table: columns model, layer, cosine, ci_low, ci_high, trained (a twin has the name of its model, and False
-            here) and, where models have stacks, stack.
+            here) and, where models have stacks, stack. Without rows, the figure says that no model was given.
         x: ``layer``, or ``depth``: the layer as a share of the model's last.
 
     Raises:
@@ -241,27 +272,13 @@ def anisotropy_by_model(table: pd.DataFrame, x: str = "layer") -> Figure:
     if x not in ("layer", "depth"):
         raise AnalysisError(f"x is {x!r}: give layer or depth")
     figure, (axes,) = _axes(height=4.0)
+    if table.empty:
+        axes.text(0.5, 0.5, "no model of this kind was given", ha="center", transform=axes.transAxes)
+        return figure
     styles = _model_styles(table["model"])
-    stacks = table["stack"] if "stack" in table else pd.Series("", table.index)
-    last = table.groupby("model")["layer"].transform("max")
-    table = table.assign(stack=stacks.fillna(""), x=table["layer"] / (last if x == "depth" else 1))
-    for (model, trained, _), part in table.groupby(["model", "trained", "stack"], sort=False):
-        colour, marker = styles[model]
-        axes.plot(
-            part["x"],
-            part["cosine"],
-            color=colour,
-            marker=marker,
-            markersize=4.5,
-            linestyle="-" if trained else "--",
-            markerfacecolor=colour if trained else "white",
-            alpha=1 if trained else 0.55,
-            label=model if trained else f"{model}, untrained",
-        )
-        band = {"color": colour, "alpha": 0.25 if trained else 0.12, "linewidth": 0}
-        axes.fill_between(part["x"], part["ci_low"], part["ci_high"], **band)
+    _model_lines(axes, table, x, "cosine", styles)
     axes.set(
-        xlabel="layer (0: embedding output)" if x == "layer" else "depth (0: embedding output, 1: last layer)",
+        xlabel="layer (0: embedding output)" if x == "layer" else _DEPTH,
         ylabel="average cosine",
         ylim=(min(0, table["cosine"].min(), table["ci_low"].min()), None),
     )
@@ -335,6 +352,72 @@ def cosine_against_dimension(points: pd.DataFrame) -> Figure:
         ylim=(min(-0.02, points["cosine"].min() - 0.02), max(isotropic[0], points["cosine"].max()) + 0.05),
     )
     _model_legend(figure, styles, untrained=not points["trained"].all(), linestyle="", first=percentile)
+    return figure
+
+
+# Of the isotropy table: what an isotropic cloud has, and how the axis says it.
+_ISOTROPY = {
+    "deviations": (0, "standard deviations\nof an isotropic cosine"),
+    "effective_share": (1, "effective dimension\nas a share of d"),
+    "isoscore": (1, "IsoScore"),
+}
+
+
+@mpl.rc_context(_THEME)
+def isotropy_by_model(table: pd.DataFrame) -> Figure:
+    """Three measures of isotropy against the depth: a panel a measure, a line a model, dashed what isotropy has.
+
+    The panels of the effective dimension and of IsoScore are logarithmic, and 1 is isotropic in both.
+
+    Args:
+        table: columns model, trained, layer and those of the ``isotropy`` table.
+    """
+    finite = table["effective_dimension"].where(np.isfinite(table["effective_dimension"]))
+    table = table.assign(effective_share=finite / table["dimensions"])
+    figure, panels = _axes(rows=len(_ISOTROPY), height=2.3)
+    styles = _model_styles(table["model"])
+    for axes, (measure, (isotropic, label)) in zip(panels, _ISOTROPY.items(), strict=True):
+        line = axes.axhline(isotropic, color="black", linestyle="--", linewidth=1.2, label="isotropic")
+        _model_lines(axes, table, "depth", measure, styles, bands=measure == "deviations")
+        axes.set(ylabel=label, yscale="log" if isotropic else "linear")
+    panels[-1].set_xlabel(_DEPTH)
+    _model_legend(figure, styles, untrained=not table["trained"].all(), first=[line])
+    return figure
+
+
+@mpl.rc_context(_THEME)
+def dimensions_in_use(points: pd.DataFrame) -> Figure:
+    """In how many dimensions the vectors of a layer lie, seen from the origin and seen from their mean.
+
+    A point is a layer, hollow where the model is untrained. On the dashed line the two are the same. Above it, the
+    mean hides dimensions that the cloud uses around it; below it, a few long vectors outweigh the others.
+
+    Args:
+        points: ``metrics.isotropy.against_isoscore``, with columns model and trained.
+    """
+    figure, (axes,) = _axes(height=4.4)
+    styles = _model_styles(points["model"])
+    for (model, trained), part in points.groupby(["model", "trained"], sort=False):
+        colour, marker = styles[model]
+        axes.plot(
+            part["effective_dimension"],
+            part["participation"],
+            linestyle="",
+            marker=marker,
+            markersize=5,
+            color=colour,
+            markerfacecolor=colour if trained else "white",
+            label=model if trained else f"{model}, untrained",
+        )
+    axes.axline((1, 1), (2, 2), color="black", linestyle="--", linewidth=1.2, zorder=1)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="dimensions seen from the origin (effective dimension)",
+        ylabel="dimensions seen from the mean\n(participation ratio of the covariance)",
+    )
+    same = Line2D([], [], color="black", linestyle="--", linewidth=1.2, label="as many")
+    _model_legend(figure, styles, untrained=not points["trained"].all(), linestyle="", first=[same])
     return figure
 
 

@@ -248,7 +248,7 @@ def measure(
     store = _Checkpoints(checkpoints, _key(model, corpus, empty, settings))
     report = Report()
     # One by one in the order of the shards, whichever finished first: the bytes do not depend on who did what.
-    with tqdm(total=len(corpus), unit="text", desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
+    with tqdm(total=len(corpus), unit=model.kind, desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
         for task, (sums, shard_report) in zip(tasks, _results(tasks, model, store, workers, scheduler), strict=True):
             for metric in empty:
                 metric.merge(sums[metric.name])

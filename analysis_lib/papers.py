@@ -8,6 +8,7 @@ from numbers import Integral
 import numpy as np
 import pandas as pd
 
+from analysis_lib.comparison import Comparison
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measure import Tables
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
@@ -90,6 +91,20 @@ def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
             "verdict": [verdict(*numbers) for numbers in deciding],
         }
     )
+
+
+def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iterable[Claim]]) -> pd.DataFrame:
+    """The verdicts on every model of a comparison, without the untrained twins.
+
+    Args:
+        comparison: with the tables that the claims need.
+        claims_of: the claims to test on a model, from its tables: some depend on the widths of its layers.
+
+    Returns:
+        The column model, then those of ``verdicts``.
+    """
+    found = {model: verdicts(claims_of(tables), tables) for model, tables in comparison.trained.items()}
+    return pd.concat(found, names=["model"]).reset_index("model").reset_index(drop=True)
 
 
 def published(name: str) -> pd.DataFrame:
@@ -279,6 +294,29 @@ def compare_with_untrained(trained: TableSet, untrained: TableSet) -> pd.DataFra
         "more_anisotropic": [verdict(*ends, 0.0) for ends in zip(low, high, strict=True)],
     }
     return pd.DataFrame(columns).reset_index()
+
+
+_TRAINING_EFFECT = ["model", "layers", "more", "less", "undecided"]
+_GREATEST = ["layer", "trained", "untrained", "difference", "ci_low", "ci_high"]
+
+
+def training_effect(comparison: Comparison) -> pd.DataFrame:
+    """What training adds to the anisotropy of each model of a comparison: a row a model that has an untrained twin.
+
+    Args:
+        comparison: with ``anisotropy``.
+
+    Returns:
+        Columns model; layers, and in how many of them training makes the average cosine more, less or neither
+        beyond its interval (undecided); then those of ``compare_with_untrained`` in the layer where they differ most.
+    """
+    rows = []
+    for model, twin in comparison.untrained.items():
+        layers = compare_with_untrained(comparison.trained[model], twin)
+        counts = [(layers["more_anisotropic"] == found).sum() for found in (HOLDS, FAILS, UNDECIDED)]
+        greatest = layers.loc[layers["difference"].abs().idxmax(), _GREATEST]
+        rows.append((model, len(layers), *counts, int(greatest["layer"]), *greatest.iloc[1:]))
+    return pd.DataFrame(rows, columns=[*_TRAINING_EFFECT, *_GREATEST])
 
 
 # --- Maruta and Matsuzaki 2024 ----------------------------------------------------------------------
@@ -603,6 +641,8 @@ __all__ = [
     "published",
     "representative_layers",
     "tested_layers",
+    "training_effect",
     "verdict",
     "verdicts",
+    "verdicts_by_model",
 ]

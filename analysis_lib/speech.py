@@ -36,7 +36,7 @@ def fingerprint() -> str:
 def spoken_digits(split: str) -> list[tuple[np.ndarray, int, int]]:
     """The words *zero* to *nine* in synthetic voices of three accents, each low and slow, and high and fast.
 
-    They are synthesised once, in about ten seconds, and kept with what else is derived from packages.
+    They are synthesised once, in about twenty seconds, and kept with what else is derived from packages.
 
     Args:
         split: ``train`` (20 voices, 1,200 words) or ``test`` (8 other voices, 480 words).

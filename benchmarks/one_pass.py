@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ from tqdm.auto import tqdm
 
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.corpora import Corpus
-from analysis_lib.extraction import Batch, make_batches, run
+from analysis_lib.extraction import run
+from analysis_lib.inputs import Batch, make_batches
 from analysis_lib.measure import release_freed_memory
 from analysis_lib.metrics import resolve
 
@@ -43,10 +45,10 @@ def cost(batches: list[Batch], model, pairs: int) -> dict[str, object]:
         started = time.perf_counter()
         with torch.inference_mode():
             for batch in batches:
-                model.model(input_ids=batch.input_ids, attention_mask=batch.mask.long())
+                model.model(**batch.inputs)
         bare = time.perf_counter() - started
         # Sums that a batch remembers would make the second pass cheaper than a first one.
-        fresh = [Batch(b.input_ids, b.mask, b.types, b.groups) for b in batches]
+        fresh = [replace(b, tokens=replace(b.tokens)) for b in batches]
         metrics = resolve("all")
         needs = frozenset().union(*(metric.needs for metric in metrics))
 
@@ -61,7 +63,7 @@ def cost(batches: list[Batch], model, pairs: int) -> dict[str, object]:
         ratios.append((time.perf_counter() - started) / bare)
     counted = ratios[1:]  # the first pair warms up
     return {
-        "tokens": int(sum(batch.mask.sum() for batch in batches)),
+        "tokens": int(sum(batch.tokens.mask.sum() for batch in batches)),
         "batches": len(batches),
         "pairs": pairs,
         "ratio": round(statistics.median(counted), 3),

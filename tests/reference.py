@@ -256,24 +256,30 @@ def _bucket(distance: int, buckets: int, longest: int, both_directions: bool) ->
     return first + min(exact + int(np.float32(ratio) * np.float32(buckets - exact)), buckets - 1)
 
 
-def _t5_position(model, call, stack, query, scaling) -> Position:
-    first = model.get_submodule(stack).block[0].layer[0].SelfAttention
-    table, tokens = _array(first.relative_attention_bias.weight), query.shape[1]
-    buckets, longest = first.relative_attention_num_buckets, first.relative_attention_max_distance
-    bias = np.empty((query.shape[0], tokens, tokens))
+def _by_distance(query: np.ndarray, scaling: float, value: Callable[[int], np.ndarray]) -> Position:
+    """A bias for each head from the distance of query to key alone."""
+    tokens = query.shape[1]
+    values = {distance: value(distance) for distance in range(1 - tokens, tokens)}
+    bias = np.empty((len(query), tokens, tokens))
     for m in range(tokens):
         for n in range(tokens):
-            bias[:, m, n] = table[_bucket(n - m, buckets, longest, both_directions=not first.is_decoder)]
+            bias[:, m, n] = values[n - m]
     return Position(bias / scaling)
+
+
+def _t5_position(model, call, stack, query, scaling) -> Position:
+    # The first block's table is every block's.
+    first = model.get_submodule(stack).block[0].layer[0].SelfAttention
+    table = _array(first.relative_attention_bias.weight)
+    buckets, longest = first.relative_attention_num_buckets, first.relative_attention_max_distance
+    return _by_distance(
+        query, scaling, lambda distance: table[_bucket(distance, buckets, longest, not first.is_decoder)]
+    )
 
 
 def _mpnet_position(model, call, stack, query, scaling) -> Position:
-    table, tokens = _array(model.encoder.relative_attention_bias.weight), query.shape[1]
-    bias = np.empty((query.shape[0], tokens, tokens))
-    for m in range(tokens):
-        for n in range(tokens):
-            bias[:, m, n] = table[_bucket(n - m, 32, 128, both_directions=True)]
-    return Position(bias / scaling)
+    table = _array(model.encoder.relative_attention_bias.weight)
+    return _by_distance(query, scaling, lambda distance: table[_bucket(distance, 32, 128, both_directions=True)])
 
 
 def _beit_position(model, call, stack, query, scaling) -> Position:
@@ -308,12 +314,13 @@ def _disentangled(query, relations: list[str], keys, queries, index: Callable[[i
     heads, tokens, width = query.shape
     bias = np.zeros((heads, tokens, tokens)) if "c2p" in relations else None
     beside = np.zeros((heads, tokens, tokens, width)) if "p2c" in relations else None
+    rows = {distance: index(distance) for distance in range(1 - tokens, tokens)}
     for m in range(tokens):
         for n in range(tokens):
             if bias is not None:
-                bias[:, m, n] = (query[:, m] * keys[:, index(m - n)]).sum(-1)
+                bias[:, m, n] = (query[:, m] * keys[:, rows[m - n]]).sum(-1)
             if beside is not None:
-                beside[:, m, n] = queries[:, index(m - n)]
+                beside[:, m, n] = queries[:, rows[m - n]]
     return Position(bias, beside)
 
 
@@ -488,10 +495,8 @@ FAMILIES = {
     "deit": _vision(2),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), _vision(1, r"encoder\.layer\.\d+")),
     "segformer": _vision(0, r"stages\.\d+\.blocks\.\d+", inputs=_reduced),
-    "resnet": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
-    "van": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
+    **dict.fromkeys(("resnet", "convnext", "convnextv2", "van"), _maps(r"encoder\.stages\.\d+\.layers\.\d+")),
     "efficientnet": _maps(r"encoder\.blocks\.\d+"),
-    "convnext": _maps(r"encoder\.stages\.\d+\.layers\.\d+"),
     "cvt": _bert(
         "attention.attention",
         ("projection_query", "projection_key", "projection_value"),
@@ -627,7 +632,7 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
 
     key_weight, key_bias = projections["key"]
     terms = {name: np.zeros_like(logits) for name in TERMS}
-    contributions = np.zeros((heads, *read["key"].shape))
+    contributions, sums = np.zeros((heads, *read["key"].shape)), np.zeros_like(logits)
     for head in range(heads):
         group = head // (heads // key_heads)
         rows = slice(group * width, (group + 1) * width)
@@ -650,10 +655,10 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
             terms["key_bias"][head, m] = carried @ bias
             # C of the pairs of one query with every key: keys x width.
             pairs = (carried @ key_weight[rows]) * read["key"]
-            inputs = terms["content"][head, m] + terms["position_query"][head, m]
-            _agree(pairs.sum(-1), inputs, "contributions")
+            sums[head, m] = pairs.sum(-1)
             if counted[m]:
                 contributions[head, allowed[m]] += pairs[allowed[m]]
+    _agree(sums, terms["content"] + terms["position_query"], "contributions")
     score = sum(terms.values())
     _agree((score * scaling)[:, allowed], logits[:, allowed], "scores")
     values = np.repeat(spaces["value"], heads // key_heads, axis=0)
@@ -935,9 +940,8 @@ class Reference:
             for head in self._heads(layer):
                 nats, normalised = [], []
                 for attention in self._attentions(layer):
-                    for query in np.flatnonzero(attention.counted):
-                        entropy = stats.entropy(attention.weights[head, query])
-                        keys = attention.allowed[query].sum()
+                    entropies = stats.entropy(attention.weights[head, attention.counted], axis=1)
+                    for entropy, keys in zip(entropies, attention.allowed[attention.counted].sum(1), strict=True):
                         nats.append(entropy)
                         if keys > 1:
                             normalised.append(entropy / math.log(keys))
@@ -954,11 +958,11 @@ class Reference:
                     masses, single = [], []
                     for attention in self._attentions(layer):
                         of_kind = attention.key_types == kind
-                        for query in np.flatnonzero(attention.counted):
-                            weights = attention.weights[head, query]
-                            masses.append(weights[of_kind].sum())
-                            single.extend(weights[of_kind & attention.allowed[query]])
-                    if single:
+                        weights = attention.weights[head, attention.counted]
+                        masses.append(weights[:, of_kind].sum(1))
+                        single.append(weights[attention.allowed[attention.counted] & of_kind])
+                    masses, single = np.concatenate(masses), np.concatenate(single)
+                    if len(single):
                         row = {"layer": layer, "head": head + 1, "key_type": kind}
                         rows.append({**row, "mass": np.mean(masses), "weight": np.mean(single)})
         return pd.DataFrame(rows)
@@ -1021,8 +1025,9 @@ class Reference:
                         for attention in self._attentions(layer):
                             keys = (attention.key_types == kind) | (kind == "all")
                             chosen = attention.allowed & keys & attention.counted[:, None]
-                            values.extend(attention.terms[term][head][chosen])
-                        if values:
+                            values.append(attention.terms[term][head][chosen])
+                        values = np.concatenate(values)
+                        if len(values):
                             row = {"layer": layer, "head": head + 1, "key_type": kind, "term": term}
                             rows.append({**row, "contribution": np.mean(values), "pairs": len(values)})
         return pd.DataFrame(rows)
@@ -1037,15 +1042,15 @@ class Reference:
 
 
 def _pair_mean(vectors: np.ndarray) -> np.ndarray:
-    """The mean cosine of all pairs of tokens of each head, one pair after the other; NaN below two tokens."""
+    """The mean cosine of all pairs of tokens of each head; NaN below two tokens."""
     heads, tokens, _ = vectors.shape
     if tokens < 2:
         return np.full(heads, np.nan)
     units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
     total = np.zeros(heads)
-    for m in range(tokens):
-        for n in range(m + 1, tokens):
-            total += (units[:, m] * units[:, n]).sum(-1)
+    for m in range(tokens - 1):
+        # Token m with each token after it.
+        total += (units[:, m, None] * units[:, m + 1 :]).sum((1, 2))
     return total / (tokens * (tokens - 1) / 2)
 
 

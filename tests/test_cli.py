@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import tiny
 from reference import COLUMNS
 
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import measure_shard
-from analysis_lib.metrics import METRICS
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_
     assert status == 0
     assert str(out) in stdout
     assert "1 blank" in err
-    assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in METRICS} | {"run.json"}
+    assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in COLUMNS} | {"run.json"}
     for name, columns in COLUMNS.items():
         assert pd.read_parquet(out / f"{name}.parquet").columns.tolist() == columns
     told = json.loads((out / "run.json").read_text())
@@ -126,6 +126,60 @@ def test_texts_that_are_cut_are_counted(run, tiny_folder, tmp_path):
     assert told[1]["utterances"] > 2
 
 
+@pytest.fixture
+def images(tmp_path) -> Path:
+    """A folder of images."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for i, image in enumerate(tiny.items("vit")):
+        image.save(folder / f"{i}.png")
+    return folder
+
+
+def test_a_convolutional_network_on_a_folder_of_images(run, tiny_folder, images, tmp_path):
+    arguments = ["measure", "--model", tiny_folder("resnet-basic"), "--data", images]
+    assert run(*arguments, "--out", tmp_path / "flat")[0] == 0
+    assert run(*arguments, "--maps", "positions", "--out", tmp_path / "spread")[0] == 0
+    tables = {"anisotropy", "mean_vector", "dimension_means", "outlier_dimensions"}
+    assert {path.stem for path in (tmp_path / "flat").glob("*.parquet")} == tables
+    assert {path.stem for path in (tmp_path / "spread").glob("*.parquet")} == {*tables, "utterance_similarity"}
+    told = [json.loads((tmp_path / kind / "run.json").read_text()) for kind in ("flat", "spread")]
+    assert [run["settings"]["maps"] for run in told] == ["flatten", "positions"]
+    flat, spread = ([layer["width"] for layer in run["layers"]] for run in told)
+    assert flat == [8 * 8 * 8, 8 * 8 * 8, 8 * 8 * 8, 16 * 4 * 4, 16 * 4 * 4]
+    assert spread == [8, 8, 8, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "words"),
+    [
+        ("resnet-basic", ["--metrics", "attention_entropy"], ["attention_entropy makes no sense", "no attention"]),
+        ("resnet-basic", ["--metrics", "utterance_similarity"], ["utterance_similarity makes no sense", "positions"]),
+        ("resnet-basic", ["--maps", "flat"], ["maps is 'flat'", "flatten, positions"]),
+        ("bert", [], ["reads texts", "holds images"]),
+        ("wav2vec2", [], ["reads sounds", "holds images"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, model, arguments, words):
+    out = tmp_path / "out"
+    result = run("measure", "--model", tiny_folder(model), "--data", images, "--out", out, *arguments)
+    assert_refused(result, *words)
+    assert not list(out.glob("*.parquet"))
+
+
+def test_an_untrained_twin(run, tiny_folder, tmp_path):
+    folder = tiny_folder("bert")
+    for name in (folder, f"{folder}:untrained"):
+        out = tmp_path / Path(name).name
+        arguments = ["--data", "news", "--limit", 3, "--metrics", "mean_vector", "--out", out]
+        assert run("measure", "--model", name, *arguments)[0] == 0
+    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/run.json"))]
+    assert [run["model"] for run in told] == [str(folder), f"{folder}:untrained"]
+    assert told[1]["model_revision"] == f"untrained, seed 0, of {told[0]['model_revision']}"
+    tables = [pd.read_parquet(path) for path in sorted(tmp_path.glob("*/mean_vector.parquet"))]
+    assert not tables[0]["mean_norm"].equals(tables[1]["mean_norm"])
+
+
 def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder, tmp_path, monkeypatch):
     real = measure_shard
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "5000"]
@@ -182,6 +236,7 @@ def test_models_and_datasets_list_what_is_known_by_name(run):
     assert status == 0
     assert "minilm" in out
     assert "bert-base-uncased" in out
+    assert ":untrained" in out
     status, out, _ = run("datasets")
     assert status == 0
     for name in ("wikipedia", "news", "reviews", "stsb:dev", "wikitext-103"):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from test_metrics import repeatable, seeds
+from test_metrics import accumulated, activations_of, repeatable, seeds
 from test_papers import Planted
 
-from analysis_lib import AnalysisError, papers
+from analysis_lib import AnalysisError, metrics, papers
 from analysis_lib.figures import verdict_table
 from analysis_lib.metrics.drift import drift_by_layer, drift_correlation, permutation_p
 
@@ -129,6 +129,16 @@ def test_drift_by_layer_joins_the_hidden_states_alone():
     found = drift_by_layer(tables_of([1.0, 2.0], [0.1, 0.2]))
     assert found.columns.tolist() == ["layer", "norm_of_mean", "cosine"]
     assert found.to_numpy().tolist() == [[0, 1, 0.1], [1, 2, 0.2]]
+
+
+def test_vectors_of_one_length_have_the_cosine_that_their_relative_drift_says():
+    directions = np.random.default_rng(0).normal(size=(12, 5)) + 1
+    vectors = 3 * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    empty = (metrics.MeanVector(), metrics.Anisotropy())
+    tables = {metric.name: accumulated(metric, activations_of([vectors])).table() for metric in empty}
+    found = drift_by_layer(tables, relative=True).iloc[0]
+    assert found["norm_of_mean"] == pytest.approx(np.linalg.norm(vectors.mean(0)) / 3)
+    assert found["cosine"] == pytest.approx((12 * found["norm_of_mean"] ** 2 - 1) / 11)
 
 
 def test_drift_by_layer_keeps_models_and_twins_apart():

@@ -8,6 +8,7 @@ from analysis_lib import figures
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
 from analysis_lib.metrics.drift import drift_correlation
+from analysis_lib.metrics.isotropy import against_isoscore
 
 
 @pytest.fixture
@@ -97,6 +98,12 @@ def test_anisotropy_by_model_against_depth_ends_every_model_at_one(models):
         figures.anisotropy_by_model(models, x="width")
 
 
+def test_anisotropy_by_model_without_a_model_says_so(models):
+    (axes,) = figures.anisotropy_by_model(models.head(0)).axes
+    assert [text.get_text() for text in axes.texts] == ["no model of this kind was given"]
+    assert not axes.get_lines()
+
+
 def test_many_models_have_a_colour_and_a_marker_of_their_own():
     table = pd.DataFrame({"model": [f"m{i}" for i in range(40)], "layer": 0, "cosine": 0.1, "trained": True})
     figure = figures.anisotropy_by_model(table.assign(ci_low=0.1, ci_high=0.1))
@@ -132,6 +139,45 @@ def test_cosine_against_dimension_draws_the_percentile_and_every_layer(models):
     assert places["bert"][0] != places["bert, untrained"][0]
     assert axes.get_xscale() == "log"
     assert legend_of(figure) == ["isotropic, 95th percentile", "bert", "t5", "the same, untrained"]
+
+
+@pytest.fixture
+def isotropy() -> pd.DataFrame:
+    """A model of three layers in 101 dimensions and its untrained twin."""
+    rows = [
+        *(("bert", True, layer, 101, layer + 1.0, 10.1 * (layer + 1), 0.1 * (layer + 1)) for layer in range(3)),
+        *(("bert", False, layer, 101, 9.0, np.inf, 0.01) for layer in range(3)),
+    ]
+    columns = ["model", "trained", "layer", "dimensions", "deviations", "effective_dimension", "isoscore"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(ci_low=table["deviations"] - 0.5, ci_high=table["deviations"] + 0.5)
+
+
+def test_isotropy_by_model_draws_a_panel_a_measure_and_what_isotropy_has(isotropy):
+    figure = figures.isotropy_by_model(isotropy)
+    deviations, share, score = (curves(figure, panel) for panel in range(3))
+    assert [panel["isotropic"][0] for panel in (deviations, share, score)] == [0, 1, 1]
+    np.testing.assert_allclose(deviations["bert"], [1, 2, 3])
+    np.testing.assert_allclose(share["bert"], [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(score["bert"], [0.1, 0.2, 0.3])
+    # Orthogonal vectors have no effective dimension: nothing is drawn, and no axis reaches to infinity.
+    assert np.isnan(share["bert, untrained"]).all()
+    assert figure.axes[1].get_ylim()[1] < 2
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "log"]
+    np.testing.assert_allclose(figure.axes[0].get_lines()[1].get_xdata(), [0, 0.5, 1])
+    # Only the deviations have an interval.
+    assert [len(axes.collections) for axes in figure.axes] == [2, 0, 0]
+    assert legend_of(figure) == ["isotropic", "bert", "the same, untrained"]
+
+
+def test_dimensions_in_use_compare_the_origin_with_the_mean(isotropy):
+    figure = figures.dimensions_in_use(against_isoscore(isotropy))
+    trained, twin, diagonal = figure.axes[0].get_lines()
+    np.testing.assert_allclose(trained.get_xydata(), [[10.1, 11], [20.2, 21], [30.3, 31]])
+    np.testing.assert_allclose(twin.get_ydata(), 2)
+    assert (trained.get_markerfacecolor() == "white", twin.get_markerfacecolor() == "white") == (False, True)
+    assert (diagonal.get_xy1(), diagonal.get_xy2()) == ((1, 1), (2, 2))
+    assert legend_of(figure) == ["as many", "bert", "the same, untrained"]
 
 
 @pytest.fixture

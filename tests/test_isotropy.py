@@ -115,6 +115,38 @@ def test_a_zero_vector_has_no_direction_and_is_a_point_of_the_cloud():
     assert isotropy_of(cloud)["isoscore"] == pytest.approx(published_isoscore(cloud))
 
 
+def test_far_and_round_disagrees_with_centred_and_flat():
+    rng = np.random.default_rng(0)
+    round_cloud = rng.normal(size=(200, 4))
+    clouds = {
+        "far and round": round_cloud + 5,
+        "centred and flat": round_cloud * [10, 1, 0.1, 0.1],
+        "isotropic": round_cloud,
+        "far and flat": round_cloud * [10, 1, 0.1, 0.1] + 10,
+        "the same": np.ones((2, 4)),
+    }
+    table = pd.DataFrame([isotropy_of(cloud) for cloud in clouds.values()], list(clouds))
+    found = isotropy.against_isoscore(table)
+    pd.testing.assert_frame_equal(found[table.columns], table)
+    assert found["disagreement"].idxmax() == "far and round"
+    assert found["disagreement"].idxmin() == "centred and flat"
+    assert math.isnan(found.loc["the same", "disagreement"])
+    # The participation ratio of the covariance, from its eigenvalues.
+    for name in ("far and round", "centred and flat"):
+        variances = np.linalg.eigvalsh(np.cov(clouds[name].T))
+        expected = variances.sum() ** 2 / (variances**2).sum()
+        assert found.loc[name, "participation"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_measures_that_order_layers_alike_do_not_disagree():
+    table = pd.DataFrame({"deviations": [1.0, 2, 3], "isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
+    found = isotropy.against_isoscore(table)
+    assert found["disagreement"].tolist() == [0, 0, 0]
+    assert found["participation"].tolist() == pytest.approx([10, 6, 2])
+    reverse = isotropy.against_isoscore(table.assign(isoscore=[0.1, 0.5, 0.9]))
+    assert reverse["disagreement"].tolist() == [-1, 0, 1]
+
+
 def test_vectors_that_are_all_the_same_have_no_isoscore():
     row = isotropy_of(np.tile([0.1, 0.7, 0.3], (50, 1)))
     assert row["effective_dimension"] == pytest.approx(1)

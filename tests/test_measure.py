@@ -21,11 +21,12 @@ import tiny
 import torch
 from conftest import SHARED
 from distributed import Client, LocalCluster
-from reference import COLUMNS
+from reference import COLUMNS, Reference, assert_agree
+from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
 
 # The package's name for it is the function.
 module = importlib.import_module("analysis_lib.measure")
@@ -34,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
 CORPUS = Corpus("texts", TEXTS)
 FEW = "anisotropy,attention_entropy"
+OF_ATTENTION = ["qk_alignment", "attention_entropy", "attention_by_token_type", "score_contributions", "score_terms"]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 def test_shards_and_batches_do_not_change_the_result(model, small_shards, monkeypatch):
     tables = measure(model, CORPUS, progress=False)
-    assert (tables.report.utterances, len(tables)) == (64, len(metrics.METRICS))
+    assert (tables.report.utterances, list(tables)) == (64, list(COLUMNS))
     monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 512)
     one = measure(model, CORPUS, tokens_per_batch=100, progress=False)
     for name in tables:
@@ -172,6 +174,14 @@ def test_workers_need_a_model_that_others_can_load():
             measure(alone, CORPUS, progress=False, **elsewhere)
     with pytest.raises(AnalysisError, match="workers is 0"):
         measure(alone, CORPUS, workers=0)
+
+
+def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
+    twin = load_model(f"{tiny_folder('bert')}:untrained")
+    (shard, *_) = module._shards(twin, CORPUS, metrics.resolve(FEW), module.Settings())
+    module._model_of.cache_clear()
+    (here, _), (there, _) = module.measure_shard(shard, twin), module.measure_shard(shard)
+    assert_same_bytes({n: m.table() for n, m in there.items()}, {n: m.table() for n, m in here.items()})
 
 
 # --- On a cluster ---------------------------------------------------------------------------------
@@ -268,7 +278,7 @@ def test_a_gap_in_the_middle_is_filled(model, small_shards, tmp_path, measured_s
     assert measured_shards == [1, 6]
 
 
-@pytest.mark.parametrize("changed", ["text", "setting", "metrics", "weights", "dtype"])
+@pytest.mark.parametrize("changed", ["text", "setting", "metrics", "weights", "dtype", "training"])
 def test_finished_shards_of_something_else_are_not_taken(
     changed, model, small_shards, tmp_path, tiny_folder, measured_shards
 ):
@@ -285,6 +295,8 @@ def test_finished_shards_of_something_else_are_not_taken(
         chosen = "anisotropy,mean_vector"
     elif changed == "weights":
         model = load_model(str(tiny.save(tmp_path / "other", "bert", seed=1)))
+    elif changed == "training":
+        model = load_model(f"{tiny_folder('bert')}:untrained")
     else:
         model = load_model(str(tiny_folder("bert")), dtype="float64")
     found = measure(model, corpus, chosen, checkpoints=tmp_path, progress=False, **settings)
@@ -352,6 +364,45 @@ def test_layers_heads_and_dimensions_count_as_the_design_says(tables):
     assert set(tables["score_contributions"]["layer"]) == {1, 2, 3}
     assert set(tables["dimension_means"]["token_type"]) == {"all", "cls", "sep", "punct", "other"}
     assert set(tables["score_contributions"]["key_type"]) == {"all", "cls", "sep", "punct", "other"}
+
+
+SIZES = ["width", "heads", "key_heads", "head_width"]
+
+
+def test_layers_are_told_apart(tables, tiny_folder):
+    assert list(tables.layers.columns) == ["layer", "stack", "part", *SIZES]
+    assert tables.layers["layer"].tolist() == [0, 1, 2, 3]
+    assert tables.layers["part"].tolist() == ["", *(f"encoder.layer.{i}" for i in range(3))]
+    assert tables.layers["stack"].nunique() == 1
+    assert rows_of(tables.layers) == [(24, None, None, None), *[(24, 2, 2, 12)] * 3]
+    # Grouped keys; two stacks; blocks that share weights; width from stage to stage.
+    expected = {
+        "qwen3": [(24, None, None, None), *[(24, 4, 2, 8)] * 2],
+        "t5": [(24, None, None, None), *[(24, 2, 2, 8)] * 2, (24, None, None, None), *[(24, 2, 2, 8)] * 3],
+        "albert": [(24, None, None, None), *[(24, 2, 2, 12)] * 4],
+    }
+    for name, sizes in expected.items():
+        loaded = load_model(str(tiny_folder(name)))
+        layers = measure(loaded, Corpus("few", TEXTS[:3]), progress=False).layers
+        assert layers["layer"].tolist() == list(range(len(sizes)))
+        assert rows_of(layers) == sizes
+        modules = dict(loaded.model.named_modules())
+        blocks = [modules[part] for part in layers["part"] if part]
+        assert set(blocks) == {block for blocks in loaded.stacks.values() for block in blocks}
+    assert measure(loaded, Corpus("few", TEXTS[:3]), "qk_alignment", progress=False).layers["width"].isna().all()
+
+
+def rows_of(layers: pd.DataFrame) -> list[tuple]:
+    sizes = layers[SIZES].astype(object)
+    return list(sizes.where(sizes.notna(), None).itertuples(index=False, name=None))
+
+
+def test_the_layers_are_in_run_json(tables, tmp_path):
+    tables.save(tmp_path)
+    run = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert [layer["part"] for layer in run["layers"]] == tables.layers["part"].tolist()
+    assert [layer["heads"] for layer in run["layers"]] == [None, 2, 2, 2]
+    assert "layers" not in run["report"]
 
 
 def test_tables_are_saved_whole_and_read_back(tables, tmp_path):
@@ -425,6 +476,102 @@ def test_the_interval_of_a_column_is_that_of_its_table(tables):
     assert found == pytest.approx((row["cosine"], row["ci_low"], row["ci_high"]))
 
 
+# --- What makes sense for a model -----------------------------------------------------------------
+
+
+def items_of(name: str) -> Corpus:
+    """The items of ``tiny`` for an architecture."""
+    wrap = {
+        "text": str,
+        "image": lambda image: ArrayImage(np.asarray(image)),
+        "audio": lambda samples: Sound(samples, 16000),
+    }
+    kind = tiny.kind(name)
+    return Corpus(f"{kind} items", tuple(map(wrap[kind], tiny.items(name))), kind=kind)
+
+
+@pytest.mark.parametrize("name", ["resnet-basic", "efficientnet", "convnext", "van"])
+def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    for metric in OF_ATTENTION:
+        # Alone or among others.
+        for chosen in (metric, f"anisotropy,{metric}", [metrics.MeanVector(), metric]):
+            with pytest.raises(AnalysisError, match=f"{metric} makes no sense for .*no attention; leave it out"):
+                measure(loaded, items_of(name), chosen, progress=False)
+    for maps in ("flatten", "positions"):
+        tables = measure(loaded, items_of(name), maps=maps, progress=False)
+        flat = {"utterance_similarity"} if maps == "flatten" else set()
+        assert set(tables) == set(COLUMNS) - set(OF_ATTENTION) - flat
+        assert all(set(tables[table]["space"]) == {"hidden"} for table in ("anisotropy", "mean_vector"))
+        assert tables.layers[["heads", "key_heads", "head_width"]].isna().all(axis=None)
+
+
+def test_a_map_is_one_vector_or_one_a_position(tiny_folder):
+    loaded = load_model(str(tiny_folder("resnet-basic")), dtype="float64")
+    corpus, seen = items_of("resnet-basic"), {}
+    pixels = [loaded.processor(images=item.load().convert("RGB"), return_tensors="pt") for item in corpus.items]
+    with torch.no_grad():
+        states = [loaded.model(**p.to(torch.float64), output_hidden_states=True).hidden_states for p in pixels]
+    for maps in ("flatten", "positions"):
+        tables = measure(loaded, corpus, "anisotropy,mean_vector", maps=maps, progress=False)
+        seen[maps] = tables
+        # Of two stages of two blocks, transformers hands out the stages' ends.
+        for layer, stage in ((0, 0), (2, 1), (4, 2)):
+            images = [state[stage][0] for state in states]
+            if maps == "flatten":
+                vectors = np.stack([image.flatten().numpy() for image in images])
+            else:
+                vectors = np.concatenate([image.flatten(1).T.numpy() for image in images])
+            row = tables["anisotropy"].query(f"layer == {layer}").iloc[0]
+            cosines = cosine_similarity(vectors)[~np.eye(len(vectors), dtype=bool)]
+            assert row["cosine"] == pytest.approx(cosines.mean(), abs=1e-9)
+            assert row["tokens"] == len(vectors)
+            assert tables.layers["width"][layer] == vectors.shape[1]
+            row = tables["mean_vector"].query(f"layer == {layer}").iloc[0]
+            assert row["norm_of_mean"] == pytest.approx(np.linalg.norm(vectors.mean(0)))
+        assert tables.run["settings"]["maps"] == maps
+    assert seen["flatten"].report.utterances == seen["positions"].report.utterances == len(corpus)
+
+
+def test_vectors_within_an_image_are_compared_only_where_it_has_several(tiny_folder):
+    for name in ("resnet-basic", "cvt"):
+        loaded = load_model(str(tiny_folder(name)))
+        with pytest.raises(AnalysisError, match=r"utterance_similarity makes no sense.*unless maps is positions"):
+            measure(loaded, items_of(name), "utterance_similarity", progress=False)
+        table = measure(loaded, items_of(name), "utterance_similarity", maps="positions", progress=False)
+        assert table["utterance_similarity"]["similarity"].between(-1, 1).all()
+    # A convolutional network with attention has its tables, too.
+    assert set(measure(loaded, items_of("cvt"), progress=False)) == set(COLUMNS) - {"utterance_similarity"}
+
+
+@pytest.mark.parametrize("model_name", ["bert", "vit", "wav2vec2"])
+@pytest.mark.parametrize("items", ["bert", "vit", "wav2vec2"])
+def test_a_corpus_of_another_kind_is_refused(model_name, items, tiny_folder):
+    loaded, corpus = load_model(str(tiny_folder(model_name))), items_of(items)
+    if model_name == items:
+        assert measure(loaded, corpus, "mean_vector", progress=False).report.utterances == len(corpus)
+        return
+    plural = {"bert": "texts", "vit": "images", "wav2vec2": "sounds"}
+    with pytest.raises(AnalysisError) as caught:
+        measure(loaded, corpus, "anisotropy", progress=False)
+    message = str(caught.value)
+    assert f"reads {plural[model_name]} and {corpus.name} holds {plural[items]}" in message
+    assert f"give {plural[model_name]}" in message
+    assert "\n" not in message
+
+
+def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows(tmp_path):
+    folder = tiny.save(tmp_path, "bert", is_decoder=True)
+    loaded = load_model(str(folder), dtype="float64")
+    expected = Reference(folder, tiny.TEXTS).tables()
+    for tokens_per_batch in (1, 10**6):
+        tables = measure(loaded, Corpus("texts", tiny.TEXTS), tokens_per_batch=tokens_per_batch, progress=False)
+        assert_agree(tables, expected, (1e-9, 1e-11))
+    lengths = [len(ids) for ids in loaded.tokenizer(list(tiny.TEXTS))["input_ids"]]
+    contributions = tables["score_contributions"].query("key_type == 'all'")
+    assert set(contributions["pairs"]) == {sum(n * (n + 1) // 2 for n in lengths)}
+
+
 # --- Little text, long text, bad vectors ----------------------------------------------------------
 
 
@@ -438,7 +585,7 @@ def test_a_corpus_of_one_utterance_has_values_without_intervals(model, tmp_path)
     assert math.isnan(low)
     assert math.isnan(high)
     tables.save(tmp_path)
-    assert len(list(tmp_path.glob("*.parquet"))) == len(metrics.METRICS)
+    assert {path.stem for path in tmp_path.glob("*.parquet")} == set(COLUMNS)
 
 
 def test_a_text_of_one_token(model):
@@ -483,6 +630,8 @@ def test_settings_that_make_no_sense(model):
         measure(model, CORPUS, long_texts="fold")
     with pytest.raises(AnalysisError, match="tokens_per_batch is 0"):
         measure(model, CORPUS, tokens_per_batch=0)
+    with pytest.raises(AnalysisError, match=r"maps is 'flat'.*flatten, positions"):
+        measure(model, CORPUS, maps="flat")
     with pytest.raises(AnalysisError, match="did you mean anisotropy"):
         measure(model, CORPUS, "anisotropi")
 

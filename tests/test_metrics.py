@@ -14,7 +14,7 @@ from tiny import TEXTS, build, items, kind
 
 from analysis_lib import AnalysisError, LoadedModel, measure, metrics
 from analysis_lib.attention import AttentionRows, Scores, Visibility
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import ArrayImage, Corpus
 from analysis_lib.extraction import Activations
 from analysis_lib.inputs import Tokens
 from analysis_lib.metrics.accumulator import GROUPS
@@ -414,7 +414,7 @@ def test_contributions_add_up_over_key_types(model):
 def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(architecture):
     corpus = Corpus("items", items(architecture), kind=kind(architecture))
     if corpus.kind == "image":
-        corpus = Corpus("items", [InMemory(image) for image in corpus.items], kind="image")
+        corpus = Corpus("items", [ArrayImage(np.asarray(image)) for image in corpus.items], kind="image")
     transformer, reads = build(architecture)
     loaded = LoadedModel("tiny", "seed 0", transformer.double(), reads)
     tables = measure(loaded, corpus, "score_contributions,score_terms", progress=False)
@@ -433,19 +433,6 @@ def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(ar
     }
     assert set(terms["term"]) == present[architecture]
     assert not terms.duplicated([*keys, "term"]).any()
-
-
-@dataclass
-class InMemory:
-    """An item of a corpus that is no file."""
-
-    image: object
-
-    def load(self) -> object:
-        return self.image
-
-    def digest(self) -> bytes:
-        return self.image.tobytes()
 
 
 def test_a_planted_rogue_dimension_is_found():

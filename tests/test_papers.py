@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis_lib import load_corpus, measure, papers
+from analysis_lib import figures, load_corpus, measure, papers
+from analysis_lib.comparison import Comparison
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import TOKEN_TYPES
 
@@ -167,6 +168,50 @@ def test_anisotropy_claim_compares_with_the_isotropic_percentile():
     # In 100 dimensions the 95th percentile is about 0.165.
     assert verdicts_of(papers.godey_claims(100), anisotropy=table(0.2)) == ["holds"]
     assert verdicts_of(papers.godey_claims(100), anisotropy=table(0.1)) == ["does not hold"]
+
+
+def hidden(*cosines: float, reach: float = 0.0) -> Planted:
+    table = pd.DataFrame({"space": "hidden", "layer": range(len(cosines)), "cosine": cosines})
+    return Planted(anisotropy=table.assign(ci_low=table["cosine"] - reach, ci_high=table["cosine"] + reach))
+
+
+def test_each_model_has_verdicts_of_its_own_and_its_twin_none():
+    widths = {"narrow": 10, "wide": 1000}
+    cosines = {"narrow": hidden(0.1, 0.2), "wide": hidden(0.1, 0.2)}
+    runs = {("narrow", True): cosines["narrow"], ("narrow", False): hidden(0.9, 0.9), ("wide", True): cosines["wide"]}
+    names = {id(tables): name for name, tables in cosines.items()}
+    found = papers.verdicts_by_model(
+        Comparison(runs), lambda tables: [*papers.godey_claims(widths[names[id(tables)]]), *papers.GODEY_SPEECH]
+    )
+    assert found["model"].tolist() == ["narrow", "narrow", "wide", "wide"]
+    # The 95th percentile is 0.52 in 10 dimensions and 0.05 in 1,000.
+    assert found["verdict"].tolist() == ["does not hold", "does not hold", "holds", "does not hold"]
+    alone = papers.verdicts(papers.godey_claims(1000), cosines["wide"])
+    pd.testing.assert_frame_equal(found.iloc[[2]].drop(columns="model").reset_index(drop=True), alone)
+    shown = figures.verdict_table(found, "tbl-x", "X").frame
+    assert shown["model"].tolist() == found["model"].tolist()
+    assert "model" not in figures.verdict_table(alone, "tbl-x", "X").frame
+
+
+def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
+    runs = {
+        ("up", True): hidden(0.1, 0.5, 0.3, 0.2, reach=0.03),
+        ("up", False): hidden(0.2, 0.1, 0.28, 0.1, reach=0.04),
+        ("down", True): hidden(0.1, 0.2),
+        ("down", False): hidden(0.15, 0.9),
+        ("alone", True): hidden(0.5),
+    }
+    found = papers.training_effect(Comparison(runs)).set_index("model")
+    assert found.index.tolist() == ["up", "down"]
+    assert found[["layers", "more", "less", "undecided"]].to_numpy().tolist() == [[4, 2, 1, 1], [2, 0, 2, 0]]
+    assert found["layer"].tolist() == [1, 1]
+    np.testing.assert_allclose(found["difference"], [0.4, -0.7])
+    np.testing.assert_allclose(found.loc["up", ["trained", "untrained"]].astype(float), [0.5, 0.1])
+    # A right angle with sides 3 and 4.
+    np.testing.assert_allclose(found.loc["up", ["ci_low", "ci_high"]].astype(float), [0.35, 0.45])
+    without = papers.training_effect(Comparison({("alone", True): hidden(0.5)}))
+    assert without.empty
+    assert without.columns.tolist() == ["model", *found.columns]
 
 
 def test_an_interval_does_not_leave_what_the_number_can_be():

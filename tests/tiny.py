@@ -216,6 +216,7 @@ EVERY_ARCHITECTURE = {
     "resnet-bottleneck": ("resnet", {**_RESNET, "layer_type": "bottleneck"}, "convnext"),
     "efficientnet": ("efficientnet", _EFFICIENTNET, "efficientnet"),
     "convnext": ("convnext", _CONVNEXT, "convnext"),
+    "convnextv2": ("convnextv2", _CONVNEXT, "convnext"),
     "cvt": ("cvt", _CVT, "convnext"),
     "van": ("van", _VAN, "convnext"),
     "character_bert": ("character_bert", _CHARACTER_BERT, "characters"),

@@ -18,14 +18,18 @@ MOST_ENUMERATED = 9
 COLUMNS = ("model", "layer", "norm_of_mean", "cosine")
 
 
-def drift_by_layer(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def drift_by_layer(tables: Mapping[str, pd.DataFrame], relative: bool = False) -> pd.DataFrame:
     """The norm of the mean hidden state beside the average cosine: columns layer, norm_of_mean, cosine.
 
     Args:
         tables: with ``anisotropy`` and ``mean_vector``, of one model, or of several: their columns model and trained
             come first, then.
+        relative: take the norm of the mean as a share r of the mean norm, in [0, 1]. Were all N vectors of the same
+            length, the average cosine would be (N r² − 1)/(N − 1).
     """
     drift, anisotropy = (table[table["space"] == "hidden"] for table in (tables["mean_vector"], tables["anisotropy"]))
+    if relative:
+        drift = drift.assign(norm_of_mean=drift["norm_of_mean"] / drift["mean_norm"])
     keys = [column for column in ("model", "trained", "layer") if column in drift]
     return drift.merge(anisotropy, on=keys)[[*keys, "norm_of_mean", "cosine"]]
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -35,16 +35,17 @@ class Recipe:
         task: what it learns.
         data: identifies the data; neither reads nor makes them.
         model_type: the architecture, as transformers names it.
-        configuration: its sizes, beside those that the data decide.
+        configuration: what differs from its defaults, beside what the data decide.
         steps: how many batches it is trained on.
         batch: items of a batch.
         learning_rate: of AdamW at its peak; it rises over the first tenth and falls along a cosine.
         weight_decay: of matrices; biases and norms have none.
         seed: of the initial weights, the order of the data, dropout and masks.
+        task_options: what the task is made with.
     """
 
     description: str
-    task: Callable[[], Task]
+    task: type[Task]
     data: Callable[[], str]
     model_type: str
     configuration: dict
@@ -53,11 +54,12 @@ class Recipe:
     learning_rate: float
     weight_decay: float = 0.01
     seed: int = 0
+    task_options: dict = field(default_factory=dict)
 
     def settings(self) -> dict:
         """All that decides the weights but the data and the versions, as JSON has it."""
-        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("description", "task", "data")}
-        return {**kept, "version": VERSION}
+        kept = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("description", "data")}
+        return {**kept, "task": self.task.__name__, "version": VERSION}
 
 
 SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "seed")
@@ -125,14 +127,17 @@ def _alone(name: str) -> Iterator[None]:
 
 
 def _train(name: str, recipe: Recipe, folder: Path) -> None:
+    # It would warn that GPT-2's loss is the usual one, and count one file as it is saved.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    task = recipe.task(**recipe.task_options)
+    config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        task = recipe.task()
-        config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
+        # Not torch.manual_seed, which seeds GPUs, too: their state is not put back.
+        torch.default_generator.manual_seed(recipe.seed)
         model = task.head.from_config(config, dtype=torch.float32)
         start = time.perf_counter()
         curve = _fit(name, model, task, recipe)
-    transformers.utils.logging.disable_progress_bar()  # of its own, for one small file
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
     score: Score = curve[-1][1]
@@ -206,39 +211,40 @@ _GPT2 = {
     "embd_pdrop": 0.0,
     "resid_pdrop": 0.0,
     "attn_pdrop": 0.0,
-    # transformers does not tell from the name GPT2LMHeadModel what its loss is, and says so.
-    "loss_type": "ForCausalLM",
 }
 RECIPES = {
     "text-bert": Recipe(
-        "a BERT of 6 blocks that fills in masked word pieces of Wikipedia",
-        lambda: MaskedTokens(2000),
+        "a BERT of 6 blocks that fills in masked tokens of Wikipedia, with a vocabulary of 2,000 byte pairs",
+        MaskedTokens,
         _wikipedia,
         "bert",
         _BERT,
         steps=1000,
         batch=16,
         learning_rate=2e-3,
+        task_options={"vocabulary": 2000},
     ),
     "text-gpt2": Recipe(
         "a GPT-2 of 6 blocks that continues sentences of Wikipedia, with a vocabulary of 2,000 byte pairs",
-        lambda: NextToken(2000),
+        NextToken,
         _wikipedia,
         "gpt2",
         _GPT2,
         steps=1000,
         batch=16,
         learning_rate=2e-3,
+        task_options={"vocabulary": 2000},
     ),
     "bytes-gpt2": Recipe(
         "a GPT-2 of 6 blocks that continues sentences of Wikipedia byte by byte",
-        lambda: NextToken(257),
+        NextToken,
         _wikipedia,
         "gpt2",
         _GPT2,
         steps=600,
         batch=8,
         learning_rate=2e-3,
+        task_options={"vocabulary": 257},
     ),
     "speech-wav2vec2": Recipe(
         "a wav2vec 2.0 of 6 blocks that hears which digit a synthetic voice says",

@@ -4,12 +4,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 import transformers
 from jaxtyping import Float, Int
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 from torch.nn import functional
 
@@ -190,21 +191,55 @@ class SpokenDigits(Task):
 # --- Text -----------------------------------------------------------------------------------------
 
 
+def byte_pairs(
+    sentences: Sequence[str], vocabulary: int, special: dict[str, str], frame: str
+) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of byte pairs learned from the sentences.
+
+    Not of word pieces: which ones tokenizers' trainer finds changes from run to run (its issue 1794).
+
+    Args:
+        special: the special tokens by their part, as ``pad`` or ``mask``; they come first in the vocabulary.
+        frame: where they stand in a sentence, which is ``$A``.
+    """
+    names = list(dict.fromkeys(special.values()))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=names, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=frame, special_tokens=[(token, tokenizer.token_to_id(token)) for token in names]
+    )
+    parts = {f"{part}_token": token for part, token in special.items()}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **parts)
+
+
 class Sentences(Task):
     """Sentences of Wikipedia, each a sequence of its own: the next token, or those that are masked.
 
     Of every 2,000 sentences the last 50 are held out, in a row so that few share a paragraph with training.
     Sentences of more than 256 bytes are left out, the same for every vocabulary.
+
+    Args:
+        vocabulary: how many tokens there are; 256 beside the special ones are the bytes alone.
     """
 
     LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
+    # Its special tokens, where they stand in a sentence, and how far beyond its position a token is predicted.
+    special: ClassVar[dict[str, str]]
+    frame: str
+    ahead = 0
 
     def __init__(self, vocabulary: int) -> None:
         corpus = load_corpus("wikipedia:sentences").texts
         sentences = [text for text in corpus if len(text.encode()) <= self.LONGEST]
         held_out = np.arange(len(sentences)) % self.STRETCH >= self.STRETCH - self.HELD_OUT
         train, test = ([sentences[i] for i in np.flatnonzero(chosen)] for chosen in (~held_out, held_out))
-        self.preprocessor = self.make_tokenizer(train, vocabulary)
+        self.preprocessor = byte_pairs(train, vocabulary, self.special, self.frame)
         self.train, self.test = (
             [torch.tensor(ids) for ids in self.preprocessor(s)["input_ids"]] for s in (train, test)
         )
@@ -217,12 +252,8 @@ class Sentences(Task):
             **{f"{name}_token_id": getattr(self.preprocessor, f"{name}_token_id") for name in ("bos", "eos", "pad")},
         }
         counts = torch.cat(self.train).bincount(minlength=len(self.preprocessor)) + 1
+        counts[: len(set(self.special.values()))] = 0  # They are never predicted.
         self.unigrams = -(counts / counts.sum()).log2()
-
-    @staticmethod
-    @abstractmethod
-    def make_tokenizer(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:
-        """A tokenizer of at most ``vocabulary`` tokens, learned from the sentences."""
 
     @abstractmethod
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -245,7 +276,7 @@ class Sentences(Task):
         order = torch.tensor([len(ids) for ids in self.test]).argsort(stable=True)
         with torch.random.fork_rng(devices=[]):
             # The same masks whenever the score is taken.
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             for part in order.split(EVALUATION_BATCH):
                 inputs = self.make_inputs([self.test[i] for i in part])
                 labels = inputs.pop("labels")
@@ -253,38 +284,20 @@ class Sentences(Task):
         return torch.cat(rows, 1)[:, order.argsort()].numpy()
 
     def _bits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if isinstance(self, NextToken):
-            logits, labels = logits[:, :-1], labels[:, 1:]
+        logits, labels = logits[:, : logits.shape[1] - self.ahead], labels[:, self.ahead :]
         predicted = labels != IGNORED
         nats = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-        unigrams = self.unigrams[labels.clamp(min=0)] * predicted
+        unigrams = self.unigrams[labels.clamp(min=0)].where(predicted, 0)
         return torch.stack([nats.double().sum(1) / math.log(2), unigrams.double().sum(1), predicted.double().sum(1)])
 
 
 class NextToken(Sentences):
-    """Each token from those before it, with a vocabulary of byte pairs: 257 tokens are the bytes alone."""
+    """Each token from those before it."""
 
     head = transformers.AutoModelForCausalLM
-
-    @staticmethod
-    def make_tokenizer(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:
-        boundary = "<|endoftext|>"
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary,
-            special_tokens=[boundary],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(sentences, trainer)
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{boundary} $A", special_tokens=[(boundary, tokenizer.token_to_id(boundary))]
-        )
-        return transformers.PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, bos_token=boundary, eos_token=boundary, pad_token=boundary
-        )
+    ahead = 1
+    special: ClassVar = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<|endoftext|>"}
+    frame = "<|endoftext|> $A"
 
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs = self.padded(sentences)
@@ -297,42 +310,24 @@ class NextToken(Sentences):
 
 
 class MaskedTokens(Sentences):
-    """Masked tokens from those around them, with a vocabulary of lower-cased word pieces.
+    """Masked tokens from those around them.
 
     As in BERT: 15 % are predicted, of which 80 % are masked, 10 % are other tokens and 10 % stay.
     """
 
     head = transformers.AutoModelForMaskedLM
+    special: ClassVar = {name: f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    frame = "[CLS] $A [SEP]"
     PREDICTED = 0.15
-    SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-    @staticmethod
-    def make_tokenizer(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:
-        special = MaskedTokens.SPECIAL
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.normalizer = normalizers.BertNormalizer()
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocabulary, min_frequency=2, limit_alphabet=200, special_tokens=[*special], show_progress=False
-        )
-        tokenizer.train_from_iterator(sentences, trainer)
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]",
-            pair="[CLS] $A [SEP] $B [SEP]",
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
-        )
-        names = {f"{token.strip('[]').lower()}_token": token for token in special}
-        return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs = self.padded(sentences)
         ids = inputs["input_ids"]
         # The special tokens come first in the vocabulary.
-        words = ids >= len(self.SPECIAL)
+        words = ids >= len(self.special)
         draws = torch.rand(ids.shape)
         labels = ids.masked_fill(~words | (draws >= self.PREDICTED), IGNORED)
-        other = torch.randint(len(self.SPECIAL), len(self.preprocessor), ids.shape)
+        other = torch.randint(len(self.special), len(self.preprocessor), ids.shape)
         ids = torch.where(words & (draws < 0.8 * self.PREDICTED), self.preprocessor.mask_token_id, ids)
         ids = torch.where(words & (draws >= 0.9 * self.PREDICTED) & (draws < self.PREDICTED), other, ids)
         return {**inputs, "input_ids": ids, "labels": labels}
