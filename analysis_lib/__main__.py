@@ -141,11 +141,10 @@ def _measure(options: argparse.Namespace) -> None:
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     kind = {"audio": "sound"}.get(model.kind, model.kind)
-    longest = f"{model.max_length} tokens" if kind == "text" else f"{inputs.LONGEST_SOUND:.0f} seconds"
     if report.cut:
-        _say(f"{report.cut} {kind}s are longer than the {longest} the model reads and were cut there")
+        _say(f"{report.cut} {kind}s are longer than the {inputs.longest(model)} the model reads and were cut there")
     if report.windowed:
-        _say(f"{report.windowed} {kind}s are longer than the {longest} the model reads: read in windows")
+        _say(f"{report.windowed} {kind}s are longer than the {inputs.longest(model)} the model reads: read in windows")
     if report.zero_vectors:
         _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
     print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")

@@ -10,7 +10,7 @@ activations are received while the pass goes on, and let go.
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 from transformers.pytorch_utils import Conv1D
@@ -47,7 +48,7 @@ class Activations:
         layer: 0 for the input of the first block, l for block l; a second stack numbers on.
         stack: the stack that the layer belongs to.
         part: the path of the block below the model; empty for a layer that is no block's output.
-        tokens: what the hidden vectors and the queries stand for.
+        tokens: what the queries stand for, and the hidden vectors but for those of a map of features.
         spaces: the vectors asked for, of ``SPACES``: ``hidden`` is the output of the layer, the others belong to its
             attention, which reads ``attention_input``: what its projection of keys is given. Hidden vectors have one
             "head".
@@ -80,7 +81,8 @@ def _molecules(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> To
 def _blocks(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> Tokens:
     """MANTa's encoder reads as many blocks as it finds in a text, and says so in its attention mask."""
     tokens = unpadded(batch.groups, count, 0, batch.special_tokens)
-    tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1)
+    if args[1] is not None:
+        tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1)
     return tokens
 
 
@@ -140,6 +142,8 @@ class _Capture:
         self.visibilities: dict[tuple, tuple[Tensor, Visibility]] = {}
         # The attention modules whose scores are measured: not those that look from a decoder to an encoder.
         self.own: dict[nn.Module, Attention] = {}
+        # First blocks whose output another module changes before the second reads it.
+        self.amended: set[nn.Module] = set()
 
     def hooks(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
         """Put the hooks on; every handle has to be removed."""
@@ -151,6 +155,10 @@ class _Capture:
                 yield block.register_forward_hook(partial(self._after, stack), with_kwargs=True)
                 if stack.attention is not None:
                     yield from self._attention_hooks(stack.attention, block)
+            for module, name in names.items():
+                if name == stack.amended:
+                    self.amended.add(blocks[0])
+                    yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
 
     def _attention_hooks(self, spec: Attention, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         module = block.get_submodule(spec.module)
@@ -180,7 +188,9 @@ class _Capture:
         self.layer += 1
         self.pending = Activations(self.layer, stack.name, name, self._tokens(stack, hidden, args))
 
-    def _after(self, stack: Stack, _block: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple) -> None:
+    def _after(self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple) -> None:
+        if module in self.amended:
+            return  # The second block reads what comes next.
         self._hand_on(stack, output[0] if isinstance(output, tuple) else output, args)
 
     def _tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
@@ -203,11 +213,12 @@ class _Capture:
         expected = stack.attention is not None and self.pending.part
         if expected and not self.pending.attended:
             self.missed.append(self.pending.part)
+        tokens = self.pending.tokens
         if self.loaded.layout.maps:
-            # Tables count the vectors of the map, which are not the tokens of its attention.
-            hidden, self.pending.tokens = self._map_vectors(hidden, args)
+            # The vectors of a map are not the tokens of its attention.
+            hidden, tokens = self._map_vectors(hidden, args)
         if "hidden" in self.needs:
-            self.pending.spaces["hidden"] = self._vectors(hidden, self.pending.tokens)
+            self.pending.spaces["hidden"] = self._vectors(hidden, tokens)
         self.receive(self.pending)
 
     def _map_vectors(self, hidden: Tensor, args: tuple) -> tuple[Tensor, Tokens]:
@@ -229,15 +240,9 @@ class _Capture:
 
     # Attention
 
-    def _attention_begins(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    def _attention_begins(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         self.attending = _Attending({**arguments, **arguments.pop("kwargs", {})})
-        mask = arguments.get("attention_mask")
-        if mask is not None and mask.dim() == 3 and mask.dtype != self.loaded.model.dtype:
-            # CANINE makes scores of this mask in single precision: the lowest double is −∞ there, and 0 · −∞ no number.
-            mask = (1 - mask.to(self.loaded.model.dtype)).unsqueeze(1) * torch.finfo(self.loaded.model.dtype).min
-            return tuple(mask if argument is arguments["attention_mask"] else argument for argument in args), kwargs
-        return None
 
     def _projected(self, space: str, _module: nn.Module, args: tuple, output: Tensor) -> None:
         # The first time only: DeBERTa may project its relative positions with the same weights.
@@ -512,6 +517,10 @@ def _attention_function(
     if unknown:
         raise AnalysisError(f"{type(module).__name__} adds {', '.join(unknown)} to its scores, which is not measured")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling == 1 != getattr(module, "scaling", 1):
+        # Whisper scales its queries first: what is measured is a query before scaling, as everywhere.
+        scaling = module.scaling
+        query = query / scaling
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if mask is None and causal and query.shape[2] > 1:
@@ -542,10 +551,9 @@ def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | N
     return mask, bias
 
 
-def _whole_mask(*args, **kwargs) -> Tensor:
-    """transformers' mask for fused attention, always spelt out: what is not said cannot be captured."""
-    kwargs.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
-    return sdpa_mask(*args, **kwargs)
+def _whole_mask(*args, **kwargs) -> Tensor | None:
+    """transformers' mask for fused attention, spelt out where it is causal: what is not said cannot be captured."""
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention_function)
@@ -571,7 +579,7 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
 
 def _run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str = "flatten") -> Tensor:
     capture = _Capture(loaded, batch, needs, receive, maps)
-    with loaded.lock, torch.inference_mode(), _capturing(capture):
+    with loaded.lock, torch.inference_mode(), _precision(loaded), _capturing(capture):
         output = loaded.model(**batch.inputs).last_hidden_state
     if capture.missed:
         blocks = sum(len(blocks) for blocks in loaded.stacks.values())
@@ -580,6 +588,21 @@ def _run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Rece
             f"this model does not call transformers' attention interface in {capture.missed[0]}"
         )
     return output
+
+
+class _DoublePrecision(TorchFunctionMode):
+    """Inside it nothing falls back to single precision, as transformers lets some norms, rotations and masks do."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+
+def _precision(loaded: LoadedModel) -> AbstractContextManager:
+    return _DoublePrecision() if loaded.model.dtype == torch.float64 else nullcontext()
 
 
 @contextmanager
@@ -612,7 +635,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         return
     few = batch.head(2)
     captured = _run(loaded, few, frozenset({*SPACES, WEIGHTS, SCORES}), lambda _: None)
-    with torch.inference_mode():
+    with torch.inference_mode(), _precision(loaded):
         plain = loaded.model(**few.inputs).last_hidden_state
     if not torch.isfinite(plain).all():
         return  # The measurement that follows stops at the layer where this begins, and names it.

@@ -274,6 +274,7 @@ def anisotropy_by_model(table: pd.DataFrame, x: str = "layer") -> Figure:
     figure, (axes,) = _axes(height=4.0)
     if table.empty:
         axes.text(0.5, 0.5, "no model of this kind was given", ha="center", transform=axes.transAxes)
+        axes.set_axis_off()
         return figure
     styles = _model_styles(table["model"])
     _model_lines(axes, table, x, "cosine", styles)

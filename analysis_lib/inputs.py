@@ -168,6 +168,13 @@ def batches(
     return make(loaded, items, groups, settings, reading)
 
 
+def longest(loaded: LoadedModel) -> str:
+    """How much of an item the model reads at once, in words."""
+    if loaded.kind == "text":
+        return f"{loaded.max_length} tokens"
+    return f"{_longest_sound(loaded):g} seconds"
+
+
 # --- Texts ----------------------------------------------------------------------------------------
 
 
@@ -199,7 +206,7 @@ def _parts(length: int, size: int, windows: bool, reading: Reading) -> list[slic
 
 def make_batches(
     loaded: LoadedModel,
-    token_ids: Sequence[list[int]],
+    token_ids: Sequence[list],
     groups: Sequence[int],
     special_tokens: bool,
     tokens_per_batch: int,
@@ -219,7 +226,7 @@ def make_batches(
     return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks if c]
 
 
-def _pad(loaded: LoadedModel, token_ids: list[list[int]], groups: list[int], special_tokens: bool) -> Batch:
+def _pad(loaded: LoadedModel, token_ids: list[list], groups: list[int], special_tokens: bool) -> Batch:
     pad = getattr(loaded.tokenizer, "pad_token_id", None)
     # A word of characters is padded with zeros; some causal models have no padding, and none is read.
     pad = pad if isinstance(pad, int) else 0
@@ -309,7 +316,7 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
     read = sound.load()
     rate = loaded.processor.sampling_rate
     samples = _resampled(read.samples, read.rate, rate)
-    longest = int(rate * getattr(loaded.processor, "chunk_length", LONGEST_SOUND))
+    longest = int(rate * _longest_sound(loaded))
     shortest = _shortest(loaded)
     if len(samples) < shortest:
         raise AnalysisError(
@@ -323,6 +330,10 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
             features = loaded.processor(piece, sampling_rate=rate, return_tensors="pt")
             yield _Piece(features[loaded.processor.model_input_names[0]], len(piece), group)
             reading.utterances += 1
+
+
+def _longest_sound(loaded: LoadedModel) -> float:
+    return float(getattr(loaded.processor, "chunk_length", LONGEST_SOUND))
 
 
 def _shortest(loaded: LoadedModel) -> int:

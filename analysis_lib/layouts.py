@@ -48,12 +48,15 @@ class Stack:
         blocks: their path below the model; ``*`` stands for an index.
         attention: None where blocks have none.
         tokens: what its vectors stand for, a key of ``extraction.TOKEN_RULES``.
+        amended: the path of a module that changes the output of the first block before the second reads it, where
+            the model has one.
     """
 
     name: str
     blocks: str
     attention: Attention | None
     tokens: str = "text"
+    amended: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,9 +125,15 @@ LAYOUTS = {
     "albert": _one("encoder.albert_layer_groups.*.albert_layers.*", Attention("attention", "key")),
     "mpnet": _one("encoder.layer.*", Attention("attention.attn", "k", query="q", value="v", weights="dropout")),
     "deberta": _one("encoder.layer.*", Attention("attention.self", "in_proj", fused="by_head", weights="dropout")),
-    "deberta-v2": _one(
-        "encoder.layer.*",
-        Attention("attention.self", "key_proj", query="query_proj", value="value_proj", weights="dropout"),
+    "deberta-v2": Layout(
+        (
+            Stack(
+                "blocks",
+                "encoder.layer.*",
+                Attention("attention.self", "key_proj", query="query_proj", value="value_proj", weights="dropout"),
+                amended="encoder.conv",
+            ),
+        )
     ),
     "modernbert": _one("layers.*", Attention("attn", "Wqkv", fused="stacked")),
     "gpt2": _one("h.*", Attention("attn", "c_attn", fused="stacked")),

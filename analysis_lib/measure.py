@@ -65,8 +65,10 @@ class Report(Reading):
     def add(self, activations: extraction.Activations) -> None:
         """Take note of a layer of a batch."""
         if activations.layer == 0:
-            self.tokens += int(activations.tokens.mask.sum())
-            self.counted += int(activations.tokens.counts.sum())
+            hidden = activations.spaces.get("hidden")
+            tokens = activations.tokens if hidden is None else hidden.tokens
+            self.tokens += int(tokens.mask.sum())
+            self.counted += int(tokens.counts.sum())
         if activations.layer == len(self.layers):
             self.layers.append(_layer(activations))
         for space, vectors in activations.spaces.items():
@@ -271,7 +273,7 @@ def _applicable(
     if model.kind != corpus.kind:
         raise AnalysisError(
             f"{model.name} reads {_READS[model.kind]} and {corpus.name} holds {_READS[corpus.kind]}: "
-            f"give {_READS[model.kind]}, or a model of the other kind"
+            f"give {_READS[model.kind]}, or a model that reads {_READS[corpus.kind]}"
         )
     lacking = set() if model.layout.has_attention else {*extraction.SPACES, WEIGHTS, SCORES} - {"hidden"}
     whole_maps = model.layout.maps and settings.maps == "flatten"

@@ -121,6 +121,9 @@ class ModelSpec:
     device: str
 
 
+Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
+
+
 @dataclass(eq=False)
 class LoadedModel:
     """A model with what prepares its input, ready to be measured.
@@ -153,6 +156,7 @@ class LoadedModel:
             if not blocks:
                 raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
         _refuse_non_finite(self)
+        _refuse_strange_tokens(self)
 
     @property
     def kind(self) -> str:
@@ -169,22 +173,18 @@ class LoadedModel:
         return found
 
     @property
-    def heads(self) -> int:
-        """Attention heads of a layer."""
-        return self.model.config.num_attention_heads
-
-    @property
-    def width(self) -> int:
-        """Dimensions of a hidden state."""
-        return self.model.config.hidden_size
-
-    @property
     def device(self) -> torch.device:
         return self.model.device
 
     @property
-    def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
-        """What turns text into tokens."""
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into tokens.
+
+        Raises:
+            AnalysisError: the model reads no text.
+        """
+        if self.kind != "text":
+            raise AnalysisError(f"{self.name} reads {self.kind}s and has no tokenizer: use its processor")
         return self.processor
 
     @cached_property
@@ -227,14 +227,14 @@ class LoadedModel:
         return types
 
 
-def text_frame(tokenizer: transformers.PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that the tokenizer puts before and after a text."""
+def text_frame(tokenizer: Tokenizer) -> tuple[list, list]:
+    """The ids of the special tokens that the tokenizer puts before and after a text."""
     bare, framed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     start = next(i for i in range(len(framed) + 1) if framed[i : i + len(bare)] == bare)
     return framed[:start], framed[start + len(bare) :]
 
 
-def _punctuation_ids(tokenizer: transformers.PreTrainedTokenizerBase) -> list[int]:
+def _punctuation_ids(tokenizer: Tokenizer) -> list[int]:
     if isinstance(tokenizer, transformers.CanineTokenizer):
         # Its tokens are code points: a vocabulary of a million.
         return [ord(sign) for sign in PUNCTUATION]
@@ -265,8 +265,8 @@ def load_model(
         AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
             no safetensors weights, lacks weights, or has weights that are not finite (the layer is named).
 
-    >>> load_model("minilm").heads
-    12
+    >>> load_model("minilm").max_length
+    512
     """
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
@@ -509,6 +509,19 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
                 f"{loaded.name}: the weights {name} ({_whereabouts(loaded, name)}) hold NaN or infinity: "
                 f"repair the checkpoint"
             )
+
+
+def _refuse_strange_tokens(loaded: LoadedModel) -> None:
+    """A tokenizer with more tokens than the model embeds would stop a measurement at the first of them."""
+    if not isinstance(loaded.processor, transformers.PreTrainedTokenizerFast):
+        return
+    words = loaded.model.get_input_embeddings().num_embeddings
+    largest = max(loaded.processor.get_vocab().values(), default=-1)
+    if largest >= words:
+        raise AnalysisError(
+            f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: "
+            f"give the tokenizer that belongs to the weights"
+        )
 
 
 def _whereabouts(loaded: LoadedModel, weight: str) -> str:

@@ -63,14 +63,10 @@ class DoublePrecision(TorchFunctionMode):
     """Inside it, float64 stays float64: transformers takes some norms and softmaxes in float32 whatever the model."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if function is torch.Tensor.float:
-                return args[0]
-            if function is torch.Tensor.to:
-                args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
+        if function is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         return function(*args, **kwargs)
 
 
@@ -887,7 +883,7 @@ class Reference:
                 tokens = counts[chosen].sum()
                 return between[:, chosen][:, :, chosen].sum((1, 2)) / (tokens * (tokens - 1))
 
-            low, high = self._interval(mean, list(range(n)))
+            low, high = self._interval(mean, np.flatnonzero(counts).tolist())
             value = mean(list(range(n)))
             tokens = np.full(heads, counts.sum())
             rows += self._rows(space, layer, cosine=value, ci_low=low, ci_high=high, tokens=tokens)

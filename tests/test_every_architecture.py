@@ -5,9 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 import tiny
-from reference import DoublePrecision, Reference, assert_agree
+from reference import Reference, assert_agree
 
-from analysis_lib import extraction, load_model, measure
+from analysis_lib import load_model, measure
 from analysis_lib.corpora import ArrayImage, Corpus, Sound
 from analysis_lib.layouts import LAYOUTS
 
@@ -41,23 +41,10 @@ def naive(tiny_folder):
     return cache(lambda name, **options: Reference(tiny_folder(name), tiny.items(name), **options))
 
 
-@pytest.fixture
-def double_precision(monkeypatch):
-    """Forward passes in float64 throughout, as the reference runs them."""
-    run = extraction.run
-
-    def in_double_precision(*args):
-        with DoublePrecision():
-            return run(*args)
-
-    monkeypatch.setattr(extraction, "run", in_double_precision)
-
-
 def test_every_layout_is_tried():
     assert {model_type for model_type, *_ in tiny.EVERY_ARCHITECTURE.values()} == set(LAYOUTS)
 
 
-@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_table(name, loaded, naive):
     """One by one, and in batches that pad texts of different lengths where that is allowed."""
@@ -74,14 +61,12 @@ def test_every_table(name, loaded, naive):
     assert list(layers.where(layers.notna(), None).itertuples(index=False, name=None)) == shapes
 
 
-@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("name", WITH_SPECIAL_TOKENS)
 def test_without_special_tokens_they_stay_keys_only(name, loaded, naive):
     tables = measure(loaded(name), corpus(name), special_tokens=False, progress=False)
     assert_agree(tables, naive(name, special_tokens=False).tables(), FLOAT64)
 
 
-@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("name", MAPS)
 def test_a_vector_for_each_position_of_a_map(name, loaded, naive):
     tables = measure(loaded(name), corpus(name), maps="positions", progress=False)

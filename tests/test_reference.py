@@ -9,11 +9,11 @@ import reference
 import tiny
 from reference import COLUMNS
 
-from analysis_lib import extraction, load_corpus, load_model, measure
+from analysis_lib import attention, load_corpus, load_model, measure
 from analysis_lib.corpora import Corpus
 
 NAMES = tuple(COLUMNS)
-KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type")
+KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
 # Relative error allowed, and the absolute one in units of the column's root mean square: the second is for
 # values that are what is left of a cancellation, such as the mean of a dimension that lies around zero.
 FLOAT32 = (2e-4, 1e-6)
@@ -117,7 +117,7 @@ def test_long_texts_under_the_bundled_model(dtype, tolerance, minilm, minilm64, 
     """Rows long enough for the fused kernel, some of them with padding."""
     model = minilm if dtype == "float32" else minilm64
     lengths = [len(ids) for ids in model.tokenizer(articles)["input_ids"]]
-    assert min(lengths) > extraction.LONGEST_FORMED_ROW
+    assert min(lengths) > attention.LONGEST_FORMED_ROW
     assert max(lengths) > 160
     tables = measure(model, Corpus("long", articles), tokens_per_batch=4096, progress=False)
     assert_agree(tables, long_tables, tolerance)

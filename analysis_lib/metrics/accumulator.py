@@ -76,9 +76,12 @@ class Metric(ABC):
         table = self.points(self.total())
         if self.interval is None:
             return table
-        point = table[self.interval].to_numpy()
-        left_out = [self.without(group)[self.interval].to_numpy() for group in self.occupied_groups()]
-        low, high = jackknife_interval(point, np.reshape(left_out, (-1, *point.shape)))
+        point, last = table[self.interval].to_numpy(), table.columns[-1]
+        rest = [self.without(group) for group in self.occupied_groups()]
+        left_out = np.reshape([part[self.interval] for part in rest], (-1, *point.shape))
+        # What a row counts is its last column: a group that takes nothing away from it has no part in it.
+        part = np.reshape([part[last] != table[last] for part in rest], left_out.shape)
+        low, high = jackknife_interval(point, left_out, part)
         position = table.columns.get_loc(self.interval) + 1
         table.insert(position, "ci_low", low)
         table.insert(position + 1, "ci_high", high)
@@ -128,7 +131,9 @@ class Metric(ABC):
             self.sums[key] = part
 
 
-def jackknife_interval(point: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def jackknife_interval(
+    point: np.ndarray, left_out: np.ndarray, part: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
 
     With g groups and values θ_(i), the variance is (g − 1)/g · Σ (θ_(i) − mean θ)², and the interval is
@@ -137,19 +142,23 @@ def jackknife_interval(point: np.ndarray, left_out: np.ndarray) -> tuple[np.ndar
     Args:
         point: the statistic on everything, of any shape.
         left_out: the statistic without each group, first axis the groups.
+        part: of the same shape, whether the group has a part in the statistic; all have unless told.
 
     Returns:
-        Lower and upper bounds, of the shape of ``point``; NaN where there are fewer than two groups.
+        Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
 
     >>> low, high = jackknife_interval(np.array(2.0), np.array([2.5, 2.0, 1.5]))
     >>> round(float(high - 2), 3)
     2.484
     """
-    groups = len(left_out)
-    if groups < 2:
+    if not len(left_out):
         return np.full_like(point, np.nan, dtype=float), np.full_like(point, np.nan, dtype=float)
-    spread = np.sqrt((groups - 1) / groups * ((left_out - left_out.mean(0)) ** 2).sum(0))
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, groups - 1) * spread
+    part = np.ones(left_out.shape, bool) if part is None else part
+    groups = part.sum(0)
+    several = np.where(groups > 1, groups, np.nan)
+    mean = np.where(part, left_out, 0).sum(0) / several
+    spread = np.sqrt((several - 1) / several * np.where(part, (left_out - mean) ** 2, 0).sum(0))
+    reach = stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread
     return point - reach, point + reach
 
 

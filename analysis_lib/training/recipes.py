@@ -21,7 +21,7 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, SpokenDigits, Task
 
 # Counts changes of how models are trained that the settings do not show.
-VERSION = 1
+VERSION = 2
 # How often the curve takes the held-out score, the start and the end apart.
 CURVE_POINTS = 4
 
@@ -241,7 +241,7 @@ RECIPES = {
         _wikipedia,
         "gpt2",
         _GPT2,
-        steps=600,
+        steps=800,
         batch=8,
         learning_rate=2e-3,
         task_options={"vocabulary": 257},
