@@ -70,7 +70,7 @@ def trained(name: str, **settings: float) -> Path:
 
     The folder is as ``save_pretrained`` makes it: configuration, safetensors weights and tokenizer, image processor
     or feature extractor. ``training.json`` beside them tells how it was trained, and its score on held-out data with
-    a 95 % interval. The same settings, versions and number of threads give the same weights. Of several processes
+    a 95 % interval. The same settings and versions give the same weights on one machine. Of several processes
     that ask for a model at once, one trains it; the random numbers of the caller are left as they are.
 
     Args:
@@ -132,7 +132,7 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     task = recipe.task(**recipe.task_options)
     config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         # Not torch.manual_seed, which seeds GPUs, too: their state is not put back.
         torch.default_generator.manual_seed(recipe.seed)
         model = task.head.from_config(config, dtype=torch.float32)
@@ -148,12 +148,22 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         "data": recipe.data(),
         "parameters": model.num_parameters(),
         "seconds": round(time.perf_counter() - start, 1),
-        "threads": torch.get_num_threads(),
         "versions": _versions(),
         "score": dataclasses.asdict(score),
         "curve": [{"step": step, score.metric: at.value} for step, at in curve],
     }
     (folder / "training.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums over several threads are rounded otherwise: one thread gives the same weights however many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _fit(name: str, model: transformers.PreTrainedModel, task: Task, recipe: Recipe) -> list[tuple[int, Score]]:
