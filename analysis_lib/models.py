@@ -306,7 +306,7 @@ def fingerprint(name: str) -> str:
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.fingerprint(known.package)
-    if (recipe := _recipe(name)) is not None:
+    if (recipe := training.recipe_of(name)) is not None:
         return training.fingerprint(recipe[0], **recipe[1])
     if known is None and Path(name).is_dir():
         return _hash_files(Path(name))
@@ -336,7 +336,7 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     known = MODELS.get(name)
     if known is not None and known.package:
         return packages.extracted(known.package, known.prefix), packages.fingerprint(known.package)
-    if (recipe := _recipe(name)) is not None:
+    if (recipe := training.recipe_of(name)) is not None:
         return training.trained(recipe[0], **recipe[1]), training.fingerprint(recipe[0], **recipe[1])
     if known is not None:
         folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
@@ -346,21 +346,6 @@ def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     with _not_known(name):
         folder = hub.model_folder(name, revision)
     return folder, f"{name}@{folder.name}"
-
-
-def _recipe(name: str) -> tuple[str, dict[str, float]] | None:
-    """The recipe of a model that is trained here, and how the name differs from it; None for any other name."""
-    recipe, *differences = name.split("@")
-    if recipe not in training.RECIPES:
-        return None
-    settings = {}
-    for difference in differences:
-        setting, _, value = difference.partition("=")
-        try:
-            settings[setting] = float(value) if "." in value else int(value)
-        except ValueError:
-            raise AnalysisError(f"{name}: {difference!r} is no setting: write it as {recipe}@steps=50@seed=1") from None
-    return recipe, settings
 
 
 def _file_hashes(folder: Path) -> dict[str, str]:

@@ -73,17 +73,22 @@ def derived_lines(package: str, name: str, version: int, build: Callable[[], lis
     return (folder / "lines.txt").read_text(encoding="utf-8").split("\n")
 
 
+def derived_folder(key: str, label: str) -> Path:
+    """The folder that :func:`derived` fills, whether it is there or not."""
+    name = f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return data_directory() / "packages" / "derived" / name
+
+
 def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
     """A folder under ``data/packages/derived`` that ``fill`` has filled, made whole or not at all.
 
     Another ``key``, which is hashed, is another folder; the ``label`` begins its name.
     """
-    home = data_directory() / "packages" / "derived"
-    folder = home / f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    folder = derived_folder(key, label)
     if folder.is_dir():
         return folder
-    home.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=home, prefix=f"unfinished-{label}-"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"unfinished-{folder.name}-"))
     try:
         fill(unfinished)
         os.rename(unfinished, folder)

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from analysis_lib import AnalysisError
-from analysis_lib.training import scores, trained
-from analysis_lib.training.scores import recipe_of
+from analysis_lib.training import recipe_of, scores, trained
 
 
 def test_scores_are_those_of_the_record_and_other_models_have_none():

@@ -82,8 +82,36 @@ def trained(name: str, **settings: float) -> Path:
         AnalysisError: there is no such recipe or setting, or the data are not there.
     """
     recipe = _recipe(name, settings)
-    with _alone(name):
-        return packages.derived(_key(name, recipe), name, lambda folder: _train(name, recipe, folder))
+    key = _key(name, recipe)
+    folder = packages.derived_folder(key, name)
+    if folder.is_dir():
+        return folder
+    with _alone(folder):
+        return packages.derived(key, name, lambda unfinished: _train(name, recipe, unfinished))
+
+
+def recipe_of(name: str) -> tuple[str, dict[str, float]] | None:
+    """The recipe that a model's name means, and how it differs: of ``digits-vit@steps=50``, 50 steps.
+
+    None where the model is not trained here.
+
+    Raises:
+        AnalysisError: a difference that is not a setting and a number.
+
+    >>> recipe_of("digits-vit@steps=50@seed=1")
+    ('digits-vit', {'steps': 50, 'seed': 1})
+    """
+    recipe, *differences = name.split("@")
+    if recipe not in RECIPES:
+        return None
+    settings = {}
+    for difference in differences:
+        setting, _, value = difference.partition("=")
+        try:
+            settings[setting] = float(value) if "." in value else int(value)
+        except ValueError:
+            raise AnalysisError(f"{name}: {difference!r} is no setting: write it as {recipe}@steps=50@seed=1") from None
+    return recipe, settings
 
 
 def fingerprint(name: str, **settings: float) -> str:
@@ -115,13 +143,12 @@ def _versions() -> dict[str, str]:
 
 
 @contextmanager
-def _alone(name: str) -> Iterator[None]:
+def _alone(folder: Path) -> Iterator[None]:
     """While this process alone trains the model; others wait. The lock of a process that is killed ends with it."""
-    home = packages.data_directory() / "packages" / "derived"
-    home.mkdir(parents=True, exist_ok=True)
-    with (home / f"{name}.lock").open("w") as lock:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for left in home.glob(f"unfinished-{name}-*"):  # by a training that was killed
+        for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a training that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
 

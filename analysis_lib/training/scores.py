@@ -5,32 +5,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis_lib.errors import AnalysisError
-from analysis_lib.training.recipes import RECIPES, trained
-
-
-def recipe_of(name: str) -> tuple[str, dict[str, float]] | None:
-    """The recipe that a model's name means, and how it differs: of ``digits-vit@steps=50``, 50 steps.
-
-    None where the model is not trained here.
-
-    Raises:
-        AnalysisError: a difference that is not a setting and a number.
-
-    >>> recipe_of("digits-vit@steps=50@seed=1")
-    ('digits-vit', {'steps': 50, 'seed': 1})
-    """
-    recipe, *differences = name.split("@")
-    if recipe not in RECIPES:
-        return None
-    settings = {}
-    for difference in differences:
-        setting, _, value = difference.partition("=")
-        try:
-            settings[setting] = float(value) if "." in value else int(value)
-        except ValueError:
-            raise AnalysisError(f"{name}: {difference!r} is no setting: write it as {recipe}@steps=50@seed=1") from None
-    return recipe, settings
+from analysis_lib.training.recipes import recipe_of, trained
 
 
 def scores(names: Iterable[str]) -> pd.DataFrame:
