@@ -375,7 +375,7 @@ def isotropy_by_model(table: pd.DataFrame) -> Figure:
     """
     finite = table["effective_dimension"].where(np.isfinite(table["effective_dimension"]))
     table = table.assign(effective_share=finite / table["dimensions"])
-    figure, panels = _axes(rows=len(_ISOTROPY), height=2.3)
+    figure, panels = _axes(rows=len(_ISOTROPY), height=2.8)
     styles = _model_styles(table["model"])
     for axes, (measure, (isotropic, label)) in zip(panels, _ISOTROPY.items(), strict=True):
         line = axes.axhline(isotropic, color="black", linestyle="--", linewidth=1.2, label="isotropic")
