@@ -372,7 +372,7 @@ def _layout(name: str, config: transformers.PreTrainedConfig) -> Layout:
 
 
 def _untrained(config: transformers.PreTrainedConfig, dtype: str, device: str) -> transformers.PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
+    with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # In single precision whatever was asked for, so that both precisions hold the same weights.
         model = transformers.AutoModel.from_config(config, dtype=torch.float32)
@@ -408,12 +408,18 @@ def _has_vocabulary(folder: Path) -> bool:
     return isinstance(settings, dict) and settings.get("tokenizer_class") in WITHOUT_VOCABULARY
 
 
+# transformers switches parts of itself off while it builds a model, and two threads at once (as in a Dask worker) leave
+# them off: the next model with tied weights would lack some.
+_ALONE = threading.Lock()
+
+
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
-        yield
+        with _ALONE:
+            yield
     except Exception as error:
         # Loading runs much code of other libraries; whatever fails there is a defect of the folder.
         raise AnalysisError(f"{name} cannot be loaded: {_first_line(error)}") from error

@@ -190,7 +190,8 @@ def test_a_file_with_a_colon_in_its_name(write):
         ("wikitext", "did you mean wikitext-103?"),
         (
             "zzz",
-            "known names: common_voice_11_0, digits, imagenet-1k, news, plots, reviews, stsb, wikipedia, wikitext-103",
+            "known names: common_voice_11_0, digits, imagenet-1k, news, plots, reviews, spoken-digits, stsb, "
+            "wikipedia, wikitext-103",
         ),
         ("digit", "did you mean digits?"),
         ("imagenet", "did you mean imagenet-1k?"),

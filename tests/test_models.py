@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -489,3 +490,13 @@ def test_a_device_that_is_not_there(folder, device):
 def test_a_name_that_is_none(name):
     with pytest.raises(AnalysisError, match="is no model"):
         load_model(name)
+
+
+def test_models_load_in_threads_and_leave_transformers_whole(tiny_folder):
+    """As in a Dask worker: a model with tied weights, loaded by several threads, then once more."""
+    name = str(tiny_folder("t5"))
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(load_model, [name] * 12))
+    loaded.append(load_model(name))
+    for model in loaded:
+        assert model.model.encoder.embed_tokens.weight is model.model.shared.weight

@@ -137,6 +137,11 @@ def test_two_who_ask_at_once_get_one_training(home, monkeypatch):
     assert trainings == ["digits-vit"]
 
 
+def folders(home):
+    """Of trainings, finished or not; the files of their locks stay."""
+    return [path for path in home.glob("*digits-vit-*") if path.is_dir()]
+
+
 def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
     def fail(name, recipe, folder):
         (folder / "config.json").write_text("{}")
@@ -145,10 +150,10 @@ def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
     monkeypatch.setattr(recipes, "_train", fail)
     with pytest.raises(KeyboardInterrupt):
         training.trained("digits-vit")
-    assert not list(home.glob("*digits-vit-*"))
+    assert not folders(home)
 
 
-def test_a_killed_training_is_begun_anew(home):
+def test_a_killed_training_is_begun_anew(home, monkeypatch):
     code = "from analysis_lib import training; training.trained('digits-vit', steps=10**6)"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     try:
@@ -160,9 +165,11 @@ def test_a_killed_training_is_begun_anew(home):
     finally:
         process.kill()
         process.communicate()
-    assert not list(home.glob("digits-vit-*"))
-    folder = training.trained("digits-vit", steps=1)
-    assert list(home.glob("*digits-vit-*")) == [folder]
+    assert all(path.name.startswith("unfinished-") for path in folders(home))
+    monkeypatch.setattr(recipes, "_train", lambda name, recipe, folder: (folder / "config.json").write_text("{}"))
+    folder = training.trained("digits-vit", steps=10**6)
+    assert folders(home) == [folder]
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 # --- Names and settings ---------------------------------------------------------------------------
