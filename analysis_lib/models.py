@@ -33,6 +33,8 @@ PUNCTUATION = frozenset(",.，．、。،।")
 
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
+# Constants that transformers once saved with the weights, and makes itself now.
+OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 # What every name can be followed by: the same architecture with the weights that training starts from.
 UNTRAINED = ":untrained"
 # Under these names a configuration says how many tokens its model reads.
@@ -456,7 +458,11 @@ def _read_weights(
             f"give a folder whose weights match its config.json"
         )
     within = [stack.blocks.partition("*")[0] for stack in _layout(name, config).stacks]
-    beyond = sorted(key for key in info["unexpected_keys"] if any(blocks in key for blocks in within))
+    beyond = sorted(
+        key
+        for key in info["unexpected_keys"]
+        if any(blocks in key for blocks in within) and not key.endswith(OLD_BUFFERS)
+    )
     if beyond:
         raise AnalysisError(
             f"{name} has the weights {beyond[0]}, which its config.json has no place for: "

@@ -500,3 +500,15 @@ def test_models_load_in_threads_and_leave_transformers_whole(tiny_folder):
     loaded.append(load_model(name))
     for model in loaded:
         assert model.model.encoder.embed_tokens.weight is model.model.shared.weight
+
+
+def test_constants_of_old_checkpoints_are_passed_over(tmp_path):
+    folder = tiny.save(tmp_path, "gpt2")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    weights |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert load_model(str(folder)).kind == "text"
+    weights["h.0.attn.strange"] = torch.ones(2)
+    safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(AnalysisError, match=r"h\.0\.attn\.strange"):
+        load_model(str(folder))
