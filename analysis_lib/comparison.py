@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
-import torch
 
 from analysis_lib import inputs
 from analysis_lib.corpora import Corpus, load_corpus
@@ -12,6 +10,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import Tables, measure
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models import UNTRAINED, LoadedModel, load_model
+from analysis_lib.vectors import Vectors
 
 
 class Comparison(Mapping[str, pd.DataFrame]):
@@ -96,10 +95,10 @@ def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
     """
     if (model.kind, images.kind) != ("image", "image"):
         raise AnalysisError(f"{model.name} on {images.name}: give a model that reads images, and images")
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total, count = 0, 0
     for batch in inputs.batches(model, images.items, [0] * len(images), inputs.Settings(), inputs.Reading()):
-        pixels = batch.inputs["pixel_values"].flatten(1).double()
-        lengths = torch.linalg.vector_norm(pixels, dim=1, keepdim=True)
-        total = total + (pixels / torch.where(lengths > 0, lengths, 1)).sum(0)
-        count += int((lengths > 0).sum())
-    return float(mean_pair_cosine(total.cpu().numpy(), np.array(float(count))))
+        pixels = batch.inputs["pixel_values"].double().flatten(1)[:, None, None]
+        vectors = Vectors(pixels, inputs.unpadded(batch.groups, 1))
+        total = total + vectors.unit_sum.sum((0, 1))
+        count = count + vectors.nonzero.sum()
+    return float(mean_pair_cosine(total.cpu().numpy(), count.cpu().numpy()))

@@ -56,9 +56,7 @@ class Corpus:
             AnalysisError: the items are images or sounds.
         """
         if self.kind != "text":
-            raise AnalysisError(
-                f"{self.name} holds {_PLURAL[self.kind]} where texts are wanted: give a corpus of texts"
-            )
+            raise AnalysisError(f"{self.name} holds {PLURAL[self.kind]} where texts are wanted: give a corpus of texts")
         return self.items
 
     @cached_property
@@ -75,7 +73,7 @@ class Corpus:
         return len(self.items)
 
 
-_PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
+PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
 
 # --- Images and sounds: small things that know where their content lies, and read it when asked -----
 
@@ -374,7 +372,7 @@ def fingerprint(spec: str) -> str:
             digest.update(
                 str(file.relative_to(path)).encode("utf-8", "surrogateescape") + b"\0" + _FILES[kind](file).digest()
             )
-        return f"{_PLURAL[kind]} of sha256:{digest.hexdigest()}"
+        return f"{PLURAL[kind]} of sha256:{digest.hexdigest()}"
     return f"{column or 'lines'} of sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 

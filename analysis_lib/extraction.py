@@ -139,7 +139,7 @@ class _Capture:
         self.attending = _Attending()
         self.windows: list[Window] = []
         self.tokens: dict[tuple[str, int], Tokens] = {}
-        self.visibilities: dict[tuple, tuple[Tensor, Visibility]] = {}
+        self.visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
         # The attention modules whose scores are measured: not those that look from a decoder to an encoder.
         self.own: dict[nn.Module, Attention] = {}
         # First blocks whose output another module changes before the second reads it.
@@ -180,11 +180,11 @@ class _Capture:
         hidden = args[0] if args else next(kwargs[k] for k in ("hidden_states", "hidden_state") if k in kwargs)
         if stack.name not in self.begun:
             self.begun.add(stack.name)
-            self._begin(stack, "", hidden, args, kwargs)
+            self._begin(stack, "", hidden, args)
             self._hand_on(stack, hidden, args)
-        self._begin(stack, name, hidden, args, kwargs)
+        self._begin(stack, name, hidden, args)
 
-    def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple, kwargs: dict) -> None:
+    def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         self.layer += 1
         self.pending = Activations(self.layer, stack.name, name, self._tokens(stack, hidden, args))
 
@@ -266,16 +266,13 @@ class _Capture:
     ) -> Float[Tensor, "utterance head token value_dim"]:
         """Attention of a module on the interface: what it computes, and what is captured of it."""
         spec = self.own[module]
-        visibility = self._visibility(mask, query.shape[2], key.shape[2])
+        visibility, mask = self._visibility(mask, query.shape[2], key.shape[2])
         self._take(query, key, value, visibility.keys)
         if SCORES in self.needs:
             position = None if bias is None else bias / scaling
             self.pending.scores = self._scores(module, spec, query, key.shape[1], visibility, position)
         groups = query.shape[1] // key.shape[1]
         key, value = (values.repeat_interleave(groups, 1) if groups > 1 else values for values in (key, value))
-        if mask is not None:
-            # A padded query of a local layer may see no key at all, and a softmax of nothing is no number.
-            mask = mask | ~mask.any(-1, keepdim=True)
         if WEIGHTS not in self.needs:
             return functional.scaled_dot_product_attention(query, key, value, _joined(mask, bias), scale=scaling)
         tokens, keys = self.pending.tokens, visibility.keys
@@ -294,13 +291,15 @@ class _Capture:
             spaces["attention_input"] = self._vectors(self.attending.key_input, keys)
         self.pending.attended = True
 
-    def _visibility(self, mask: Tensor | None, queries: int, keys: int) -> Visibility:
-        """Who sees whom, worked out once for a mask that all layers share."""
+    def _visibility(self, mask: Tensor | None, queries: int, keys: int) -> tuple[Visibility, Tensor | None]:
+        """Who sees whom, and a mask without empty rows, worked out once for a mask that all layers share."""
         key = (id(mask), id(self.pending.tokens), keys)
         if key not in self.visibilities:
-            # The mask is kept with it: its id is its own only as long as it lives.
-            self.visibilities[key] = (mask, self._look(mask, queries, keys))
-        return self.visibilities[key][1]
+            # A padded query of a local layer may see no key at all, and a softmax of nothing is no number.
+            filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
+            # The mask is kept with them: its id is its own only as long as it lives.
+            self.visibilities[key] = (mask, self._look(mask, queries, keys), filled)
+        return self.visibilities[key][1:]
 
     def _look(self, mask: Tensor | None, queries: int, keys: int) -> Visibility:
         tokens = self.pending.tokens

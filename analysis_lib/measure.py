@@ -27,7 +27,7 @@ import torch
 from tqdm import tqdm
 
 from analysis_lib import extraction, inputs
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import SCORES, WEIGHTS
 from analysis_lib.inputs import Reading, Settings
@@ -272,8 +272,8 @@ def _applicable(
     """
     if model.kind != corpus.kind:
         raise AnalysisError(
-            f"{model.name} reads {_READS[model.kind]} and {corpus.name} holds {_READS[corpus.kind]}: "
-            f"give {_READS[model.kind]}, or a model that reads {_READS[corpus.kind]}"
+            f"{model.name} reads {PLURAL[model.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
+            f"give {PLURAL[model.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
     lacking = set() if model.layout.has_attention else {*extraction.SPACES, WEIGHTS, SCORES} - {"hidden"}
     whole_maps = model.layout.maps and settings.maps == "flatten"
@@ -285,9 +285,6 @@ def _applicable(
         name, reason = next(iter(senseless.items()))
         raise AnalysisError(f"{name} makes no sense for {model.name}: {reason}; leave it out")
     return [metric for metric in metrics if metric.name not in senseless]
-
-
-_READS = {"text": "texts", "image": "images", "audio": "sounds"}
 
 
 # --- A shard --------------------------------------------------------------------------------------

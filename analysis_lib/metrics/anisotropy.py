@@ -92,6 +92,17 @@ def heads_above_isotropy(table: pd.DataFrame, head_width: int) -> dict[str, str]
     return {space: f"{row['sum']} of {row['size']}" for space, row in above.agg(["sum", "size"]).iterrows()}
 
 
+def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
+    """Raise an AnalysisError if a row of the table has fewer than two vectors to compare."""
+    few = table[table["tokens"] < 2]
+    if len(few):
+        row = few.iloc[0]
+        raise AnalysisError(
+            f"{name} needs two vectors with a direction, and the {row['space']} space of layer "
+            f"{row['layer']} has {row['tokens']}: give more {remedy}"
+        )
+
+
 class Anisotropy(Metric):
     """Expected cosine of two distinct token vectors drawn uniformly from the corpus (Godey et al. 2024, sec. 3).
 
@@ -121,11 +132,5 @@ class Anisotropy(Metric):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
-        few = table[table["tokens"] < 2]
-        if len(few):
-            row = few.iloc[0]
-            raise AnalysisError(
-                f"anisotropy needs two vectors with a direction, and the {row['space']} space of layer "
-                f"{row['layer']} has {row['tokens']}: give more text"
-            )
+        refuse_few_vectors(table, "anisotropy", "text")
         return table

@@ -18,7 +18,7 @@ from analysis_lib.metrics.accumulator import (
     jackknife_interval,
     space_frame,
 )
-from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.vectors import Vectors
 
 # Two matrices of this width take 1 GiB a layer.
@@ -190,13 +190,7 @@ class Isotropy(Metric):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
-        few = table[table["tokens"] < 2]
-        if len(few):
-            row = few.iloc[0]
-            raise AnalysisError(
-                f"isotropy needs two vectors with a direction, and the {row['space']} space of layer "
-                f"{row['layer']} has {row['tokens']}: give more data"
-            )
+        refuse_few_vectors(table, "isotropy", "data")
         return table
 
     def _left_out(self, space: str, layer: int) -> Float[np.ndarray, "group head"]:
