@@ -313,6 +313,23 @@ def isotropic_density(dimensions: Sequence[int] = (4, 16, 64, 256, 1024)) -> Fig
     return figure
 
 
+def _model_points(
+    axes: Axes, x: pd.Series, y: pd.Series, style: tuple[tuple[float, float, float], str], model: str, trained: bool
+) -> None:
+    """Points of a model, hollow where it is untrained."""
+    colour, marker = style
+    axes.plot(
+        x,
+        y,
+        linestyle="",
+        marker=marker,
+        markersize=5,
+        color=colour,
+        markerfacecolor=colour if trained else "white",
+        label=model if trained else f"{model}, untrained",
+    )
+
+
 @mpl.rc_context(_THEME)
 def cosine_against_dimension(points: pd.DataFrame) -> Figure:
     """The isotropic 95th percentile against the dimension, and the layers of models (Godey et al. 2024, Fig. 18).
@@ -331,20 +348,10 @@ def cosine_against_dimension(points: pd.DataFrame) -> Figure:
     axes.fill_between(curve, -1, isotropic, color="0.9", linewidth=0)
     styles = _model_styles(points["model"])
     for (model, trained), part in points.groupby(["model", "trained"], sort=False):
-        colour, marker = styles[model]
         # Side by side over a third of the dimension, which a logarithmic axis shows alike everywhere.
         order = list(styles).index(model) + (0.5 if not trained else 0)
         aside = 1 + 0.35 * ((order + 0.5) / len(styles) - 0.5)
-        axes.plot(
-            part["dimensions"] * aside,
-            part["cosine"],
-            linestyle="",
-            marker=marker,
-            markersize=5,
-            color=colour,
-            markerfacecolor=colour if trained else "white",
-            label=model if trained else f"{model}, untrained",
-        )
+        _model_points(axes, part["dimensions"] * aside, part["cosine"], styles[model], model, trained)
     axes.set(
         xscale="log",
         xlabel="dimensions",
@@ -399,17 +406,7 @@ def dimensions_in_use(points: pd.DataFrame) -> Figure:
     figure, (axes,) = _axes(height=4.4)
     styles = _model_styles(points["model"])
     for (model, trained), part in points.groupby(["model", "trained"], sort=False):
-        colour, marker = styles[model]
-        axes.plot(
-            part["effective_dimension"],
-            part["participation"],
-            linestyle="",
-            marker=marker,
-            markersize=5,
-            color=colour,
-            markerfacecolor=colour if trained else "white",
-            label=model if trained else f"{model}, untrained",
-        )
+        _model_points(axes, part["effective_dimension"], part["participation"], styles[model], model, trained)
     axes.axline((1, 1), (2, 2), color="black", linestyle="--", linewidth=1.2, zorder=1)
     axes.set(
         xscale="log",
