@@ -8,6 +8,7 @@ from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.attention_by_token_type import AttentionByTokenType
 from analysis_lib.metrics.attention_entropy import AttentionEntropy
 from analysis_lib.metrics.dimension_means import DimensionMeans
+from analysis_lib.metrics.head_means import HeadMeans
 from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.mean_vector import MeanVector
 from analysis_lib.metrics.outlier_dimensions import OutlierDimensions
@@ -22,6 +23,7 @@ METRICS: dict[str, type[Metric]] = {
         MeanVector,
         UtteranceSimilarity,
         QueryKeyAlignment,
+        HeadMeans,
         AttentionEntropy,
         AttentionByTokenType,
         DimensionMeans,
@@ -65,6 +67,7 @@ __all__ = [
     "AttentionByTokenType",
     "AttentionEntropy",
     "DimensionMeans",
+    "HeadMeans",
     "Isotropy",
     "MeanVector",
     "Metric",

@@ -1,6 +1,22 @@
-"""Models trained in the book: small, on data that need no network, each in a minute or two."""
+"""Models trained in the book: small, on data that need no network, each in a minute or two; and pretraining."""
 
+from analysis_lib.training.pretraining import Pretraining, pretrain
 from analysis_lib.training.recipes import RECIPES, Recipe, fingerprint, recipe_of, trained
+from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_fingerprint
 from analysis_lib.training.scores import scores
 
-__all__ = ["RECIPES", "Recipe", "fingerprint", "recipe_of", "scores", "trained"]
+__all__ = [
+    "RECIPES",
+    "RUNS",
+    "Checkpoint",
+    "Pretraining",
+    "Recipe",
+    "checkpoints",
+    "fingerprint",
+    "losses",
+    "pretrain",
+    "recipe_of",
+    "run_fingerprint",
+    "scores",
+    "trained",
+]

@@ -1,9 +1,7 @@
 """Small models trained on this machine, each in a minute or two, and kept: ``trained("digits-vit")`` is a folder."""
 
 import dataclasses
-import fcntl
 import hashlib
-import importlib.metadata
 import json
 import shutil
 import time
@@ -18,6 +16,7 @@ from tqdm import tqdm
 
 from analysis_lib import corpora, packages, speech
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.training.loop import alone, one_thread, optimizer, split_settings, versions
 from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, SpokenDigits, Task
 
 # Counts changes of how models are trained that the settings do not show.
@@ -101,17 +100,8 @@ def recipe_of(name: str) -> tuple[str, dict[str, float]] | None:
     >>> recipe_of("digits-vit@steps=50@seed=1")
     ('digits-vit', {'steps': 50, 'seed': 1})
     """
-    recipe, *differences = name.split("@")
-    if recipe not in RECIPES:
-        return None
-    settings = {}
-    for difference in differences:
-        setting, _, value = difference.partition("=")
-        try:
-            settings[setting] = float(value) if "." in value else int(value)
-        except ValueError:
-            raise AnalysisError(f"{name}: {difference!r} is no setting: write it as {recipe}@steps=50@seed=1") from None
-    return recipe, settings
+    recipe, settings = split_settings(name)
+    return (recipe, settings()) if recipe in RECIPES else None
 
 
 def fingerprint(name: str, **settings: float) -> str:
@@ -135,19 +125,13 @@ def _recipe(name: str, settings: dict[str, float]) -> Recipe:
 
 
 def _key(name: str, recipe: Recipe) -> str:
-    return json.dumps([name, recipe.settings(), recipe.data(), _versions()], sort_keys=True)
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+    return json.dumps([name, recipe.settings(), recipe.data(), versions()], sort_keys=True)
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """While this process alone trains the model; others wait. The lock of a process that is killed ends with it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """While this process alone trains the model; others wait."""
+    with alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a training that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield
@@ -159,7 +143,7 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     task = recipe.task(**recipe.task_options)
     config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         # Not torch.manual_seed, which seeds GPUs, too: their state is not put back.
         torch.default_generator.manual_seed(recipe.seed)
         model = task.head.from_config(config, dtype=torch.float32)
@@ -175,41 +159,27 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         "data": recipe.data(),
         "parameters": model.num_parameters(),
         "seconds": round(time.perf_counter() - start, 1),
-        "versions": _versions(),
+        "versions": versions(),
         "score": dataclasses.asdict(score),
         "curve": [{"step": step, score.metric: at.value} for step, at in curve],
     }
     (folder / "training.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums over several threads are rounded otherwise: one thread gives the same weights however many there are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _fit(name: str, model: transformers.PreTrainedModel, task: Task, recipe: Recipe) -> list[tuple[int, Score]]:
     """Train the model in place; the held-out score at a few steps, the last one after training."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
-    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, recipe.steps // 10, recipe.steps)
+    adam = optimizer(model, recipe.learning_rate, recipe.weight_decay)
+    schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
     looked_at = {recipe.steps * i // CURVE_POINTS for i in range(1, CURVE_POINTS)}
     curve = [(0, _score(task, model))]
     batches = task.batches(recipe.batch)
     # With None, no bar where nobody looks at a terminal.
     for step in tqdm(range(1, recipe.steps + 1), desc=name, unit="step", disable=None):
         loss = model(**next(batches)).loss
-        optimizer.zero_grad()
+        adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        adam.step()
         schedule.step()
         if step in looked_at or step == recipe.steps:
             curve.append((step, _score(task, model)))

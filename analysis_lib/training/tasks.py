@@ -19,6 +19,7 @@ from analysis_lib.speech import RATE, WORDS, spoken_digits
 
 Z_95 = 1.959964
 IGNORED = -100
+PREDICTED = 0.15
 EVALUATION_BATCH = 64
 
 
@@ -218,6 +219,31 @@ def byte_pairs(
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **parts)
 
 
+def mask_tokens(
+    ids: Int[Tensor, "sequence token"], special: int, vocabulary: int, mask: int
+) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
+    """What masked language modelling reads and what it predicts, drawn from torch's random numbers.
+
+    As in BERT (Devlin et al. 2019, sec. 3.1): 15 % of the tokens are predicted, of which 80 % are masked, 10 % are
+    other tokens and 10 % stay.
+
+    Args:
+        special: how many special tokens there are; they come first in the vocabulary and are never predicted.
+        vocabulary: how many tokens there are.
+        mask: the id of the mask.
+
+    Returns:
+        The ids as the model reads them, and the labels: ``IGNORED`` where nothing is predicted.
+    """
+    words = ids >= special
+    draws = torch.rand(ids.shape)
+    labels = ids.masked_fill(~words | (draws >= PREDICTED), IGNORED)
+    other = torch.randint(special, vocabulary, ids.shape)
+    read = torch.where(words & (draws < 0.8 * PREDICTED), mask, ids)
+    read = torch.where(words & (draws >= 0.9 * PREDICTED) & (draws < PREDICTED), other, read)
+    return read, labels
+
+
 class Sentences(Task):
     """Sentences of Wikipedia, each a sequence of its own: the next token, or those that are masked.
 
@@ -312,24 +338,17 @@ class NextToken(Sentences):
 class MaskedTokens(Sentences):
     """Masked tokens from those around them.
 
-    As in BERT: 15 % are predicted, of which 80 % are masked, 10 % are other tokens and 10 % stay.
+    As in BERT, see :func:`mask_tokens`.
     """
 
     head = transformers.AutoModelForMaskedLM
     special: ClassVar = {name: f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     frame = "[CLS] $A [SEP]"
-    PREDICTED = 0.15
 
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
         inputs = self.padded(sentences)
         ids = inputs["input_ids"]
-        # The special tokens come first in the vocabulary.
-        words = ids >= len(self.special)
-        draws = torch.rand(ids.shape)
-        labels = ids.masked_fill(~words | (draws >= self.PREDICTED), IGNORED)
-        other = torch.randint(len(self.special), len(self.preprocessor), ids.shape)
-        ids = torch.where(words & (draws < 0.8 * self.PREDICTED), self.preprocessor.mask_token_id, ids)
-        ids = torch.where(words & (draws >= 0.9 * self.PREDICTED) & (draws < self.PREDICTED), other, ids)
+        ids, labels = mask_tokens(ids, len(self.special), len(self.preprocessor), self.preprocessor.mask_token_id)
         return {**inputs, "input_ids": ids, "labels": labels}
 
     def score(self, model: transformers.PreTrainedModel) -> Score:

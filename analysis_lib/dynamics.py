@@ -1,0 +1,372 @@
+"""A run of training, checkpoint by checkpoint: ``dynamics("bert-4")``."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from tqdm import tqdm
+
+from analysis_lib import corpora, extraction, inputs, packages
+from analysis_lib.corpora import Corpus
+from analysis_lib.measure import measure
+from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.directions import singular_directions
+from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.training.loop import alone
+from analysis_lib.training.runs import Checkpoint, checkpoints, losses, run_fingerprint
+from analysis_lib.training.tasks import wilson
+
+METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
+TABLES = (*METRICS, "losses", "vectors")
+# The share of all queries and keys of which Godey et al. (2024, sec. 5) take the singular vectors.
+SAMPLED = 0.2
+# What lies outside of the 99 % band of independent directions is not put down to chance.
+BAND = 0.99
+HEADS = ("similar", "opposite")
+
+
+class Dynamics(Mapping[str, pd.DataFrame]):
+    """The tables of every checkpoint of a run: each is one DataFrame, with the columns seed and step in front.
+
+    Beside those of ``METRICS``: ``losses`` of the training (no rows where they are not known), and ``vectors``, the
+    sampled queries and keys of the heads shown, of the first seed: seed, step, layer, head, space, and a column a
+    dimension, from ``0``. The same tokens are sampled at every step.
+
+    Attributes:
+        about: run, data, limit, seed and seeds, and what identifies run and data.
+    """
+
+    def __init__(self, tables: Mapping[str, pd.DataFrame], about: dict):
+        self._tables = dict(tables)
+        self.about = about
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the run, in the order they were asked for."""
+        return self.about["seeds"]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints, in order."""
+        return sorted(self["qk_alignment"]["step"].unique().tolist())
+
+    @property
+    def layers(self) -> int:
+        """How many attention layers there are."""
+        return int(self["qk_alignment"]["layer"].max())
+
+    @property
+    def head_width(self) -> int:
+        """The dimensions of a head."""
+        return int(self["head_means"]["dimension"].max()) + 1
+
+    def save(self, folder: Path) -> None:
+        """Write a Parquet file a table, and ``dynamics.json``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in self.items():
+            table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+        (folder / "dynamics.json").write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> "Dynamics":
+        """What ``save`` has written."""
+        about = json.loads((folder / "dynamics.json").read_text(encoding="utf-8"))
+        return cls({name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}, about)
+
+
+def dynamics(
+    run: str,
+    data: str = "wikipedia:sentences",
+    limit: int = 128,
+    seed: int = 0,
+    *,
+    seeds: Sequence[int] = (0,),
+    progress: bool = True,
+) -> Dynamics:
+    """Queries, keys, attention and hidden states of a run at every checkpoint.
+
+    Measured once and kept. A run of which only the measurements are shipped, in ``data/dynamics``, is read from
+    there; it is trained where they were made otherwise than is asked for here.
+
+    Args:
+        run: as :func:`analysis_lib.training.checkpoints` takes it.
+        data: the corpus to measure on, as ``load_corpus`` takes it.
+        limit: how many of its texts; the paper has 128.
+        seed: with which to draw them, and the queries and keys that are sampled.
+        seeds: of the run.
+        progress: whether to show a bar, on a terminal.
+
+    Raises:
+        AnalysisError: as ``checkpoints``, ``load_corpus`` and ``measure``.
+    """
+    asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(seeds)}
+    shipped = packages.data_directory() / "dynamics" / run
+    if (shipped / "dynamics.json").is_file():
+        found = Dynamics.load(shipped)
+        if all(found.about[name] == value for name, value in asked.items()):
+            return found
+    corpora.check_draw(limit, seed)
+    about = {"run": run, **asked, "checkpoints": run_fingerprint(run), "texts": corpora.fingerprint(data)}
+    key = json.dumps([about, _sources()])
+
+    def fill(folder: Path) -> None:
+        _measure(checkpoints(run, seeds), about, progress).save(folder)
+
+    label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
+    folder = packages.derived_folder(key, label)
+    with alone(folder.with_name(f"{folder.name}.lock")):
+        return Dynamics.load(packages.derived(key, label, fill))
+
+
+def _sources() -> str:
+    """What changes when this library does: measurements of another one are made anew."""
+    package = Path(__file__).parent
+    files = sorted([*package.glob("*.py"), *package.glob("metrics/*.py")])
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def _measure(found: list[Checkpoint], about: dict, progress: bool) -> Dynamics:
+    corpus = corpora.load_corpus(about["data"], about["limit"], about["seed"])
+    rows: dict[str, list[pd.DataFrame]] = {name: [] for name in METRICS}
+    shown = None if progress else True
+    for checkpoint in tqdm(found, desc=f"{about['run']} on {about['data']}", unit="checkpoint", disable=shown):
+        tables = measure(load_model(checkpoint.model), corpus, METRICS, progress=False)
+        for name in METRICS:
+            rows[name].append(_at(checkpoint, tables[name]))
+    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in rows.items()}
+    heads = heads_shown(tables["qk_alignment"]).values()
+    first = [checkpoint for checkpoint in found if checkpoint.seed == about["seeds"][0]]
+    sampled = [
+        _at(checkpoint, sample_vectors(load_model(checkpoint.model), corpus, set(heads), SAMPLED, about["seed"]))
+        for checkpoint in tqdm(first, desc="vectors", unit="checkpoint", disable=shown)
+    ]
+    tables["losses"] = losses(about["run"], about["seeds"])
+    return Dynamics({**tables, "vectors": pd.concat(sampled, ignore_index=True)}, about)
+
+
+def _at(checkpoint: Checkpoint, table: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([pd.DataFrame({"seed": checkpoint.seed, "step": checkpoint.step}, table.index), table], axis=1)
+
+
+def sample_vectors(
+    model: LoadedModel, corpus: Corpus, heads: set[tuple[int, int]], share: float, seed: int
+) -> pd.DataFrame:
+    """The queries and keys of some heads at tokens drawn uniformly, without replacement.
+
+    Args:
+        heads: (layer, head), both counted from 1.
+        share: of the tokens of the corpus.
+        seed: with which to draw them; models with the same tokenizer give the same tokens.
+
+    Returns:
+        Columns layer, head, space (query or key), and a column a dimension, ``0``, ``1``, ..., in half precision: a
+        query and a key a token.
+    """
+    found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
+
+    def receive(activations: extraction.Activations) -> None:
+        for layer, head in heads:
+            if layer == activations.layer:
+                for space in ("query", "key"):
+                    vectors = activations.spaces[space]
+                    # Grouped queries share the keys of their group.
+                    group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
+                    counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
+                    found.setdefault((layer, head, space), []).append(counted.float().cpu())
+
+    groups = [0] * len(corpus.items)
+    for batch in inputs.batches(model, corpus.items, groups, inputs.Settings(), inputs.Reading()):
+        extraction.run(model, batch, frozenset({"query", "key"}), receive)
+    frames = []
+    for (layer, head, space), parts in sorted(found.items()):
+        vectors = torch.cat(parts).numpy()
+        drawn = np.random.default_rng(seed).choice(len(vectors), max(1, round(share * len(vectors))), replace=False)
+        values = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16))
+        values.columns = [str(dimension) for dimension in values]
+        about = pd.DataFrame({"layer": layer, "head": head, "space": space}, values.index)
+        frames.append(pd.concat([about, values], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+# --- What the figures show ------------------------------------------------------------------------
+
+
+def heads_shown(alignment: pd.DataFrame) -> dict[str, tuple[int, int]]:
+    """The (layer, head) whose mean query and key end most ``similar``, and most ``opposite``, in the first seed."""
+    last = alignment[(alignment["seed"] == alignment["seed"].iloc[0]) & (alignment["step"] == alignment["step"].max())]
+    ends = {"similar": last.loc[last["cosine"].idxmax()], "opposite": last.loc[last["cosine"].idxmin()]}
+    return {name: (int(row["layer"]), int(row["head"])) for name, row in ends.items()}
+
+
+def cloud(found: Dynamics, shown: str, of: str = "both") -> pd.DataFrame:
+    """Sampled queries and keys of a head at every step, on two directions that all steps share (Fig. 11, 19, 20).
+
+    The directions are the first right singular vectors, uncentred, of the sampled vectors of all steps; the mean
+    key of the last step has no negative coordinate along them.
+
+    Args:
+        found: from :func:`dynamics`.
+        shown: ``similar`` or ``opposite``, see :func:`heads_shown`.
+        of: the vectors whose directions they are: ``query``, ``key`` or ``both``.
+
+    Returns:
+        Columns step, space, x and y.
+    """
+    vectors = _vectors_of(found, shown)
+    values = vectors[_dimensions(found)].to_numpy(np.float64)
+    along = values @ _directions(found, shown, of).T
+    return vectors[["step", "space"]].assign(x=along[:, 0], y=along[:, 1])
+
+
+def mean_path(found: Dynamics, shown: str, of: str = "both") -> pd.DataFrame:
+    """The mean query and key of a head at every step, on the directions of :func:`cloud` (Fig. 12, 21, 22).
+
+    Returns:
+        Columns step, space, x and y, in the order of the steps.
+    """
+    layer, head = heads_shown(found["qk_alignment"])[shown]
+    means = _first_seed(found, "head_means")
+    chosen = means[(means["layer"] == layer) & (means["head"] == head) & means["space"].isin(["query", "key"])]
+    wide = chosen.pivot(index=["step", "space"], columns="dimension", values="mean").sort_index()
+    along = wide.to_numpy() @ _directions(found, shown, of).T
+    return wide.index.to_frame(index=False).assign(x=along[:, 0], y=along[:, 1])
+
+
+def _first_seed(found: Dynamics, name: str) -> pd.DataFrame:
+    return found[name][found[name]["seed"] == found.seeds[0]]
+
+
+def _vectors_of(found: Dynamics, shown: str) -> pd.DataFrame:
+    layer, head = heads_shown(found["qk_alignment"])[shown]
+    vectors = found["vectors"]
+    return vectors[(vectors["layer"] == layer) & (vectors["head"] == head)]
+
+
+def _dimensions(found: Dynamics) -> list[str]:
+    return [str(dimension) for dimension in range(found.head_width)]
+
+
+def _directions(found: Dynamics, shown: str, of: str) -> Float[np.ndarray, "two dim"]:
+    vectors = _vectors_of(found, shown)
+    keys = vectors[(vectors["space"] == "key") & (vectors["step"] == found.steps[-1])]
+    towards = keys[_dimensions(found)].to_numpy(np.float64).mean(0)
+    union = vectors if of == "both" else vectors[vectors["space"] == of]
+    return singular_directions(union[_dimensions(found)].to_numpy(np.float64), towards)
+
+
+def chance_band(head_width: int) -> float:
+    """|cos| of two independent directions of a head lies below this 99 times of 100.
+
+    >>> round(chance_band(64), 3)
+    0.317
+    """
+    return isotropic_cosine_quantile(head_width, (1 + BAND) / 2)
+
+
+def outside_chance(found: Dynamics) -> pd.DataFrame:
+    """The share of heads whose mean query and mean key are more alike, or more opposite, than chance would have them.
+
+    Returns:
+        A row a seed, step and part of the layers (``first third``, ``middle third``, ``last third`` and ``all``):
+        seed, step, part, heads (how many), share (with |cos| above :func:`chance_band`), ci_low and ci_high (95 %,
+        after Wilson, over heads).
+    """
+    table = found["qk_alignment"]
+    outside = table.assign(outside=table["cosine"].abs() > chance_band(found.head_width), part=thirds(table, found))
+    rows = []
+    for part in (outside, outside.assign(part="all")):
+        for keys, group in part.groupby(["seed", "step", "part"], sort=False):
+            count = int(group["outside"].sum())
+            rows.append((*keys, len(group), count / len(group), *wilson(count, len(group))))
+    columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
+    return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)
+
+
+def thirds(table: pd.DataFrame, found: Dynamics) -> pd.Series:
+    """Which third of the layers each row lies in; of 4 layers, the first and the last have one, the middle two."""
+    size = max(1, round(found.layers / 3))
+    layer = table["layer"]
+    names = np.select([layer <= size, layer > found.layers - size], ["first third", "last third"], "middle third")
+    return pd.Series(names, table.index)
+
+
+def cosine_of_layers(found: Dynamics) -> pd.DataFrame:
+    """The cosine of mean query and mean key with the heads of a layer put one after the other (Fig. 23).
+
+    Returns:
+        Columns seed, step, layer and cosine.
+    """
+    means = found["head_means"]
+    of = {space: means[means["space"] == space] for space in ("query", "key")}
+    on = ["seed", "step", "layer", "head", "dimension"]
+    pairs = of["query"].merge(of["key"], on=on, suffixes=("_query", "_key"))
+    q, k = pairs["mean_query"], pairs["mean_key"]
+    sums = pairs[["seed", "step", "layer"]].assign(dot=q * k, q=q**2, k=k**2)
+    sums = sums.groupby(["seed", "step", "layer"], sort=False).sum().reset_index()
+    return sums[["seed", "step", "layer"]].assign(cosine=sums["dot"] / np.sqrt(sums["q"] * sums["k"]))
+
+
+# What changes in a layer along training, in the words of the figures.
+QUANTITIES = ("anisotropy of the layer's input", "alignment of queries and keys", "sharpness of attention")
+
+
+def time_axis(found: Dynamics) -> pd.DataFrame:
+    """Anisotropy, alignment and sharpness of each attention layer at every step (Godey et al. 2024, sec. 6).
+
+    Returns:
+        Columns seed, step, layer, quantity (of ``QUANTITIES``) and value: the average cosine of the hidden states
+        that the layer reads; the mean |cos| of mean query and mean key over its heads; one minus the normalised
+        attention entropy, over its heads.
+    """
+    hidden = found["anisotropy"][found["anisotropy"]["space"] == "hidden"]
+    # Attention layer l reads hidden layer l - 1.
+    read = hidden.assign(layer=hidden["layer"] + 1, value=hidden["cosine"])
+    read = read[read["layer"] <= found.layers]
+    alignment = found["qk_alignment"].assign(value=lambda table: table["cosine"].abs())
+    sharpness = found["attention_entropy"].assign(value=lambda table: 1 - table["entropy_normalised"])
+    frames = []
+    for quantity, table in zip(QUANTITIES, (read, alignment, sharpness), strict=True):
+        means = table.groupby(["seed", "step", "layer"], sort=False)["value"].mean().reset_index()
+        frames.append(means.assign(quantity=quantity))
+    return pd.concat(frames, ignore_index=True)[["seed", "step", "layer", "quantity", "value"]]
+
+
+def half_way(axis: pd.DataFrame) -> pd.DataFrame:
+    """When each quantity of :func:`time_axis` has made half of the way from its start to its farthest point.
+
+    Between two checkpoints the quantity is taken as linear.
+
+    Returns:
+        Columns seed, layer, quantity, start, farthest (the value that differs most from the start) and step.
+    """
+    rows = []
+    for keys, group in axis.groupby(["seed", "layer", "quantity"], sort=False):
+        ordered = group.sort_values("step")
+        steps, values = ordered["step"].to_numpy(float), ordered["value"].to_numpy(float)
+        way = np.abs(values - values[0])
+        farthest = int(way.argmax())
+        along = (values - values[0]) * np.sign(values[farthest] - values[0])
+        reached = int(np.argmax(along >= way[farthest] / 2))
+        if not way[farthest] > 0:
+            step = math.nan
+        else:
+            before, after = along[reached - 1], along[reached]
+            share = (way[farthest] / 2 - before) / (after - before)
+            step = steps[reached - 1] + share * (steps[reached] - steps[reached - 1])
+        rows.append((*keys, values[0], values[farthest], step))
+    return pd.DataFrame(rows, columns=["seed", "layer", "quantity", "start", "farthest", "step"])

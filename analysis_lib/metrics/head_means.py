@@ -1,0 +1,35 @@
+"""The mean query, key and value of each head."""
+
+from typing import ClassVar
+
+import pandas as pd
+
+from analysis_lib.extraction import Activations
+from analysis_lib.metrics.accumulator import Metric, Sums, in_order
+
+
+class HeadMeans(Metric):
+    """The mean query, key and value vector of each head, after bias (Godey et al. 2024, sec. 5: Q̄ and K̄).
+
+    Columns: space (query, key or value), layer, head, dimension (of the head, from 0) and mean, in the units of the
+    vectors.
+    """
+
+    name: ClassVar[str] = "head_means"
+    needs: ClassVar[frozenset[str]] = frozenset({"query", "key", "value"})
+
+    def update(self, activations: Activations) -> None:
+        for space in ("query", "key", "value"):
+            if (vectors := activations.spaces.get(space)) is not None:
+                self._add(("sum", space, activations.layer), vectors.sum, activations)
+                self._add(("tokens", space, activations.layer), vectors.counts, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        frames = []
+        for quantity, space, layer in sums:
+            if quantity == "sum":
+                means = pd.DataFrame(sums["sum", space, layer] / sums["tokens", space, layer])
+                means.index += 1
+                rows = means.rename_axis("head").stack().rename_axis(["head", "dimension"]).rename("mean").reset_index()
+                frames.append(rows.assign(space=space, layer=layer)[["space", "layer", "head", "dimension", "mean"]])
+        return in_order(pd.concat(frames, ignore_index=True)).astype({"head": "Int64"})

@@ -1,0 +1,61 @@
+"""A WordPiece vocabulary learned from texts, the same every time."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import transformers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from analysis_lib.errors import AnalysisError
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# As in BERT: rarer characters make a word unknown.
+ALPHABET = 1000
+# Marks where a word begins while pairs are merged; of Unicode's private use, so that no text holds it.
+_START = "\ue000"
+
+
+def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertTokenizer:
+    """A lower-casing BERT tokenizer whose word pieces are learned from the texts.
+
+    Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again, which is what
+    the trainers of WordPiece in use do. Not by tokenizers' own trainer of word pieces, which finds others from run to
+    run (its issue 1794): its trainer of byte pairs does not, as long as no piece has a prefix. So the beginning of a
+    word is marked by a character instead, and what does not begin with it becomes a ``##`` piece afterwards.
+
+    Args:
+        vocabulary: how many pieces there are at most, special tokens included.
+
+    Raises:
+        AnalysisError: the vocabulary has no room for the characters of the texts.
+
+    >>> tokenizer = word_pieces(["low lower lowest", "low slow"], 22)
+    >>> tokenizer.tokenize("Lower slow")
+    ['low', '##er', 's', '##low']
+    """
+    normalize, split = normalizers.BertNormalizer().normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    words = Counter(word for text in texts for word, _ in split(normalize(text)))
+    letters = Counter()
+    for word, count in words.items():
+        for letter in word:
+            letters[letter] += count
+    alphabet = sorted(sorted(letters), key=lambda letter: -letters[letter])[:ALPHABET]
+    pieces = dict.fromkeys([*SPECIAL, *alphabet, *(f"##{letter}" for letter in alphabet)])
+    if len(pieces) > vocabulary:
+        raise AnalysisError(
+            f"a vocabulary of {vocabulary} has no room for the {len(alphabet)} characters of the texts: "
+            f"give {len(pieces)} or more"
+        )
+    known = set(alphabet)
+    lines = (" ".join([_START + word] * count) for word, count in words.items() if known.issuperset(word))
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trained.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=vocabulary + len(alphabet), show_progress=False))
+    # A vocabulary by number is in the order of the merges.
+    learned = sorted(trained.get_vocab().items(), key=lambda piece: piece[1])
+    for piece, _ in learned:
+        begins = piece.startswith(_START)
+        name = piece.removeprefix(_START) if begins else f"##{piece}"
+        if name and len(pieces) < vocabulary:
+            pieces.setdefault(name)
+    return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)})
