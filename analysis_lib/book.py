@@ -506,14 +506,17 @@ def _profile(root: Path, profile: str) -> dict:
 
 
 def _inputs(parameters: Parameters) -> dict[str, str]:
-    """What the models and corpora that the parameters name consist of: ``model``, ``..._models``, ``..._data``."""
-    from analysis_lib import corpora, models
+    """What the parameters name consists of: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
+    from analysis_lib import corpora, dynamics, models
 
     found = {}
     for name, value in parameters.items():
         if name == "model" or name.endswith("models"):
             for model in [value] if isinstance(value, str) else value:
                 found[f"model {model}"] = models.fingerprint(model)
+        if name in ("run", "runs"):
+            for run in [value] if isinstance(value, str) else value:
+                found[f"run {run}"] = dynamics.fingerprint(run)
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))

@@ -19,7 +19,7 @@ from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.directions import singular_directions
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.training.loop import alone
-from analysis_lib.training.runs import Checkpoint, checkpoints, losses, run_fingerprint
+from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_fingerprint
 from analysis_lib.training.tasks import wilson
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
@@ -28,7 +28,7 @@ TABLES = (*METRICS, "losses", "vectors")
 SAMPLED = 0.2
 # What lies outside of the 99 % band of independent directions is not put down to chance.
 BAND = 0.99
-HEADS = ("similar", "opposite")
+DESCRIPTION = "dynamics.json"
 
 
 class Dynamics(Mapping[str, pd.DataFrame]):
@@ -76,16 +76,16 @@ class Dynamics(Mapping[str, pd.DataFrame]):
         return int(self["head_means"]["dimension"].max()) + 1
 
     def save(self, folder: Path) -> None:
-        """Write a Parquet file a table, and ``dynamics.json``."""
+        """Write a Parquet file a table, and ``dynamics.json``, what they are of."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, table in self.items():
             table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
-        (folder / "dynamics.json").write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
+        (folder / DESCRIPTION).write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
         """What ``save`` has written."""
-        about = json.loads((folder / "dynamics.json").read_text(encoding="utf-8"))
+        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         return cls({name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}, about)
 
 
@@ -115,8 +115,7 @@ def dynamics(
         AnalysisError: as ``checkpoints``, ``load_corpus`` and ``measure``.
     """
     asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(seeds)}
-    shipped = packages.data_directory() / "dynamics" / run
-    if (shipped / "dynamics.json").is_file():
+    if (shipped := _shipped(run)) is not None:
         found = Dynamics.load(shipped)
         if all(found.about[name] == value for name, value in asked.items()):
             return found
@@ -131,6 +130,24 @@ def dynamics(
     folder = packages.derived_folder(key, label)
     with alone(folder.with_name(f"{folder.name}.lock")):
         return Dynamics.load(packages.derived(key, label, fill))
+
+
+def fingerprint(run: str) -> str:
+    """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures.
+
+    Raises:
+        AnalysisError: there is no such run.
+    """
+    if (shipped := _shipped(run)) is None:
+        return run_fingerprint(run)
+    files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
+    return f"{run_fingerprint(run)} {hashlib.sha256(files).hexdigest()[:12]}"
+
+
+def _shipped(run: str) -> Path | None:
+    """Where the measurements of a run lie whose weights are not shipped."""
+    folder = packages.data_directory() / "dynamics" / run
+    return folder if run in RUNS and (folder / DESCRIPTION).is_file() else None
 
 
 def _sources() -> str:

@@ -357,11 +357,12 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
     models = {"a": "1", "b": "1"}
     monkeypatch.setattr("analysis_lib.models.fingerprint", lambda name: models[name])
     monkeypatch.setattr("analysis_lib.corpora.fingerprint", lambda spec: models["b"])
-    parameters = {"model": "a", "models": ["b"], "data": "x"}
+    monkeypatch.setattr("analysis_lib.dynamics.fingerprint", lambda run: models[run])
+    parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
     first = book._inputs(parameters)
     models["b"] = "2"
     second = book._inputs(parameters)
-    assert {name for name in first if first[name] != second[name]} == {"model b", "data"}
+    assert {name for name in first if first[name] != second[name]} == {"model b", "data", "run b"}
 
 
 def test_book_parameters_refuses_two_types_of_one_name(root):

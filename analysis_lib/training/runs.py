@@ -33,7 +33,7 @@ def _bert(layers: int, heads: int) -> dict:
 
 RUNS = {
     "bert-4": Pretraining(configuration=_bert(4, 3), vocabulary=4000, steps=800, batch=16, learning_rate=1e-3),
-    "bert-12": Pretraining(configuration=_bert(12, 3), vocabulary=4000, steps=4000, batch=32, learning_rate=5e-4),
+    "bert-12": Pretraining(configuration=_bert(12, 3), vocabulary=4000, steps=4000, batch=32, learning_rate=1e-3),
 }
 MULTIBERTS = "multiberts"
 # Seeds whose intermediate checkpoints were published, and their steps in thousands (Sellam et al. 2022, sec. 2).
