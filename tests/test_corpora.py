@@ -190,7 +190,7 @@ def test_a_file_with_a_colon_in_its_name(write):
         ("wikitext", "did you mean wikitext-103?"),
         (
             "zzz",
-            "known names: common_voice_11_0, digits, imagenet-1k, news, plots, reviews, spoken-digits, stsb, "
+            "known names: common_voice_11_0, digits, films, imagenet-1k, news, plots, reviews, spoken-digits, stsb, "
             "wikipedia, wikitext-103",
         ),
         ("digit", "did you mean digits?"),
@@ -198,7 +198,7 @@ def test_a_file_with_a_colon_in_its_name(write):
         ("digits:dev", "known names: test, train"),
         ("", "name"),
         ("news:artikles", "did you mean articles?"),
-        ("reviews:xyz", "known names: fresh, lines, rotten"),
+        ("reviews:xyz", "known names: fresh, lines, rotten, test, train, validation"),
     ],
 )
 def test_unknown_names_get_the_nearest(spec, near):

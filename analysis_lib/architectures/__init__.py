@@ -4,11 +4,24 @@ No code of a model's repository is run. Each adapter keeps the names and shapes 
 from transformers every block that it has: the attention of CharacterBERT and MANTa-LM is BERT's and T5's own.
 """
 
-from transformers import AutoConfig, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    ByT5Tokenizer,
+)
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 
 from analysis_lib.architectures.character_bert import CharacterBertConfig, CharacterBertModel, CharacterBertTokenizer
 from analysis_lib.architectures.manta import MantaConfig, MantaModel
+from analysis_lib.architectures.self_attention import (
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+    SelfAttentionModel,
+)
 from analysis_lib.architectures.van import VanConfig, VanModel
 
 __all__ = [
@@ -17,13 +30,23 @@ __all__ = [
     "CharacterBertTokenizer",
     "MantaConfig",
     "MantaModel",
+    "SelfAttentionConfig",
+    "SelfAttentionForSequenceClassification",
+    "SelfAttentionModel",
     "VanConfig",
     "VanModel",
 ]
 
-for _config, _model in ((CharacterBertConfig, CharacterBertModel), (MantaConfig, MantaModel), (VanConfig, VanModel)):
+for _config, _model in (
+    (CharacterBertConfig, CharacterBertModel),
+    (MantaConfig, MantaModel),
+    (SelfAttentionConfig, SelfAttentionModel),
+    (VanConfig, VanModel),
+):
     AutoConfig.register(_config.model_type, _config)
     AutoModel.register(_config, _model)
 AutoTokenizer.register(CharacterBertConfig, CharacterBertTokenizer)
 AutoTokenizer.register(MantaConfig, ByT5Tokenizer)
+AutoTokenizer.register(SelfAttentionConfig, BertTokenizer)
+AutoModelForSequenceClassification.register(SelfAttentionConfig, SelfAttentionForSequenceClassification)
 AutoImageProcessor.register(VanConfig, image_processor_classes={"pil": ConvNextImageProcessorPil})

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from analysis_lib.errors import AnalysisError
@@ -42,6 +43,18 @@ def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float)
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
+
+
+def drawn_seed(*numbers: int) -> int:
+    """A seed that has nothing to do with that of any other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole, or leave it as it was."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.rename(path)
 
 
 def versions() -> dict[str, str]:

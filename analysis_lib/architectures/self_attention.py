@@ -1,0 +1,197 @@
+"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one head over the whole width, [CLS], a dense layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.bert.modeling_bert import eager_attention_forward
+from transformers.utils import ModelOutput
+
+
+class SelfAttentionConfig(PreTrainedConfig):
+    """What the paper leaves open has BERT's value unless told: initialisation, biases, and the epsilon of the norms.
+
+    Attributes:
+        vocab_size: how many tokens there are.
+        hidden_size: the width d of the embeddings, and of the one head.
+        num_hidden_layers: how many blocks; the paper has 1 to 5.
+        embedding_std: the standard deviation of the embeddings' initial values.
+        initializer_range: that of the matrices' initial values.
+        bias: whether queries, keys and values have biases; equations 1 and 2 have none.
+        entropy_weight: λ, how much the mean normalised entropy of the attention rows adds to the loss.
+        layer_norm_eps: of the norm after each block.
+    """
+
+    model_type = "self_attention"
+
+    def __init__(
+        self,
+        vocab_size: int = 8000,
+        hidden_size: int = 300,
+        num_hidden_layers: int = 1,
+        embedding_std: float = 0.02,
+        initializer_range: float = 0.02,
+        bias: bool = True,
+        entropy_weight: float = 0.0,
+        layer_norm_eps: float = 1e-12,
+        pad_token_id: int | None = 0,
+        **kwargs,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = 1
+        self.embedding_std = embedding_std
+        self.initializer_range = initializer_range
+        self.bias = bias
+        self.entropy_weight = entropy_weight
+        self.layer_norm_eps = layer_norm_eps
+        self.pad_token_id = pad_token_id
+        super().__init__(**kwargs)
+
+
+class SelfAttention(nn.Module):
+    """Equations 1 and 2: y_i = Σ_j a_ij v_j with a_ij the softmax over j of q_i · k_j / √d."""
+
+    is_causal = False
+
+    def __init__(self, config: SelfAttentionConfig):
+        super().__init__()
+        self.config = config
+        self.scaling = config.hidden_size**-0.5
+        width = config.hidden_size
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=config.bias) for _ in range(3))
+
+    def forward(
+        self, hidden: Float[Tensor, "text token width"], mask: Tensor | None
+    ) -> tuple[Float[Tensor, "text token width"], Float[Tensor, "text head token key"] | None]:
+        query, key, value = (part(hidden).unsqueeze(1) for part in (self.query, self.key, self.value))
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        attended, weights = attend(self, query, key, value, mask, scaling=self.scaling, dropout=0.0)
+        return attended.reshape(hidden.shape), weights
+
+
+class SelfAttentionBlock(nn.Module):
+    """Self-attention, a residual connection, then layer norm."""
+
+    def __init__(self, config: SelfAttentionConfig):
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        attended, weights = self.attention(hidden, mask)
+        return self.norm(hidden + attended), weights
+
+
+class SelfAttentionPreTrainedModel(PreTrainedModel):
+    config_class = SelfAttentionConfig
+    base_model_prefix = "encoder"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.embedding_std)
+            if module.padding_idx is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
+
+
+class SelfAttentionModel(SelfAttentionPreTrainedModel):
+    """Word embeddings and blocks; the position of a token plays no part, as in the paper's equations."""
+
+    def __init__(self, config: SelfAttentionConfig):
+        super().__init__(config)
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
+        self.layers = nn.ModuleList(SelfAttentionBlock(config) for _ in range(config.num_hidden_layers))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.word_embeddings = value
+
+    def forward(
+        self, input_ids: Int[Tensor, "text token"], attention_mask: Int[Tensor, "text token"] | None = None, **kwargs
+    ) -> BaseModelOutput:
+        hidden = self.word_embeddings(input_ids)
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask)
+        weights = []
+        for layer in self.layers:
+            hidden, of_layer = layer(hidden, mask)
+            weights.append(of_layer)
+        return BaseModelOutput(last_hidden_state=hidden, attentions=None if None in weights else tuple(weights))
+
+
+@dataclass
+class SelfAttentionClassifierOutput(ModelOutput):
+    """Attributes:
+    loss: cross-entropy in nats, and λ times the entropy.
+    logits: of each class.
+    entropy: the mean normalised entropy of the attention rows, where λ is not zero.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    entropy: Tensor | None = None
+
+
+class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
+    """A dense layer on [CLS], the first token."""
+
+    def __init__(self, config: SelfAttentionConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.encoder = SelfAttentionModel(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        if config.entropy_weight:
+            # Fused attention hands back no weights, and the loss needs each of them.
+            self.set_attn_implementation("eager")
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "text token"],
+        attention_mask: Int[Tensor, "text token"] | None = None,
+        labels: Int[Tensor, " text"] | None = None,
+        **kwargs,
+    ) -> SelfAttentionClassifierOutput:
+        output = self.encoder(input_ids, attention_mask)
+        logits = self.classifier(output.last_hidden_state[:, 0])
+        if labels is None:
+            return SelfAttentionClassifierOutput(logits=logits)
+        loss, entropy = functional.cross_entropy(logits, labels), None
+        if self.config.entropy_weight:
+            tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+            entropy = mean_normalised_entropy(torch.stack(output.attentions), tokens)
+            loss = loss + self.config.entropy_weight * entropy
+        return SelfAttentionClassifierOutput(loss=loss, logits=logits, entropy=entropy)
+
+
+def mean_normalised_entropy(
+    weights: Float[Tensor, "layer text head token key"], tokens: Int[Tensor, "text token"]
+) -> Float[Tensor, ""]:
+    """The entropy of attention rows divided by the logarithm of the number of keys, averaged over rows; in [0, 1].
+
+    A row is that of a token in a text of two tokens or more; padding has none.
+
+    Args:
+        tokens: 1 at a token, 0 at padding.
+    """
+    entropy = torch.special.entr(weights).sum(-1)
+    keys = tokens.sum(-1)
+    rows = (tokens.bool() & (keys > 1).unsqueeze(-1))[None, :, None].expand_as(entropy)
+    normalised = entropy / keys.clamp(min=2).to(entropy.dtype).log()[None, :, None, None]
+    return normalised[rows].mean()
