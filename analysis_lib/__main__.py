@@ -1,7 +1,8 @@
-"""The command line: ``python -m analysis_lib measure|run|book|models|datasets``."""
+"""The command line: ``python -m analysis_lib measure|pretrain|dynamics|run|book|models|datasets``."""
 
 import argparse
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -79,6 +80,31 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--tokens-per-batch", type=int, default=2048, help="default 2048")
     measure.set_defaults(command=_measure)
 
+    pretrain = commands.add_parser("pretrain", parents=[common], help="a BERT of your own, with checkpoints on the way")
+    pretrain.add_argument("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
+    pretrain.add_argument("--data", help="texts: a name of `datasets`, file.csv:COLUMN or lines.txt")
+    pretrain.add_argument("--config", type=Path, help="JSON file: how it differs from transformers' BertConfig")
+    pretrain.add_argument("--steps", type=int, help="batches it is trained on")
+    pretrain.add_argument("--batch", type=int, help="sequences of a batch")
+    pretrain.add_argument("--length", type=int, help="tokens of a sequence")
+    pretrain.add_argument("--vocabulary", type=int, help="word pieces, at most")
+    pretrain.add_argument("--learning-rate", type=float, help="at its peak")
+    pretrain.add_argument("--warmup", type=float, help="the share of the steps in which the learning rate rises")
+    pretrain.add_argument("--weight-decay", type=float, help="of matrices")
+    _add_seeds(pretrain)
+    pretrain.add_argument("--workers", type=int, default=1, help="seeds trained at once (default 1)")
+    pretrain.add_argument("--device", help="torch device; by default a GPU where there is one")
+    pretrain.set_defaults(command=_pretrain)
+
+    dynamics = commands.add_parser("dynamics", parents=[common], help="every checkpoint of a run, as Parquet tables")
+    dynamics.add_argument("run", metavar="RUN", help="such as bert-4, multiberts, or a folder of pretrain")
+    dynamics.add_argument("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
+    dynamics.add_argument("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
+    dynamics.add_argument("--limit", type=int, default=128, help="how many of them (default 128)")
+    dynamics.add_argument("--seed", type=int, default=0, help="draws the texts and sampled vectors (default 0)")
+    _add_seeds(dynamics)
+    dynamics.set_defaults(command=_dynamics)
+
     run = commands.add_parser("run", parents=[common], help="one notebook, with new parameters")
     run.add_argument("notebook", type=Path, metavar="NOTEBOOK")
     _add_parameters(run)
@@ -107,6 +133,10 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         dest="parameters",
         help="a parameter",
     )
+
+
+def _add_seeds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", default="0", help="of the run, comma-separated (default 0)")
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -148,6 +178,52 @@ def _measure(options: argparse.Namespace) -> None:
     if report.zero_vectors:
         _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
     print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")
+
+
+def _pretrain(options: argparse.Namespace) -> None:
+    from analysis_lib.training import Pretraining, pretrain
+
+    names = ("data", "steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.config is not None:
+        given["configuration"] = _json_object(options.config)
+    seeds = _seeds(options)
+    pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
+    print(f"pretrained, with checkpoints of seed {', '.join(map(str, seeds))}: {options.out}")
+
+
+def _dynamics(options: argparse.Namespace) -> None:
+    from analysis_lib import corpora
+    from analysis_lib.dynamics import dynamics
+    from analysis_lib.training import run_fingerprint
+
+    seeds = _seeds(options)
+    # Misspelt names are told before anything is written.
+    run_fingerprint(options.run)
+    corpora.fingerprint(options.data)
+    with _sole_writer(options.out):
+        found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
+        found.save(options.out)
+    print(f"{len(found)} tables of {len(found.steps)} steps: {options.out}")
+
+
+def _seeds(options: argparse.Namespace) -> list[int]:
+    try:
+        return [int(seed) for seed in options.seeds.split(",")]
+    except ValueError:
+        raise AnalysisError(f"--seeds is {options.seeds!r}: give whole numbers, as in 0,1,2") from None
+
+
+def _json_object(path: Path) -> dict:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AnalysisError(
+            f'{path} cannot be read as JSON ({error}): give a file such as {{"hidden_size": 192}}'
+        ) from error
+    if not isinstance(told, dict):
+        raise AnalysisError(f'{path} holds a {type(told).__name__}: give a JSON object such as {{"hidden_size": 192}}')
+    return told
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -1,8 +1,12 @@
 """A run of training, checkpoint by checkpoint: ``dynamics("bert-4")``."""
 
 import hashlib
+import itertools
 import json
 import math
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from scipy import stats
 from tqdm import tqdm
 
 from analysis_lib import corpora, extraction, inputs, packages
@@ -19,6 +24,7 @@ from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.directions import singular_directions
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.training.loop import alone
+from analysis_lib.training.pretraining import checkpoint_name
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_fingerprint
 from analysis_lib.training.tasks import wilson
 
@@ -29,6 +35,18 @@ SAMPLED = 0.2
 # What lies outside of the 99 % band of independent directions is not put down to chance.
 BAND = 0.99
 DESCRIPTION = "dynamics.json"
+# The modules on which the numbers depend, beside the metrics.
+MEASURING = (
+    "attention",
+    "dynamics",
+    "extraction",
+    "inputs",
+    "layouts",
+    "measure",
+    "models",
+    "tokenization",
+    "vectors",
+)
 
 
 class Dynamics(Mapping[str, pd.DataFrame]):
@@ -76,11 +94,18 @@ class Dynamics(Mapping[str, pd.DataFrame]):
         return int(self["head_means"]["dimension"].max()) + 1
 
     def save(self, folder: Path) -> None:
-        """Write a Parquet file a table, and ``dynamics.json``, what they are of."""
+        """Write a Parquet file a table, and ``dynamics.json``, what they are of.
+
+        Each file is replaced whole, and ``dynamics.json`` comes last: where it lies, every table does.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in self.items():
-            table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
-        (folder / DESCRIPTION).write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
+            _write(self, Path(unfinished))
+            text = json.dumps(self.about, indent=1) + "\n"
+            (Path(unfinished) / DESCRIPTION).write_text(text, encoding="utf-8")
+            (folder / DESCRIPTION).unlink(missing_ok=True)
+            for name in (*(f"{table}.parquet" for table in self), DESCRIPTION):
+                os.replace(Path(unfinished) / name, folder / name)
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
@@ -114,7 +139,7 @@ def dynamics(
     Raises:
         AnalysisError: as ``checkpoints``, ``load_corpus`` and ``measure``.
     """
-    asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(seeds)}
+    asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(dict.fromkeys(seeds))}
     if (shipped := _shipped(run)) is not None:
         found = Dynamics.load(shipped)
         if all(found.about[name] == value for name, value in asked.items()):
@@ -122,14 +147,17 @@ def dynamics(
     corpora.check_draw(limit, seed)
     about = {"run": run, **asked, "checkpoints": run_fingerprint(run), "texts": corpora.fingerprint(data)}
     key = json.dumps([about, _sources()])
-
-    def fill(folder: Path) -> None:
-        _measure(checkpoints(run, seeds), about, progress).save(folder)
-
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     folder = packages.derived_folder(key, label)
+    measured = folder.with_name(f"{folder.name}.measured")
+
+    def fill(unfinished: Path) -> None:
+        _measure(checkpoints(run, asked["seeds"]), about, measured, progress).save(unfinished)
+
     with alone(folder.with_name(f"{folder.name}.lock")):
-        return Dynamics.load(packages.derived(key, label, fill))
+        packages.derived(key, label, fill)
+        shutil.rmtree(measured, ignore_errors=True)
+    return Dynamics.load(folder)
 
 
 def fingerprint(run: str) -> str:
@@ -151,29 +179,50 @@ def _shipped(run: str) -> Path | None:
 
 
 def _sources() -> str:
-    """What changes when this library does: measurements of another one are made anew."""
+    """What changes when the code does that measures: its measurements are made anew."""
     package = Path(__file__).parent
-    files = sorted([*package.glob("*.py"), *package.glob("metrics/*.py")])
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+    files = [*(package / f"{name}.py" for name in MEASURING), *package.glob("metrics/*.py")]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(files))).hexdigest()
 
 
-def _measure(found: list[Checkpoint], about: dict, progress: bool) -> Dynamics:
+def _measure(found: list[Checkpoint], about: dict, measured: Path, progress: bool) -> Dynamics:
+    """The tables of all checkpoints. Those of each are kept in ``measured``: from there an interrupted run goes on."""
     corpus = corpora.load_corpus(about["data"], about["limit"], about["seed"])
-    rows: dict[str, list[pd.DataFrame]] = {name: [] for name in METRICS}
-    shown = None if progress else True
-    for checkpoint in tqdm(found, desc=f"{about['run']} on {about['data']}", unit="checkpoint", disable=shown):
-        tables = measure(load_model(checkpoint.model), corpus, METRICS, progress=False)
-        for name in METRICS:
-            rows[name].append(_at(checkpoint, tables[name]))
-    tables = {name: pd.concat(frames, ignore_index=True) for name, frames in rows.items()}
-    heads = heads_shown(tables["qk_alignment"]).values()
-    first = [checkpoint for checkpoint in found if checkpoint.seed == about["seeds"][0]]
-    sampled = [
-        _at(checkpoint, sample_vectors(load_model(checkpoint.model), corpus, set(heads), SAMPLED, about["seed"]))
-        for checkpoint in tqdm(first, desc="vectors", unit="checkpoint", disable=shown)
-    ]
-    tables["losses"] = losses(about["run"], about["seeds"])
-    return Dynamics({**tables, "vectors": pd.concat(sampled, ignore_index=True)}, about)
+    last = [checkpoint for checkpoint in found if checkpoint.seed == about["seeds"][0]][-1]
+    # The last one first: it decides which heads are shown.
+    ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
+    bar = tqdm(ordered, f"{about['run']} on {about['data']}", unit="checkpoint", disable=None if progress else True)
+    tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
+    for checkpoint in bar:
+        folder = measured / checkpoint_name(checkpoint.seed, checkpoint.step)
+        if not folder.is_dir():
+            unfinished = folder.with_name(f"unfinished-{folder.name}")
+            _write(_of_checkpoint(checkpoint, corpus, about, tables.get(last)), unfinished)
+            unfinished.rename(folder)
+        tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+    joined = {"losses": losses(about["run"], about["seeds"])}
+    for name in (*METRICS, "vectors"):
+        joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
+    return Dynamics(joined, about)
+
+
+def _of_checkpoint(
+    checkpoint: Checkpoint, corpus: Corpus, about: dict, last: Mapping[str, pd.DataFrame] | None
+) -> dict[str, pd.DataFrame]:
+    """The tables of a checkpoint, given those of the last one, unless it is that."""
+    model = load_model(checkpoint.model)
+    measured = measure(model, corpus, METRICS, progress=False)
+    tables = {name: _at(checkpoint, table) for name, table in measured.items()}
+    if checkpoint.seed == about["seeds"][0]:
+        heads = set(heads_shown((last or tables)["qk_alignment"]).values())
+        tables["vectors"] = _at(checkpoint, sample_vectors(model, corpus, heads, SAMPLED, about["seed"]))
+    return tables
+
+
+def _write(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
 
 
 def _at(checkpoint: Checkpoint, table: pd.DataFrame) -> pd.DataFrame:
@@ -295,6 +344,83 @@ def chance_band(head_width: int) -> float:
     return isotropic_cosine_quantile(head_width, (1 + BAND) / 2)
 
 
+def chance_of(cosine: Float[np.ndarray, "*points"], head_width: int) -> Float[np.ndarray, "*points"]:
+    r"""The probability that two independent directions of a head are as much alike, or as opposite: P(|cos| ≥ c).
+
+    With (1 + cos) / 2 of Beta((d − 1)/2, (d − 1)/2) law, it is twice the upper tail at (1 + |c|) / 2.
+
+    Args:
+        cosine: c, of either sign.
+        head_width: d, the dimensions of the head.
+
+    >>> chance_of(np.array([0.0, 0.5, -0.5]), 3)  # uniform: Archimedes' hat box
+    array([1. , 0.5, 0.5])
+    """
+    half = (head_width - 1) / 2
+    return 2 * stats.beta.sf((1 + np.abs(cosine)) / 2, half, half)
+
+
+def aligned_since(found: Dynamics) -> pd.DataFrame:
+    """From which checkpoint on, to the last, the mean query and key of a head are beyond :func:`chance_band`.
+
+    Returns:
+        Columns seed, layer, head, cosine (at the last step) and step, missing where the head ends within the band.
+    """
+    band, rows = chance_band(found.head_width), []
+    for keys, group in found["qk_alignment"].groupby(["seed", "layer", "head"], sort=False):
+        ordered = group.sort_values("step")
+        inside = np.flatnonzero(ordered["cosine"].abs() <= band)
+        since = inside[-1] + 1 if len(inside) else 0
+        step = ordered["step"].iloc[since] if since < len(ordered) else math.nan
+        rows.append((*keys, ordered["cosine"].iloc[-1], step))
+    return pd.DataFrame(rows, columns=["seed", "layer", "head", "cosine", "step"])
+
+
+def drift_along(found: Dynamics, shown: str) -> pd.DataFrame:
+    """How much of a head's queries and keys its first directions hold, whichever vectors the directions are of.
+
+    Args:
+        found: from :func:`dynamics`.
+        shown: ``similar`` or ``opposite``, see :func:`heads_shown`.
+
+    Returns:
+        A row a choice as in :func:`cloud`: of (both, key, query); angle, in degrees, between its first direction and
+        that of both, as lines; first and first_two, the share of the squared length of all sampled queries and keys
+        on the first direction, and on the first two; query and key, how far their means have moved along the first
+        direction from the first step to the last; query_share and key_share, the squares of these over the squared
+        lengths of the whole moves.
+    """
+    values = _vectors_of(found, shown)[_dimensions(found)].to_numpy(np.float64)
+    total = np.square(values).sum()
+    layer, head = heads_shown(found["qk_alignment"])[shown]
+    means = _first_seed(found, "head_means")
+    means = means[(means["layer"] == layer) & (means["head"] == head)]
+    wide = means.pivot(index=["space", "step"], columns="dimension", values="mean").sort_index()
+    moves = {space: wide.loc[space].iloc[-1] - wide.loc[space].iloc[0] for space in ("query", "key")}
+    common = _directions(found, shown, "both")[0]
+    rows = []
+    for of in ("both", "key", "query"):
+        directions = _directions(found, shown, of)
+        held = np.square(values @ directions.T).sum(0) / total
+        row = {"of": of, "angle": math.degrees(math.acos(min(1.0, abs(directions[0] @ common))))}
+        row |= {"first": held[0], "first_two": held.sum()}
+        for space, move in moves.items():
+            along = float(directions[0] @ move.to_numpy())
+            length = float(np.square(move).sum())
+            row |= {space: along, f"{space}_share": along**2 / length if length else math.nan}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def steps_shown(steps: Sequence[int], shares: Sequence[float] = (0, 0.02, 0.1, 1)) -> list[int]:
+    """The checkpoints nearest to these shares of the run; by default those of Fig. 11: 0, 40k, 200k, 2M of 2M.
+
+    >>> steps_shown([0, 40, 80, 400, 2000, 4000])
+    [0, 80, 400, 4000]
+    """
+    return sorted({min(steps, key=lambda step: abs(step - share * max(steps))) for share in shares})
+
+
 def outside_chance(found: Dynamics) -> pd.DataFrame:
     """The share of heads whose mean query and mean key are more alike, or more opposite, than chance would have them.
 
@@ -369,7 +495,8 @@ def half_way(axis: pd.DataFrame) -> pd.DataFrame:
     Between two checkpoints the quantity is taken as linear.
 
     Returns:
-        Columns seed, layer, quantity, start, farthest (the value that differs most from the start) and step.
+        Columns seed, layer, quantity, start, farthest (the value that differs most from the start), end (that of the
+        last step) and step.
     """
     rows = []
     for keys, group in axis.groupby(["seed", "layer", "quantity"], sort=False):
@@ -385,5 +512,24 @@ def half_way(axis: pd.DataFrame) -> pd.DataFrame:
             before, after = along[reached - 1], along[reached]
             share = (way[farthest] / 2 - before) / (after - before)
             step = steps[reached - 1] + share * (steps[reached] - steps[reached - 1])
-        rows.append((*keys, values[0], values[farthest], step))
-    return pd.DataFrame(rows, columns=["seed", "layer", "quantity", "start", "farthest", "step"])
+        rows.append((*keys, values[0], values[farthest], values[-1], step))
+    return pd.DataFrame(rows, columns=["seed", "layer", "quantity", "start", "farthest", "end", "step"])
+
+
+def orders(half: pd.DataFrame) -> pd.DataFrame:
+    """Which of two quantities comes first in a layer, for each pair of those of :func:`half_way`.
+
+    Returns:
+        A row a pair: first and second; first_step and second_step, the medians of their half-way steps; earlier, in
+        how many layers (of all seeds) the first is half-way before the second; layers, of how many where both have
+        changed; share, ci_low and ci_high (95 %, after Wilson, over layers).
+    """
+    wide = half.pivot(index=["seed", "layer"], columns="quantity", values="step")
+    rows = []
+    for first, second in itertools.combinations(QUANTITIES, 2):
+        both = wide[[first, second]].dropna()
+        earlier, layers = int((both[first] < both[second]).sum()), len(both)
+        share = (earlier / layers, *wilson(earlier, layers)) if layers else (math.nan,) * 3
+        rows.append((first, second, both[first].median(), both[second].median(), earlier, layers, *share))
+    columns = ["first", "second", "first_step", "second_step", "earlier", "layers", "share", "ci_low", "ci_high"]
+    return pd.DataFrame(rows, columns=columns)

@@ -9,11 +9,12 @@ activations are received while the pass goes on, and let go.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -496,7 +497,40 @@ def _disentangled(
 
 # --- The attention function -----------------------------------------------------------------------
 
-_under_way: ContextVar[_Capture | None] = ContextVar("_under_way", default=None)
+@runtime_checkable
+class Attends(Protocol):
+    """Who computes the attention of some modules, in place of the plain function.
+
+    Attributes:
+        own: the modules.
+    """
+
+    own: Collection[nn.Module]
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        scaling: float,
+    ) -> Tensor:
+        """The attention output, head by head; the arguments are those of ``attend_with_rows``."""
+
+
+_under_way: ContextVar[Attends | None] = ContextVar("_under_way", default=None)
+
+
+@contextmanager
+def attended_by(other: Attends) -> Iterator[None]:
+    """Inside it, modules that are ``other``'s own and run with ``IMPLEMENTATION`` leave their attention to it."""
+    token = _under_way.set(other)
+    try:
+        yield
+    finally:
+        _under_way.reset(token)
 
 
 def _attention_function(
@@ -610,16 +644,15 @@ def _capturing(capture: _Capture) -> Iterator[None]:
     before = loaded.model.config._attn_implementation
     on_interface = any(stack.attention and not stack.attention.hooked for stack in loaded.stacks)
     hooks = []
-    token = _under_way.set(capture)
     try:
         hooks.extend(capture.hooks())
         if on_interface:
             loaded.model.set_attn_implementation(IMPLEMENTATION)
-        yield
+        with attended_by(capture):
+            yield
     finally:
         if on_interface:
             loaded.model.set_attn_implementation(before)
-        _under_way.reset(token)
         for hook in hooks:
             hook.remove()
 

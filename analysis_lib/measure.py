@@ -6,9 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import signal
 import tempfile
-import threading
 import time
 import uuid
 import zipfile
@@ -18,15 +16,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm import tqdm
 
-from analysis_lib import extraction, inputs
+from analysis_lib import extraction, inputs, processes
 from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import SCORES, WEIGHTS
@@ -387,9 +383,9 @@ def _in_pool(shards: list[Shard], workers: int, store: "_Checkpoints") -> Iterat
     threads = max(1, (os.cpu_count() or 1) // workers)
     done: dict[int, Result | None] = {}
     for attempts_left in (2, 1, 0):
-        pool = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (threads,))
         try:
-            yield from _in_order(pool, shards, 2 * workers, store, done)
+            with processes.pool(workers, threads) as pool:
+                yield from _in_order(pool, shards, 2 * workers, store, done)
             return
         except BrokenProcessPool:
             shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
@@ -397,23 +393,6 @@ def _in_pool(shards: list[Shard], workers: int, store: "_Checkpoints") -> Iterat
                 raise AnalysisError(
                     "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
                 ) from None
-        finally:
-            # Without this, an interrupted run would wait for shards that nobody wants any more.
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start_worker(threads: int) -> None:
-    """Set up a worker: its share of the cores, no Ctrl-C of its own, and an end when its parent ends."""
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent_process().join()
-    os._exit(1)
 
 
 def _on_cluster(shards: list[Shard], address: str, store: "_Checkpoints") -> Iterator[Result]:

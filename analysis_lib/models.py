@@ -16,10 +16,11 @@ import transformers
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from analysis_lib import hub, packages, training
+from analysis_lib import devices, hub, packages, training
 from analysis_lib.architectures import CharacterBertTokenizer
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.layouts import LAYOUTS, Layout, Stack
+from analysis_lib.tokenization import Tokenizer, text_frame
 
 # The types a token can have, in the order of every table (Maruta and Matsuzaki 2024, sec. 2.2).
 TOKEN_TYPES = ("cls", "sep", "punct", "other")
@@ -111,6 +112,18 @@ MODELS = {
     "convnext-tiny": _hub("facebook/convnext-tiny-224", None, "ConvNeXt"),
     "van-base": _hub("Visual-Attention-Network/van-base", None, "VAN", pickled=True),
 }
+# The intermediate checkpoints of the MultiBERTs, and the one line that stands for all of them.
+MULTIBERTS = {
+    name: _hub(f"google/{name}", None, "BERT", pickled=True)
+    for name in (training.multibert(s, step) for s in training.MULTIBERTS_SEEDS for step in training.MULTIBERTS_STEPS)
+}
+_EVERY_MULTIBERT = {
+    (name := training.multibert("S", "T")): _hub(
+        f"google/{name}",
+        None,
+        "BERT after T = 0, 20, ..., 200, 300, ..., 2000 thousand steps of pretraining, S = 0 to 4",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -121,9 +134,6 @@ class ModelSpec:
     revision: str | None
     dtype: str
     device: str
-
-
-Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
 
 
 @dataclass(eq=False)
@@ -229,13 +239,6 @@ class LoadedModel:
         return types
 
 
-def text_frame(tokenizer: Tokenizer) -> tuple[list, list]:
-    """The ids of the special tokens that the tokenizer puts before and after a text."""
-    bare, framed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    start = next(i for i in range(len(framed) + 1) if framed[i : i + len(bare)] == bare)
-    return framed[:start], framed[start + len(bare) :]
-
-
 def _punctuation_ids(tokenizer: Tokenizer) -> list[int]:
     if isinstance(tokenizer, transformers.CanineTokenizer):
         # Its tokens are code points: a vocabulary of a million.
@@ -272,8 +275,7 @@ def load_model(
     """
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _refuse_device(device)
+    device = devices.usable(device)
     base = name.removesuffix(UNTRAINED)
     folder, identity = _locate(base, revision)
     spec = ModelSpec(name, revision, dtype, device)
@@ -285,17 +287,17 @@ def load_model(
     return LoadedModel(name, identity, model, processor, spec, _file_hashes(folder))
 
 
-def _refuse_device(device: str) -> None:
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        usable = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise AnalysisError(f"the device {device} cannot be used here: give one of {usable}") from error
-
-
 def known_models() -> dict[str, str]:
-    """Name and description of every model known by name."""
-    return {name: known.description for name, known in MODELS.items()}
+    """Name and description of every model known by name; those of the MultiBERTs are one line."""
+    return {name: known.description for name, known in {**MODELS, **_EVERY_MULTIBERT}.items()}
+
+
+def _known(name: str) -> _Known | None:
+    return MODELS.get(name) or MULTIBERTS.get(name)
+
+
+def _near(name: str) -> str:
+    return near_names(name, MULTIBERTS if name.startswith(f"{training.MULTIBERTS}-") else known_models())
 
 
 def fingerprint(name: str) -> str:
@@ -305,7 +307,7 @@ def fingerprint(name: str) -> str:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
     """
     name = name.removesuffix(UNTRAINED)
-    known = MODELS.get(name)
+    known = _known(name)
     if known is not None and known.package:
         return packages.fingerprint(known.package)
     if (recipe := training.recipe_of(name)) is not None:
@@ -326,16 +328,14 @@ def _not_known(name: str) -> Iterator[None]:
     try:
         yield
     except AnalysisError as error:
-        raise AnalysisError(
-            f"there is no model or folder named {name} here ({near_names(name, MODELS)}); {error}"
-        ) from error
+        raise AnalysisError(f"there is no model or folder named {name} here ({_near(name)}); {error}") from error
 
 
 def _locate(name: str, revision: str | None) -> tuple[Path, str]:
     """The folder of the model's files, and what identifies them."""
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
-    known = MODELS.get(name)
+    known = _known(name)
     if known is not None and known.package:
         return packages.extracted(known.package, known.prefix), packages.fingerprint(known.package)
     if (recipe := training.recipe_of(name)) is not None:
@@ -431,7 +431,7 @@ def _read_weights(
     name: str, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device: str
 ) -> transformers.PreTrainedModel:
     safe = any(path.is_file() for path in folder.glob("*.safetensors"))
-    if not safe and not (name in MODELS and MODELS[name].pickled):
+    if not safe and not ((known := _known(name)) and known.pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
     with _loading(name):
         model, info = transformers.AutoModel.from_pretrained(

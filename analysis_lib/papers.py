@@ -1,14 +1,17 @@
 """Published numbers and claims, and the verdict of a model on each."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from analysis_lib.comparison import Comparison
+from analysis_lib.dynamics import Dynamics, chance_band, cosine_of_layers, drift_along, heads_shown, thirds
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measure import Tables
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
@@ -17,6 +20,8 @@ from analysis_lib.metrics.drift import SIGNIFICANCE, drift_by_layer, drift_corre
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.packages import data_directory
+from analysis_lib.training.tasks import wilson
+from analysis_lib.untrained import DRAW, seed_interval
 
 TableSet = Mapping[str, pd.DataFrame]
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
@@ -70,12 +75,17 @@ def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
     missing = {table for claim in claims for table in claim.needs} - set(tables)
     if missing:
         raise AnalysisError(f"these claims need the tables {', '.join(sorted(missing))}: measure them too")
-    bounds = [claim.bound for claim in claims]
     value = np.array([claim.statistic(tables) for claim in claims], dtype=float)
     low, high = np.full((2, len(claims)), math.nan)
     if sampled := [i for i, claim in enumerate(claims) if claim.sampled]:
         ends = tables.interval(lambda t: [claims[i].statistic(t) for i in sampled])[1:]
         low[sampled], high[sampled] = (np.clip(end, *np.transpose([claims[i].limits for i in sampled])) for end in ends)
+    return _decided(claims, value, low, high)
+
+
+def _decided(claims: Sequence[Claim], value: np.ndarray, low: np.ndarray, high: np.ndarray) -> pd.DataFrame:
+    """The table of ``verdicts``, from the number of each claim and the ends of its interval."""
+    bounds = [claim.bound for claim in claims]
     # What is not sampled decides by itself: an interval that is a point.
     alone = np.array([not claim.sampled for claim in claims])
     deciding = zip(np.where(alone, value, low), np.where(alone, value, high), bounds, strict=True)
@@ -257,6 +267,198 @@ GODEY_DRIFT = [
 ]
 
 
+def _by_norm(table: pd.DataFrame, column: str) -> pd.Series:
+    """The mean of a column over heads, by the norm of the bias, in its order."""
+    return table.groupby("bias_norm")[column].mean()
+
+
+def _hidden_by_norm(tables: TableSet, layer: int, column: str) -> pd.Series:
+    vectors = tables["vectors"]
+    return _by_norm(vectors[(vectors["space"] == "hidden") & (vectors["layer"] == layer)], column)
+
+
+def _of_queries_and_keys(tables: TableSet, column: str) -> list[pd.Series]:
+    vectors = tables["vectors"]
+    return [_by_norm(vectors[vectors["space"] == space], column) for space in ("query", "key")]
+
+
+def _approach_to_one(tables: TableSet) -> float:
+    # Near 1 a difference of cosines says little, and the factor by which they lack less says as much as elsewhere.
+    inputs, outputs = (1 - _hidden_by_norm(tables, layer, "cosine") for layer in (0, 1))
+    return float((inputs / outputs).min())
+
+
+# Of what section 4 says that it increases with the norm of the bias: it has to double.
+_DOUBLED = 0.3
+
+
+def _growth(values: pd.Series) -> float:
+    """The decades from the smallest norm of the bias to the largest: factors of seeds are no symmetric sample."""
+    return math.log10(values.iloc[-1] / values.iloc[0])
+
+
+def _spread_growth(of: str) -> Callable[[TableSet], float]:
+    """The lesser of the decades by which the largest and the smallest weight move away from the median of a row."""
+
+    def statistic(tables: TableSet) -> float:
+        greatest, least, median = (
+            _by_norm(tables["attention"], column) for column in (f"{of}_max", f"{of}_min", "row_median")
+        )
+        return min(_growth(greatest - median), _growth(median - least))
+
+    return statistic
+
+
+def _early_sharpening(tables: TableSet) -> float:
+    divergence = _by_norm(tables["attention"], "divergence")
+    tenth = np.interp(divergence.index[-1] / 10, divergence.index, divergence)
+    return float((tenth - divergence.iloc[0]) / (divergence.iloc[-1] - divergence.iloc[0]))
+
+
+def _bracketed_fixed_point(tables: TableSet) -> float:
+    (found,) = tables["fixed_points"].itertuples()
+    return min(found.excess, -found.excess_at_highest)
+
+
+def godey_fixed_point_claims(norms_over_root: pd.Series, width: int) -> list[Claim]:
+    """Claims of section 4.2 on inputs and outputs of an untrained block, for :func:`verdicts_by_architecture`.
+
+    Args:
+        norms_over_root: the mean norm of each layer of a trained model, over the root of its width.
+        width: dimensions of the hidden states of the block.
+    """
+    layers = norms_over_root.mean()
+
+    def distance(tables: TableSet) -> float:
+        (found,) = tables["fixed_points"]["fixed_point"]
+        return abs(math.log10(found / math.sqrt(width) / layers))
+
+    section = f"{_GODEY}, sec. 4.2"
+    return [
+        Claim(
+            section,
+            "Outputs have a higher average cosine than inputs, at every norm of the bias.",
+            "1 − average cosine of inputs, over that of outputs, at the norm where it is least",
+            _approach_to_one,
+            ("vectors",),
+            bound=1.0,
+        ),
+        Claim(
+            section,
+            "The norm of the average output increases with the norm of the bias.",
+            "least rise of that norm from one norm of the bias to the next",
+            lambda tables: float(_hidden_by_norm(tables, 1, "norm_of_mean").diff().min()),
+            ("vectors",),
+        ),
+        Claim(
+            section,
+            "There is a norm of the bias at which inputs and outputs are equally long.",
+            "how much longer outputs are without bias, or inputs with the largest: the lesser of both",
+            _bracketed_fixed_point,
+            ("fixed_points",),
+        ),
+        Claim(
+            section,
+            "The fixed point is in the order of magnitude of the hidden norms of the trained model.",
+            "1/2 minus the decades between both, each over the root of its width (mean over the layers)",
+            lambda tables: 0.5 - distance(tables),
+            ("fixed_points",),
+        ),
+    ]
+
+
+def godey_block_claims(head_width: int) -> list[Claim]:
+    """Claims of sections 4.3 and 4.4 on the attention of an untrained block, for :func:`verdicts_by_architecture`.
+
+    Args:
+        head_width: dimensions of a head.
+    """
+    decades = "decades from the smallest norm of the bias to the largest, of"
+    return [
+        Claim(
+            f"{_GODEY}, sec. 4.3",
+            "Scores before the softmax move away from zero as the norm of the bias grows.",
+            f"{decades} the mean of |score|",
+            lambda tables: _growth(_by_norm(tables["attention"], "score_magnitude")),
+            ("attention",),
+            bound=_DOUBLED,
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.3",
+            "Queries and keys become longer as the norm of the bias grows.",
+            f"{decades} the mean norm of queries and of keys, the lesser of both",
+            lambda tables: min(map(_growth, _of_queries_and_keys(tables, "mean_norm"))),
+            ("vectors",),
+            bound=_DOUBLED,
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.3",
+            "Queries and keys are anisotropic even without bias.",
+            "average cosine without bias, the lesser of queries and keys, minus the isotropic 95th percentile",
+            lambda tables: (
+                min(cosines.get(0.0, math.nan) for cosines in _of_queries_and_keys(tables, "cosine"))
+                - isotropic_cosine_quantile(head_width)
+            ),
+            ("vectors",),
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.4",
+            "In each row of attention, the largest weight rises and the smallest falls.",
+            f"{decades} the distance of both from the median weight, the lesser of both",
+            _spread_growth("row"),
+            ("attention",),
+            bound=_DOUBLED,
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.4",
+            "Over whole sequences too, the largest weight rises and the smallest falls.",
+            f"{decades} the distance of both from the median weight of rows, the lesser of both",
+            _spread_growth("sequence"),
+            ("attention",),
+            bound=_DOUBLED,
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.4",
+            "Attention becomes less entropic.",
+            f"{decades} what rows lack to the largest entropy",
+            lambda tables: _growth(_by_norm(tables["attention"], "divergence")),
+            ("attention",),
+            bound=_DOUBLED,
+        ),
+        Claim(
+            f"{_GODEY}, sec. 4.4",
+            "The effect is not very important where the norm of the bias is low.",
+            "a tenth, minus the share of the change of entropy that is there at a tenth of the largest norm",
+            lambda tables: 0.1 - _early_sharpening(tables),
+            ("attention",),
+        ),
+    ]
+
+
+def verdicts_by_architecture(claims: Iterable[Claim], tables: TableSet) -> pd.DataFrame:
+    """The verdicts on untrained blocks: the sample is the seeds.
+
+    Args:
+        claims: whose statistics read the tables of one draw.
+        tables: of ``untrained.sweep``, and ``fixed_points``, whichever the claims need.
+
+    Returns:
+        The columns of ``verdicts_by_model``, with architectures as models. A value is the mean over seeds, and its
+        interval Student's.
+    """
+    claims = list(claims)
+    known = next(iter(tables.values()))[DRAW].drop_duplicates()
+    found = {}
+    for architecture, seeds in known.groupby("architecture", sort=False):
+        values = []
+        for draw in seeds.itertuples(index=False):
+            one = {name: table[(table[DRAW] == [*draw]).all(axis=1)] for name, table in tables.items()}
+            values.append([claim.statistic(one) for claim in claims])
+        value, low, high = np.transpose([seed_interval(column) for column in zip(*values, strict=True)])
+        found[architecture] = _decided(claims, value, low, high)
+    return pd.concat(found, names=["model"]).reset_index("model").reset_index(drop=True)
+
+
 def compare_with_untrained(trained: TableSet, untrained: TableSet) -> pd.DataFrame:
     """What training adds to the anisotropy of each layer: a trained model beside its twin with random weights.
 
@@ -317,6 +519,177 @@ def training_effect(comparison: Comparison) -> pd.DataFrame:
         greatest = layers.loc[layers["difference"].abs().idxmax(), _GREATEST]
         rows.append((model, len(layers), *counts, int(greatest["layer"]), *greatest.iloc[1:]))
     return pd.DataFrame(rows, columns=[*_TRAINING_EFFECT, *_GREATEST])
+
+
+# Layers that the figures of section 5 and appendix D show, of the 12 of a MultiBERT, here counted from 1.
+_SHOWN_LAYERS = {13: (1, 5, 10, 12), 23: (1, 3, 7, 12)}
+
+
+def layers_of_figure(figure: int, depth: int) -> list[int]:
+    """The attention layers of Figure 13 or 23, and those as deep in a model of another depth.
+
+    >>> layers_of_figure(13, 12), layers_of_figure(23, 6)
+    ([1, 5, 10, 12], [1, 2, 4, 6])
+    """
+    return sorted({1 + round((layer - 1) / 11 * (depth - 1)) for layer in _SHOWN_LAYERS[figure]})
+
+
+# Steps, sequences of a batch and tokens of a sequence (Sellam et al. 2022, sec. 2).
+MULTIBERTS_TOKENS = 2_000_000 * 256 * 512
+
+# A value and the ends of its interval.
+Estimate = tuple[float, float, float]
+# Section, statement, quantity, bound and what was found.
+_RunClaim = tuple[str, str, str, float, Estimate]
+
+
+def _share(held: pd.Series) -> Estimate:
+    """The share of what is true, with Wilson's interval; missing where there is nothing."""
+    if held.empty:
+        return (math.nan,) * 3
+    return float(held.mean()), *wilson(int(held.sum()), len(held))
+
+
+def _mean_difference(greater: pd.Series, less: pd.Series) -> Estimate:
+    """The difference of two means, with Welch's interval; missing where one of them has a single value."""
+    value = float(greater.mean() - less.mean())
+    if min(len(greater), len(less)) < 2:
+        return value, math.nan, math.nan
+    interval = stats.ttest_ind(greater, less, equal_var=False).confidence_interval(0.95)
+    return value, float(interval.low), float(interval.high)
+
+
+def _seeds_agree(found: Dynamics) -> Estimate:
+    """The mean over layers of the correlation, over steps, of the cosines of two seeds; its interval is Student's."""
+    wide = cosine_of_layers(found).pivot(index="step", columns=["seed", "layer"], values="cosine")
+    pairs = itertools.combinations(found.seeds, 2)
+    by_layer = pd.DataFrame([wide[one].corrwith(wide[other]) for one, other in pairs])
+    value, *ends = seed_interval(by_layer.mean().dropna())
+    return value, *np.clip(ends, -1.0, 1.0)
+
+
+def godey_training_verdicts(found: Dynamics) -> pd.DataFrame:
+    """The verdicts on the claims of section 5 and appendix D on a run of training.
+
+    The sample is the heads, or the layers, of all seeds. Shares have Wilson's interval, means Student's, and the
+    difference of two means Welch's. A run of one seed says nothing about appendix D, and has no row for it.
+
+    Returns:
+        The columns of ``verdicts``.
+    """
+    ends = found["qk_alignment"].assign(part=lambda table: thirds(table, found))
+    keys, (start, end) = ["seed", "layer", "head"], (found.steps[0], found.steps[-1])
+    last = ends[ends["step"] == end]
+    cosine = {part: group["cosine"] for part, group in last.groupby("part")}
+    dots = ends.pivot(index=keys, columns="step", values="dot").abs()
+    entropy = found["attention_entropy"].assign(part=lambda table: thirds(table, found))
+    by_layer = entropy.groupby(["seed", "layer", "step"])["entropy_nats"].mean().unstack()
+    sharp = {part: group["entropy_nats"] for part, group in entropy[entropy["step"] == end].groupby("part")}
+    first_third, last_third, section = cosine["first third"], cosine["last third"], "sec. 5"
+    band = chance_band(found.head_width)
+    claims: list[_RunClaim] = [
+        (
+            section,
+            "Mean query and mean key align in almost all heads, in a common direction or in opposite ones.",
+            "share of all heads with |cos| outside of the 99 % band at the last step",
+            0.9,
+            _share(last["cosine"].abs() > band),
+        ),
+        (
+            section,
+            "In the first layers, mean queries and mean keys align more than chance would have it.",
+            "share of the heads of the first third of the layers with |cos| outside of the 99 % band at the last step",
+            0.5,
+            _share(first_third.abs() > band),
+        ),
+        (
+            section,
+            "In the first layers, mean queries and mean keys drift in a common direction.",
+            "mean cosine over the heads of the first third of the layers at the last step",
+            0.0,
+            seed_interval(first_third),
+        ),
+        (
+            section,
+            "In the last layers, mean queries and mean keys drift in opposite directions.",
+            "minus the mean cosine over the heads of the last third of the layers at the last step",
+            0.0,
+            seed_interval(-last_third),
+        ),
+        (
+            section,
+            "The scalar product of mean query and mean key grows in magnitude.",
+            "share of heads in which it is greater at the last step than at the first",
+            0.5,
+            _share(dots[end] > dots[start]),
+        ),
+        (
+            section,
+            "Attention becomes sharper along training, in all layers.",
+            "share of layers with a lower mean entropy at the last step than at the first",
+            0.5,
+            _share(by_layer[end] < by_layer[start]),
+        ),
+        (
+            section,
+            "The first layers end sharper than the last ones.",
+            "mean entropy of the heads of the last third of the layers minus that of the first, in nats, last step",
+            0.0,
+            _mean_difference(sharp["last third"], sharp["first third"]),
+        ),
+    ]
+    if len(found.seeds) > 1:
+        claims.append(
+            (
+                "app. D",
+                "The alignment of a layer follows similar trends in all seeds.",
+                "correlation over steps of the cosines of two seeds, heads concatenated, mean over layers and pairs",
+                0.0,
+                _seeds_agree(found),
+            )
+        )
+    return _of_run(claims)
+
+
+def godey_direction_verdicts(found: Dynamics) -> pd.DataFrame:
+    """The verdicts on the claims of section 5 and appendix C on the directions of queries and keys.
+
+    They are about the two heads that are shown, and have no interval: the number decides alone.
+
+    Returns:
+        The columns of ``verdicts``.
+    """
+    drift = pd.concat([drift_along(found, shown) for shown in heads_shown(found["qk_alignment"])])
+    drift = drift.groupby("of")[["query_share", "key_share"]].min()
+    # A share is the square of a cosine: a direction that has nothing to do with the drift holds less, 99 times of 100.
+    chance = chance_band(found.head_width) ** 2
+    alone = {
+        "sec. 5": (
+            "The first direction of queries and keys describes the drift that they have in common.",
+            "share of the squared move of the mean, from the first step to the last, along the first direction: the "
+            "least of query and key in the two heads shown",
+            0.5,
+            drift.loc["both"].min(),
+        ),
+        "app. C": (
+            "The first direction of the keys alone is relevant to the drift of the queries, and the reverse.",
+            "share of the squared move of the mean of the one along the first direction of the other: the least of "
+            "both in the two heads shown",
+            chance,
+            min(drift.loc["key", "query_share"], drift.loc["query", "key_share"]),
+        ),
+    }
+    table = _of_run([(source, *told, (value,) * 3) for source, (*told, value) in alone.items()])
+    return table.assign(ci_low=math.nan, ci_high=math.nan)
+
+
+def _of_run(claims: Iterable[_RunClaim]) -> pd.DataFrame:
+    rows = [
+        (statement, f"{_GODEY}, {source}", quantity, *estimate, bound, verdict(*estimate[1:], bound))
+        for source, statement, quantity, bound, estimate in claims
+    ]
+    names = ["claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
+    return pd.DataFrame(rows, columns=names)
 
 
 # --- Maruta and Matsuzaki 2024 ----------------------------------------------------------------------
@@ -627,6 +1000,7 @@ __all__ = [
     "MARUTA_ATTENTION",
     "MARUTA_CONTRIBUTIONS",
     "MARUTA_DIMENSIONS",
+    "MULTIBERTS_TOKENS",
     "Claim",
     "agreement",
     "compare_table1",
@@ -634,9 +1008,14 @@ __all__ = [
     "contributions_by_key_type",
     "dominated_heads",
     "explained_gap",
+    "godey_block_claims",
     "godey_claims",
     "godey_convolution_claims",
+    "godey_direction_verdicts",
+    "godey_fixed_point_claims",
+    "godey_training_verdicts",
     "is_published_model",
+    "layers_of_figure",
     "outlier_share",
     "published",
     "representative_layers",
@@ -644,5 +1023,6 @@ __all__ = [
     "training_effect",
     "verdict",
     "verdicts",
+    "verdicts_by_architecture",
     "verdicts_by_model",
 ]

@@ -1,7 +1,9 @@
 """Fixtures that more than one test module uses."""
 
 import csv
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import threadpoolctl
 import torch
 from filelock import FileLock
 from jaxtyping import install_import_hook
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
@@ -21,6 +24,7 @@ KERNELS = [
     "vectors",
     "attention",
     "extraction",
+    "untrained",
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
@@ -81,3 +85,22 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return saved[name]
 
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        stop = pytest.fail if os.environ.get("CI") else pytest.skip
+        stop("no chromium on the path (apt-get install chromium)")
+    with sync_playwright() as playwright:
+        # Chromium's sandbox does not start for root, who runs CI.
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browser.new_context(accept_downloads=True) as context:
+        yield context.new_page()

@@ -221,7 +221,7 @@ def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
 
 def test_known_models_are_described():
     described = models.known_models()
-    assert set(described) == set(MODELS) >= {"minilm", "bert-base-uncased"}
+    assert set(described) == {*MODELS, "multiberts-seed_S-step_Tk"} >= {"minilm", "bert-base-uncased"}
     assert all(described.values())
     for name, known in MODELS.items():
         if known.repository:
@@ -295,6 +295,31 @@ def test_an_alias_reads_its_pinned_commit(offline_cache, tiny_folder):
     assert known.repository in message
     cached(offline_cache, known.repository, tiny_folder("bert"), commit=known.revision, ref="pinned")
     assert load_model("bert-base-uncased").revision == f"{known.repository}@{known.revision}"
+
+
+def test_the_multiberts_are_known_by_name(offline_cache, tiny_folder):
+    assert len(models.MULTIBERTS) == 5 * 29
+    assert all(known.pickled and known.repository == f"google/{name}" for name, known in models.MULTIBERTS.items())
+    name = "multiberts-seed_4-step_2000k"
+    refused(name, f"google/{name} is not in the local cache")
+    cached(offline_cache, f"google/{name}", tiny_folder("bert"))
+    assert load_model(name).revision == f"google/{name}@{COMMIT}"
+    assert models.fingerprint(name) == f"google/{name}@{COMMIT}"
+    assert load_model(f"{name}:untrained").revision.endswith(COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("multiberts-seed_0-step_30k", "multiberts-seed_0-step_300k"),
+        ("multiberts-seed_5-step_20k", "multiberts-seed_4-step_20k"),
+        ("multiberts-seed-0-step-20k", "multiberts-seed_0-step_2"),
+        ("multiberts-seed_T-step_Sk", "did you mean"),
+        ("multiberts", "known names: albert-base"),
+    ],
+)
+def test_a_multibert_that_was_not_published(offline_cache, name, near):
+    assert len(refused(name, near)) < 2000
 
 
 def test_offline_says_what_to_do(offline_cache):

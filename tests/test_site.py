@@ -1,39 +1,18 @@
 """The built site in a real browser, from the file system and without a network."""
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ("file:", "data:", "blob:")
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        stop = pytest.fail if os.environ.get("CI") else pytest.skip
-        stop("no chromium on the path (apt-get install chromium)")
-    with sync_playwright() as playwright:
-        # Chromium's sandbox does not start for root, who runs CI.
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    with browser.new_context(accept_downloads=True) as context:
-        yield context.new_page()
 
 
 def pages(site: Path) -> list[Path]:

@@ -2,10 +2,23 @@
 
 from analysis_lib.training.pretraining import Pretraining, pretrain
 from analysis_lib.training.recipes import RECIPES, Recipe, fingerprint, recipe_of, trained
-from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_fingerprint
+from analysis_lib.training.runs import (
+    MULTIBERTS,
+    MULTIBERTS_SEEDS,
+    MULTIBERTS_STEPS,
+    RUNS,
+    Checkpoint,
+    checkpoints,
+    losses,
+    multibert,
+    run_fingerprint,
+)
 from analysis_lib.training.scores import scores
 
 __all__ = [
+    "MULTIBERTS",
+    "MULTIBERTS_SEEDS",
+    "MULTIBERTS_STEPS",
     "RECIPES",
     "RUNS",
     "Checkpoint",
@@ -14,6 +27,7 @@ __all__ = [
     "checkpoints",
     "fingerprint",
     "losses",
+    "multibert",
     "pretrain",
     "recipe_of",
     "run_fingerprint",

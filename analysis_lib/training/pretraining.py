@@ -6,10 +6,9 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
-from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from analysis_lib import corpora
+from analysis_lib import corpora, devices, processes
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.training.loop import alone, one_thread, optimizer, versions
 from analysis_lib.training.tasks import IGNORED, mask_tokens
@@ -34,6 +33,21 @@ HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
 # How much work a kill can undo.
 SECONDS_BETWEEN_STATES = 60
 DESCRIPTION = "pretraining.json"
+# What can be chosen of a BERT; the rest of its configuration follows from the tokenizer, or decides nothing.
+CHOICES = (
+    "attention_probs_dropout_prob",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "hidden_size",
+    "initializer_range",
+    "intermediate_size",
+    "layer_norm_eps",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "tie_word_embeddings",
+    "type_vocab_size",
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,8 @@ class Pretraining:
 
     Attributes:
         data: a corpus of texts, as ``load_corpus`` takes it.
-        configuration: how the BERT differs from transformers' ``BertConfig``, whose defaults are BERT-base.
+        configuration: how the BERT differs from transformers' ``BertConfig``, whose defaults are BERT-base, in
+            any of ``CHOICES``.
         vocabulary: word pieces, at most.
         length: tokens of a sequence, [CLS] and [SEP] included.
         steps: how many batches it is trained on.
@@ -65,9 +80,9 @@ class Pretraining:
     checkpoints: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("length", 8)):
-            if getattr(self, name) < least:
-                raise AnalysisError(f"{name} is {getattr(self, name)}: give {least} or more")
+        for name, least in (("steps", 1), ("batch", 1), ("length", 8), ("vocabulary", len(SPECIAL))):
+            if not isinstance(value := getattr(self, name), int) or value < least:
+                raise AnalysisError(f"{name} is {value}: give a whole number, {least} or more")
         if not (0 < self.learning_rate < math.inf and 0 <= self.warmup < 1 and 0 <= self.weight_decay < math.inf):
             raise AnalysisError(
                 f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
@@ -84,7 +99,9 @@ class Pretraining:
     def told(self) -> dict:
         """All that decides the weights, as JSON has it."""
         settings = {**dataclasses.asdict(self), "checkpoints": list(self.kept), "version": VERSION}
-        return {"settings": settings, "data": corpora.fingerprint(self.data), "versions": versions()}
+        return json.loads(
+            json.dumps({"settings": settings, "data": corpora.fingerprint(self.data), "versions": versions()})
+        )
 
 
 def spread(steps: int) -> tuple[int, ...]:
@@ -100,13 +117,26 @@ def spread(steps: int) -> tuple[int, ...]:
     return tuple(sorted({round(steps * percent / 100) for percent in percents}))
 
 
-def checkpoint(seed: int, step: int) -> str:
+def checkpoint_name(seed: int | str, step: int | str) -> str:
     """The name of a checkpoint, after those of the MultiBERTs.
 
-    >>> checkpoint(0, 200)
+    >>> checkpoint_name(0, 200)
     'seed_0-step_200'
     """
     return f"seed_{seed}-step_{step}"
+
+
+def trained_whole(folder: Path, seed: int) -> bool:
+    """Whether the seed of the run in the folder has reached its last step."""
+    return _table(folder, seed).exists() and not _state(folder, seed).exists()
+
+
+def _table(folder: Path, seed: int) -> Path:
+    return folder / f"seed_{seed}.csv"
+
+
+def _state(folder: Path, seed: int) -> Path:
+    return folder / f".seed_{seed}.pt"
 
 
 def pretrain(
@@ -127,8 +157,8 @@ def pretrain(
 
     The folder then holds, for each seed s and each step t that is kept, a model ``seed_s-step_t`` (configuration,
     safetensors and tokenizer) that ``load_model`` reads; ``seed_s.csv``, with columns step, tokens (read until then),
-    learning_rate, loss (nats a masked token, of the batch) and held_out (the same of texts held out, at the
-    steps kept); and ``pretraining.json``: settings, data and versions.
+    learning_rate, loss (nats a masked token, of the batch; missing where none is masked) and held_out (the same of
+    texts held out, at the steps kept); and ``pretraining.json``: settings, data and versions.
 
     Args:
         folder: where the run is, or is to be; a run that is done is not trained again.
@@ -148,17 +178,32 @@ def pretrain(
     folder, settings = Path(folder), settings or Pretraining()
     if not seeds or min(seeds) < 0 or workers < 1:
         raise AnalysisError(f"seeds {list(seeds)} and workers {workers}: give one seed or more, and one worker or more")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = devices.usable(device)
+    _configuration(settings, settings.vocabulary)
+    told = settings.told()
+    # Nothing is written before all that can be refused is known: of the data, how much text there is.
+    tokenizer = None if _holds(folder, told) else _tokenizer(settings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnalysisError(f"{folder} cannot be written ({error.strerror}): give another folder") from error
     with alone(_lock(folder, "pretraining")):
-        _prepare(folder, settings)
+        if not _holds(folder, told):
+            tokenizer.save_pretrained(folder / ".tokenizer")
+            _write(folder / DESCRIPTION, json.dumps(told, indent=1) + "\n")
     work = [(folder, settings, seed, device, progress) for seed in dict.fromkeys(seeds)]
     if workers == 1 or len(work) == 1:
         for arguments in work:
             _train(*arguments)
     else:
-        with futures.ProcessPoolExecutor(min(workers, len(work)), get_context("spawn")) as pool:
-            for training in [pool.submit(_train, *arguments) for arguments in work]:
-                training.result()
+        try:
+            with processes.pool(min(workers, len(work)), threads=1) as pool:
+                for training in [pool.submit(_train, *arguments) for arguments in work]:
+                    training.result()
+        except BrokenProcessPool:
+            raise AnalysisError(
+                "a worker died (out of memory?): use fewer workers; what is finished is kept, and the same call goes on"
+            ) from None
     return folder
 
 
@@ -166,24 +211,39 @@ def _lock(folder: Path, name: str) -> Path:
     return folder / f".{name}.lock"
 
 
-def _prepare(folder: Path, settings: Pretraining) -> None:
-    """Write the tokenizer and what decides the run, or see that the run that is there is the same."""
-    told, description = settings.told(), folder / DESCRIPTION
-    if description.is_file():
-        found = json.loads(description.read_text(encoding="utf-8"))
-        ours, theirs = ({**of["settings"], "content of data": of["data"], **of["versions"]} for of in (told, found))
-        for name, value in ours.items():
+def _holds(folder: Path, told: dict) -> bool:
+    """Whether the run is in the folder; the folder is empty otherwise.
+
+    Raises:
+        AnalysisError: it is not, or it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise AnalysisError(f"{folder} is a file: give a folder")
+    if (folder / DESCRIPTION).is_file():
+        try:
+            theirs = _flat(json.loads((folder / DESCRIPTION).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise AnalysisError(f"{folder / DESCRIPTION} is damaged: give another folder") from error
+        for name, value in _flat(told).items():
             if value != theirs.get(name):
                 raise AnalysisError(
                     f"{folder} holds a run with another {name} ({theirs.get(name)}, not {value}): give another folder"
                 )
-        return
-    if left := [path.name for path in folder.iterdir() if not path.name.startswith(".")]:
-        raise AnalysisError(f"{folder} holds {sorted(left)[0]} and no run: give an empty folder, or a new one")
+        return True
+    left = sorted(path.name for path in folder.glob("*") if not path.name.startswith("."))
+    if left:
+        raise AnalysisError(f"{folder} holds {left[0]} and no run: give an empty folder, or a new one")
+    return False
+
+
+def _flat(told: dict) -> dict:
+    return {**told["settings"], "content of data": told["data"], **told["versions"]}
+
+
+def _tokenizer(settings: Pretraining) -> transformers.BertTokenizer:
     tokenizer = word_pieces(_texts(settings.data), settings.vocabulary)
-    _sequences(tokenizer, settings)  # Too little text shows now, not after the first seed.
-    tokenizer.save_pretrained(folder / ".tokenizer")
-    _write(description, json.dumps(told, indent=1) + "\n")
+    _sequences(tokenizer, settings)
+    return tokenizer
 
 
 def _texts(data: str) -> list[str]:
@@ -245,28 +305,37 @@ def _drawn(*numbers: int) -> int:
 
 def _train(folder: Path, settings: Pretraining, seed: int, device: str, progress: bool) -> None:
     with alone(_lock(folder, f"seed_{seed}")):
-        run = _Run(folder, settings, seed, device, progress)
-        if not run.done:
+        if not trained_whole(folder, seed):
             transformers.utils.logging.disable_progress_bar()
-            devices = [device] if device.startswith("cuda") else []
-            with torch.random.fork_rng(devices=devices), one_thread():
-                run.go()
+            with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []), one_thread():
+                _Run(folder, settings, seed, device, progress).go()
 
 
-def _configuration(settings: Pretraining, tokenizer: transformers.BertTokenizer) -> transformers.BertConfig:
+def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig:
     """Of the model; as many positions as are trained, unless told: the embedding of a later one would stay random.
 
     Raises:
-        AnalysisError: a name that ``BertConfig`` does not have, or sizes that do not fit.
+        AnalysisError: a name that is none of ``CHOICES``, or values that make no BERT.
     """
-    known = transformers.BertConfig().to_dict()
-    if wrong := [name for name in settings.configuration if name not in known]:
-        raise AnalysisError(f"a BERT has no {wrong[0]}: {near_names(wrong[0], known)}")
-    positions = {"max_position_embeddings": settings.length, "pad_token_id": tokenizer.pad_token_id}
-    config = transformers.BertConfig(vocab_size=len(tokenizer), **{**positions, **settings.configuration})
-    sizes = config.hidden_size, config.num_attention_heads
-    if sizes[0] % sizes[1]:
-        raise AnalysisError(f"hidden_size {sizes[0]} is not a multiple of num_attention_heads {sizes[1]}: change one")
+    told = {"max_position_embeddings": settings.length, **settings.configuration}
+    for name, value in told.items():
+        if name not in CHOICES:
+            raise AnalysisError(f"{name} of a BERT cannot be chosen: {near_names(name, CHOICES)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise AnalysisError(f"{name} is {value}: give a number")
+    try:
+        config = transformers.BertConfig(vocab_size=words, pad_token_id=SPECIAL.index("[PAD]"), **told)
+        # Without memory for its weights.
+        with torch.device("meta"):
+            transformers.BertForMaskedLM(config)
+    except Exception as error:
+        # Configurations and layers validate themselves, each with errors of its own.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AnalysisError(
+            f"the configuration {settings.configuration} makes no BERT ({reason}): change it"
+        ) from error
+    if config.num_hidden_layers < 1:
+        raise AnalysisError(f"num_hidden_layers is {config.num_hidden_layers}: give 1 or more")
     if config.max_position_embeddings < settings.length:
         raise AnalysisError(
             f"max_position_embeddings {config.max_position_embeddings} is below length {settings.length}: "
@@ -280,12 +349,8 @@ class _Run:
 
     def __init__(self, folder: Path, settings: Pretraining, seed: int, device: str, progress: bool):
         self.folder, self.settings, self.seed, self.device, self.progress = folder, settings, seed, device, progress
-        self.state, self.table = folder / f".seed_{seed}.pt", folder / f"seed_{seed}.csv"
+        self.state, self.table = _state(folder, seed), _table(folder, seed)
         self.log: list[list[float | None]] = []  # The rows of the table.
-
-    @property
-    def done(self) -> bool:
-        return self.table.exists() and not self.state.exists()
 
     def go(self) -> None:
         self._start()
@@ -296,7 +361,7 @@ class _Run:
         with tqdm(desc=f"seed {self.seed}", disable=shown, **counts) as bar:
             for step in range(done + 1, self.settings.steps + 1):
                 self._step(step)
-                bar.set_postfix(step=step, loss=f"{self.log[-1][3]:.3f}", refresh=False)
+                bar.set_postfix(step=step, loss=self.log[-1][3], refresh=False)
                 bar.update(size)
                 if step in self.settings.kept:
                     self._keep(step)
@@ -311,7 +376,9 @@ class _Run:
             shutil.rmtree(left, ignore_errors=True)
         self.data = _Data(self.folder, self.settings, self.seed)
         torch.manual_seed(_drawn(self.seed, 0))
-        self.model = transformers.BertForMaskedLM(_configuration(self.settings, self.data.tokenizer)).to(self.device)
+        self.model = transformers.BertForMaskedLM(_configuration(self.settings, len(self.data.tokenizer))).to(
+            self.device
+        )
         self.adam = optimizer(self.model, self.settings.learning_rate, self.settings.weight_decay)
         rising = round(self.settings.warmup * self.settings.steps)
         # One beyond the last step, so that this one, too, has a rate above zero.
@@ -330,11 +397,9 @@ class _Run:
         torch.manual_seed(_drawn(self.seed, 2, step))
         rate = self.schedule.get_last_lr()[0]
         losses = self._losses(self.data.step(step))
-        loss = losses.sum() / max(len(losses), 1)  # A very small batch may have nothing masked.
-        if not math.isfinite(value := loss.item()):
-            raise AnalysisError(f"the loss of step {step} is {value}: give a learning rate below {rate:g}")
+        value = self._mean(losses, step)
         self.adam.zero_grad()
-        loss.backward()
+        (losses.sum() / max(len(losses), 1)).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.adam.step()
         self.schedule.step()
@@ -350,6 +415,17 @@ class _Run:
             logits = self.model.cls(hidden[predicted])
         return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
 
+    def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:
+        """Their mean; None where nothing was masked, which may be in a very small batch."""
+        if not len(losses):
+            return None
+        if not math.isfinite(value := losses.mean().item()):
+            raise AnalysisError(
+                f"the loss of step {step} is {value}: give another folder and a learning rate below "
+                f"{self.settings.learning_rate:g}"
+            )
+        return value
+
     def _keep(self, step: int) -> None:
         """Keep the model as it is; see how well it does on the texts held out, with the same masks at every step."""
         self.model.eval()
@@ -357,8 +433,8 @@ class _Run:
         with torch.inference_mode():
             losses = [self._losses(part) for part in self.data.held_out.split(self.settings.batch)]
         self.model.train()
-        self.log[-1][-1] = torch.cat(losses).mean().item()
-        if not (whole := self.folder / checkpoint(self.seed, step)).is_dir():
+        self.log[-1][-1] = self._mean(torch.cat(losses), step)
+        if not (whole := self.folder / checkpoint_name(self.seed, step)).is_dir():
             unfinished = self.folder / f".unfinished-{whole.name}"
             self.model.save_pretrained(unfinished)
             self.data.tokenizer.save_pretrained(unfinished)

@@ -14,7 +14,7 @@ import torch
 from analysis_lib import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.training.loop import split_settings
-from analysis_lib.training.pretraining import DESCRIPTION, Pretraining, pretrain
+from analysis_lib.training.pretraining import DESCRIPTION, Pretraining, checkpoint_name, pretrain, trained_whole
 
 SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
 
@@ -69,22 +69,38 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     """
     if not seeds:
         raise AnalysisError("no seed was given: give one or more")
+    seeds = list(dict.fromkeys(seeds))
     if run == MULTIBERTS:
         if wrong := [seed for seed in seeds if seed not in MULTIBERTS_SEEDS]:
             raise AnalysisError(f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4")
         steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
-        return [Checkpoint(s, 1000 * step, f"multiberts-seed_{s}-step_{step}k") for s, step in steps]
+        return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
     if (settings := _settings(run)) is not None:
         folder = pretrain(_folder(run, settings), settings, seeds=seeds, workers=torch.get_num_threads())
     else:
         folder = Path(run)
-    found = []
-    for path in folder.glob("seed_*-step_*"):
-        if (match := re.fullmatch(r"seed_(\d+)-step_(\d+)", path.name)) and int(match[1]) in seeds:
-            found.append(Checkpoint(int(match[1]), int(match[2]), os.fspath(path)))
-    if missing := set(seeds) - {checkpoint.seed for checkpoint in found}:
-        raise AnalysisError(f"{run} has no checkpoint of seed {min(missing)}: train it with --seeds, or leave it out")
-    return sorted(found, key=lambda checkpoint: (list(seeds).index(checkpoint.seed), checkpoint.step))
+    for seed in seeds:
+        if not trained_whole(folder, seed):
+            raise AnalysisError(
+                f"{run} has no seed {seed} that is trained to its end: give `pretrain` its settings with this seed, "
+                f"or leave the seed out"
+            )
+    found = [checkpoint for checkpoint in _found(folder) if checkpoint.seed in seeds]
+    return sorted(found, key=lambda checkpoint: (seeds.index(checkpoint.seed), checkpoint.step))
+
+
+def multibert(seed: int | str, step: int | str) -> str:
+    """The name of one of the MultiBERTs, after so many thousand steps.
+
+    >>> multibert(0, 20)
+    'multiberts-seed_0-step_20k'
+    """
+    return f"{MULTIBERTS}-{checkpoint_name(seed, step)}k"
+
+
+def _found(folder: Path) -> list[Checkpoint]:
+    matches = [(path, re.fullmatch(r"seed_(\d+)-step_(\d+)", path.name)) for path in folder.glob("seed_*-step_*")]
+    return [Checkpoint(int(match[1]), int(match[2]), os.fspath(path)) for path, match in matches if match]
 
 
 def losses(run: str, seeds: Sequence[int] = (0,)) -> pd.DataFrame:
@@ -109,7 +125,8 @@ def run_fingerprint(run: str) -> str:
         return run
     if (settings := _settings(run)) is not None:
         return _folder(run, settings).name
-    return (Path(run) / DESCRIPTION).read_text(encoding="utf-8")
+    kept = sorted(Path(checkpoint.model).name for checkpoint in _found(Path(run)))
+    return f"{(Path(run) / DESCRIPTION).read_text(encoding='utf-8')}{kept}"
 
 
 def _settings(run: str) -> Pretraining | None:

@@ -50,7 +50,9 @@ def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertToken
     lines = (" ".join([_START + word] * count) for word, count in words.items() if known.issuperset(word))
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trained.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=vocabulary + len(alphabet), show_progress=False))
+    # The trainer makes room for all it is allowed, and every merge shortens a word: there are no more than letters.
+    most = min(vocabulary, sum(len(word) + 1 for word in words)) + len(alphabet)
+    trained.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=most, show_progress=False))
     # A vocabulary by number is in the order of the merges.
     learned = sorted(trained.get_vocab().items(), key=lambda piece: piece[1])
     for piece, _ in learned:

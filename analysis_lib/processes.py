@@ -1,0 +1,48 @@
+"""Other processes of this machine that work for this one."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+
+import torch
+
+
+@contextmanager
+def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
+    """Processes with so many threads each; they are stopped when the block is left, and when this process ends."""
+    executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
+    try:
+        with _without_interrupts():
+            for _ in range(workers):
+                executor.submit(int)
+        yield executor
+    finally:
+        # Without this, an interrupted run would wait for work that nobody wants any more.
+        for process in list((executor._processes or {}).values()):
+            process.terminate()
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that are started here never get a Ctrl-C, which would break into their imports with a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(threads: int) -> None:
+    """Set up a worker: its share of the cores, and an end when its parent ends."""
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent_process().join()
+    os._exit(1)
