@@ -1,5 +1,6 @@
-"""Models trained in the book: small, on data that need no network, each in a minute or two; and pretraining."""
+"""Models trained here: the small ones of the book, pretraining with checkpoints, and classifiers of texts."""
 
+from analysis_lib.training.classification import accuracy, finetune, predict, self_attention
 from analysis_lib.training.pretraining import Pretraining, pretrain
 from analysis_lib.training.recipes import RECIPES, Recipe, fingerprint, recipe_of, trained
 from analysis_lib.training.runs import (
@@ -24,13 +25,17 @@ __all__ = [
     "Checkpoint",
     "Pretraining",
     "Recipe",
+    "accuracy",
     "checkpoints",
+    "finetune",
     "fingerprint",
     "losses",
     "multibert",
+    "predict",
     "pretrain",
     "recipe_of",
     "run_fingerprint",
     "scores",
+    "self_attention",
     "trained",
 ]
