@@ -497,6 +497,7 @@ def _disentangled(
 
 # --- The attention function -----------------------------------------------------------------------
 
+
 @runtime_checkable
 class Attends(Protocol):
     """Who computes the attention of some modules, in place of the plain function.

@@ -231,12 +231,137 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     assert not list(tmp_path.glob("*.parquet"))
 
 
+# --- Pretraining and its dynamics -----------------------------------------------------------------
+
+
+@pytest.fixture
+def little(tmp_path) -> list[object]:
+    """The options of a run that takes a second."""
+    text, config = tmp_path / "lines.txt", tmp_path / "config.json"
+    text.write_text("\n".join(f"{a} {b} sees {b} {a}." for a in ("cat", "dog", "bird") for b in ("mouse", "fox")) * 40)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config.write_text(json.dumps(sizes))
+    options = {"data": text, "config": config, "steps": 3, "batch": 2, "length": 12, "vocabulary": 60}
+    return [part for name, value in options.items() for part in (f"--{name}", value)]
+
+
+def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
+    rates = ["--learning-rate", "2e-3", "--warmup", 0.5, "--weight-decay", 0, "--seeds", "3,1", "--device", "cpu"]
+    status, out, err = run("pretrain", "--out", tmp_path / "run", *little, *rates)
+    assert (status, err) == (0, "")
+    assert "seed 3, 1" in out
+    told = json.loads((tmp_path / "run" / "pretraining.json").read_text())["settings"]
+    assert (told["steps"], told["batch"], told["length"], told["vocabulary"]) == (3, 2, 12, 60)
+    assert (told["learning_rate"], told["warmup"], told["weight_decay"]) == (2e-3, 0.5, 0.0)
+    assert told["configuration"]["hidden_size"] == 16
+    data = ["--data", tmp_path / "lines.txt", "--limit", 4, "--seed", 2, "--seeds", "1,3"]
+    status, out, err = run("dynamics", tmp_path / "run", "--out", tmp_path / "tables", *data)
+    assert (status, err) == (0, "")
+    assert str(tmp_path / "tables") in out
+    about = json.loads((tmp_path / "tables" / "dynamics.json").read_text())
+    assert (about["limit"], about["seed"], about["seeds"]) == (4, 2, [1, 3])
+    written = {path.stem for path in (tmp_path / "tables").iterdir()}
+    assert written == {
+        "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "vectors", "dynamics",
+    }  # fmt: skip
+    alignment = pd.read_parquet(tmp_path / "tables" / "qk_alignment.parquet")
+    assert len(alignment) == 2 * 4 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[1]", ["config.json holds a list", "hidden_size"]),
+        ("{bad", ["config.json cannot be read as JSON"]),
+        (None, ["config.json cannot be read"]),
+        ('{"hidden_sise": 32}', ["did you mean hidden_size"]),
+        ('{"layer_norm_eps": NaN}', ["layer_norm_eps is nan"]),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(run, little, tmp_path, content, words):
+    (tmp_path / "config.json").unlink()
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert_refused(run("pretrain", "--out", tmp_path / "run", *little), *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "wikipedai"], ["did you mean wikipedia"]),
+        (["--steps", "0"], ["steps is 0"]),
+        (["--learning-rate", "nan"], ["learning_rate nan"]),
+        (["--seeds", "0,x"], ["--seeds is '0,x'", "0,1,2"]),
+        (["--seeds", "-1"], ["seeds [-1]"]),
+        (["--workers", "0"], ["workers 0"]),
+        (["--device", "warp"], ["warp"]),
+        (["--vocabulary", "8"], ["no room", "or more"]),
+        (["--batch", str(10**15)], ["a batch below"]),
+        (["--length", str(10**15)], ["makes 0 sequences"]),
+        (["--out", "{tmp}/lines.txt"], ["is a file"]),
+        (["--out", "{tmp}/lines.txt/run"], ["cannot be written"]),
+        (["--out", "{tmp}"], ["holds config.json and no run"]),
+    ],
+)
+def test_what_cannot_be_pretrained_leaves_no_folder(run, little, tmp_path, arguments, words):
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    assert_refused(run("pretrain", "--out", tmp_path / "run", *little, *given), *words)
+    assert {path.name for path in tmp_path.iterdir()} == {"lines.txt", "config.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bert-44"], ["there is no run 'bert-44'", "bert-4"]),
+        (["bert-4@stpes=3"], ["stpes", "steps"]),
+        (["{tmp}"], ["there is no run"]),
+        (["multiberts", "--seeds", "9"], ["seed 9", "0 to 4"]),
+        (["multiberts", "--data", "newz"], ["newz", "news"]),
+        (["multiberts", "--limit", "0"], ["limit is 0"]),
+        (["multiberts", "--seeds", ""], ["--seeds is ''"]),
+        (["multiberts"], ["google/multiberts-seed_0-step_2000k", "cannot be reached"]),
+    ],
+)
+def test_dynamics_that_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    if not any(argument == "--data" for argument in given):
+        given += ["--data", "news"]
+    assert_refused(run("dynamics", *given, "--out", tmp_path / "out"), *words)
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_path):
+    arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 400]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "seed_0-step_8").is_dir():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines() == ["interrupted: what was finished is kept, and the same command goes on from there"]
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
+    assert run(*arguments)[0] == 0
+    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
+    assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
+
+
 def test_models_and_datasets_list_what_is_known_by_name(run):
     status, out, _ = run("models")
     assert status == 0
     assert "minilm" in out
     assert "bert-base-uncased" in out
     assert ":untrained" in out
+    assert out.count("multiberts-seed") == 2
+    assert out.count("\n") < 50
     status, out, _ = run("datasets")
     assert status == 0
     for name in ("wikipedia", "news", "reviews", "stsb:dev", "wikitext-103"):

@@ -22,9 +22,9 @@ def singular_directions(
     Raises:
         AnalysisError: fewer vectors or dimensions than directions, or vectors that are not finite.
 
-    >>> singular_directions(np.array([[-3.0, 0], [-2, 0], [0, 1]]), np.array([-1.0, 1]))
-    array([[-1.,  0.],
-           [ 0.,  1.]])
+    >>> singular_directions(np.array([[-3.0, -4], [6, 8], [4, -3]]), np.array([1.0, 1])).round(6)
+    array([[ 0.6,  0.8],
+           [ 0.8, -0.6]])
     """
     if min(vectors.shape) < count:
         raise AnalysisError(f"{len(vectors)} vectors of {vectors.shape[1]} dimensions have no {count} directions")

@@ -31,7 +31,7 @@ def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertToken
 
     >>> tokenizer = word_pieces(["low lower lowest", "low slow"], 22)
     >>> tokenizer.tokenize("Lower slow")
-    ['low', '##er', 's', '##low']
+    ['low', '##e', '##r', 's', '##low']
     """
     normalize, split = normalizers.BertNormalizer().normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(normalize(text)))

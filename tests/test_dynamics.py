@@ -1,0 +1,487 @@
+"""Queries and keys along training, against loops over transformers' own hidden states and linear layers in float64."""
+
+import hashlib
+import math
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from analysis_lib import AnalysisError, Corpus, hub, load_corpus, load_model, packages
+from analysis_lib import dynamics as module
+from analysis_lib.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
+from analysis_lib.metrics.directions import singular_directions
+from analysis_lib.training import Pretraining, checkpoints, pretrain, runs
+
+LAYERS, HEADS, WIDTH = 3, 2, 16
+TINY = {
+    "hidden_size": HEADS * WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 32,
+    "initializer_range": 0.2,
+}
+LENGTH, LIMIT, SEED = 16, 12, 5
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with a text file, a run of two seeds, and what is derived."""
+    folder = tmp_path_factory.mktemp("home")
+    draw = random.Random(0)
+    words = ["a", "the", "cat", "dog", "bird", "mouse", "apple", "house", "bridge", "sees", "eats", "draws", "finds"]
+    lines = "\n".join(" ".join(draw.choices(words, k=draw.randint(2, 11))) + "." for _ in range(200))
+    (folder / "lines.txt").write_text(lines, encoding="utf-8")
+    settings = Pretraining(
+        str(folder / "lines.txt"), TINY, vocabulary=80, length=LENGTH, steps=9, batch=4, learning_rate=1e-2,
+        checkpoints=(0, 3, 9),
+    )  # fmt: skip
+    pretrain(folder / "run", settings, seeds=(0, 1))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def apart(home, monkeypatch) -> None:
+    """What is measured lies apart from the reader's."""
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(home / "data"))
+
+
+@pytest.fixture
+def asked(home) -> dict:
+    return {"run": str(home / "run"), "data": str(home / "lines.txt"), "limit": LIMIT, "seed": SEED, "seeds": [1, 0]}
+
+
+@pytest.fixture
+def found(asked) -> Dynamics:
+    """Measured by the first test that asks, and read by the others."""
+    return dynamics(**asked)
+
+
+def texts(home: Path) -> list[str]:
+    return load_corpus(str(home / "lines.txt"), LIMIT, SEED).texts
+
+
+def naive(folder: str, lines: list[str]) -> dict[tuple[str, int, int], np.ndarray]:
+    """Every query, key and value by space, layer and head, a row a token: line by line, without padding."""
+    model = transformers.BertModel.from_pretrained(folder).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows: dict[tuple[str, int, int], list[np.ndarray]] = {}
+    for line in lines:
+        with torch.inference_mode():
+            read = tokenizer(line, truncation=True, max_length=LENGTH, return_tensors="pt")
+            hidden = model(**read, output_hidden_states=True).hidden_states
+            for layer, block in enumerate(model.encoder.layer, 1):
+                for space in ("query", "key", "value"):
+                    vectors = getattr(block.attention.self, space)(hidden[layer - 1])[0]
+                    for head in range(1, HEADS + 1):
+                        part = vectors[:, (head - 1) * WIDTH : head * WIDTH].numpy()
+                        rows.setdefault((space, layer, head), []).append(part)
+    return {key: np.concatenate(parts) for key, parts in rows.items()}
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+# --- What is measured -----------------------------------------------------------------------------
+
+
+def test_the_means_are_those_of_a_loop(found, home):
+    assert found.seeds == [1, 0]
+    assert (found.steps, found.layers, found.head_width) == ([0, 3, 9], LAYERS, WIDTH)
+    means = found["head_means"].set_index(["seed", "step", "space", "layer", "head", "dimension"])["mean"]
+    means = means.sort_index()
+    alignment = found["qk_alignment"].set_index(["seed", "step", "layer", "head"]).sort_index()
+    assert len(means) == 2 * 3 * 3 * LAYERS * HEADS * WIDTH
+    for at in checkpoints(str(home / "run"), (0, 1)):
+        expected = {key: rows.mean(0) for key, rows in naive(at.model, texts(home)).items()}
+        for (space, layer, head), mean in expected.items():
+            ours = means.loc[at.seed, at.step, space, layer, head]
+            np.testing.assert_allclose(ours, mean, rtol=1e-4, atol=1e-6)
+        for layer, head in alignment.loc[at.seed, at.step].index:
+            q, k = (expected[space, layer, head] for space in ("query", "key"))
+            row = alignment.loc[(at.seed, at.step, layer, head)]
+            assert row["cosine"] == pytest.approx(cosine(q, k), abs=1e-5)
+            assert row["dot"] == pytest.approx(q @ k, abs=1e-5)
+
+
+def test_what_one_seed_gives_does_not_depend_on_the_others(found, asked):
+    alone = dynamics(**{**asked, "seeds": [0]})
+    for name in (*module.METRICS, "losses"):
+        of_both = found[name][found[name]["seed"] == 0].reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone[name], of_both)
+    assert found["vectors"]["seed"].unique().tolist() == [1]
+
+
+def drawn(table: pd.DataFrame, rows: np.ndarray) -> list[int]:
+    """Which of the rows each vector of a table is."""
+    values = table[[str(i) for i in range(rows.shape[1])]].to_numpy(np.float64)
+    distances = np.abs(values[:, None] - rows[None]).max(-1)
+    assert distances.min(1).max() < 1e-2 * np.abs(rows).max()
+    return distances.argmin(1).tolist()
+
+
+def test_the_same_tokens_are_sampled_at_every_step(home):
+    corpus, share = load_corpus(str(home / "lines.txt"), LIMIT, SEED), 0.25
+    chosen = []
+    for at in checkpoints(str(home / "run")):
+        table = sample_vectors(load_model(at.model), corpus, {(2, 1), (3, 2)}, share, 0)
+        rows = naive(at.model, corpus.texts)
+        for (layer, head, space), part in table.groupby(["layer", "head", "space"]):
+            chosen.append(drawn(part, rows[space, layer, head]))
+    tokens = len(rows["query", 2, 1])
+    assert all(places == chosen[0] for places in chosen)
+    assert len(chosen) == 3 * 2 * 2
+    assert len(chosen[0]) == len(set(chosen[0])) == round(share * tokens)
+
+
+def test_tokens_are_sampled_uniformly(home):
+    (last,) = checkpoints(str(home / "run"))[-1:]
+    model, corpus = load_model(last.model), Corpus("two", load_corpus(str(home / "lines.txt"), 3, 0).texts)
+    rows = naive(last.model, corpus.texts)["query", 2, 1]
+    times, share = 150, 0.3
+    counts = np.zeros(len(rows))
+    for seed in range(times):
+        table = sample_vectors(model, corpus, {(2, 1)}, share, seed)
+        counts[drawn(table[table["space"] == "query"], rows)] += 1
+    expected = round(share * len(rows)) / len(rows)
+    deviation = np.abs(counts / times - expected) / math.sqrt(expected * (1 - expected) / times)
+    assert counts.sum() == times * round(share * len(rows))
+    assert deviation.max() < 4
+
+
+def test_one_vector_is_sampled_at_least(home):
+    corpus = Corpus("one", ["a cat"])
+    table = sample_vectors(load_model(checkpoints(str(home / "run"))[0].model), corpus, {(1, 1)}, 0.01, 0)
+    assert table["space"].tolist() == ["key", "query"]
+
+
+def test_queries_and_keys_of_grouped_heads(tiny_folder):
+    """Two queries share a key; queries and keys are as the scores see them, after the rotary embedding."""
+    loaded = load_model(str(tiny_folder("llama")))
+    corpus = Corpus("tiny", ["Keys answer queries.", "Hi", "The cone of vectors points one way."])
+    model = transformers.LlamaModel.from_pretrained(tiny_folder("llama")).double().eval()
+    rows: dict[tuple[str, int, int], list[np.ndarray]] = {}
+    for line in corpus.texts:
+        given = loaded.tokenizer(line, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            hidden = model(input_ids=given, output_hidden_states=True).hidden_states
+            angles = model.rotary_emb(hidden[0], torch.arange(given.shape[1])[None])
+            for layer, block in enumerate(model.layers, 1):
+                read = block.input_layernorm(hidden[layer - 1])
+                split = [
+                    getattr(block.self_attn, f"{x}_proj")(read)[0].unflatten(-1, (-1, 8)).transpose(0, 1)[None]
+                    for x in "qk"
+                ]
+                for space, vectors in zip(("query", "key"), apply_rotary_pos_emb(*split, *angles), strict=True):
+                    for head in range(1, 5):
+                        of = head - 1 if space == "query" else (head - 1) // 2
+                        rows.setdefault((space, layer, head), []).append(vectors[0, of].numpy())
+    table = sample_vectors(loaded, corpus, {(1, 3), (2, 2), (2, 4)}, 1.0, 0)
+    for (layer, head, space), part in table.groupby(["layer", "head", "space"]):
+        expected = np.concatenate(rows[space, layer, head])
+        # Each vector is one of the model's, and the other way round: the first token is the same in all texts.
+        assert len(drawn(part, expected)) == len(expected)
+        drawn(
+            pd.DataFrame(expected, columns=[str(i) for i in range(8)]), part[[str(i) for i in range(8)]].to_numpy(float)
+        )
+
+
+# --- What is kept ---------------------------------------------------------------------------------
+
+
+def frames(found: Dynamics) -> dict[str, bytes]:
+    return {name: hashlib.sha256(table.to_csv().encode()).digest() for name, table in found.items()}
+
+
+def test_what_is_saved_is_read_again(found, tmp_path):
+    found.save(tmp_path / "out")
+    again = Dynamics.load(tmp_path / "out")
+    assert again.about == found.about
+    assert set(again) == set(found) == set(module.TABLES)
+    for name, table in found.items():
+        pd.testing.assert_frame_equal(again[name], table)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(f"{t}.parquet" for t in found), "dynamics.json"}
+
+
+def test_a_save_that_fails_leaves_what_was_there(found, tmp_path, monkeypatch):
+    found.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        found.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_it_is_measured_once(found, asked, monkeypatch):
+    monkeypatch.setattr(module, "measure", None)
+    assert frames(dynamics(**asked)) == frames(found)
+
+
+def test_an_interrupted_measurement_goes_on_where_it_was(found, asked, home, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    real, measured = module.measure, []
+
+    def interrupted(model, *arguments, **options):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(model.name)
+        return real(model, *arguments, **options)
+
+    monkeypatch.setattr(module, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        dynamics(**asked)
+    first = measured.copy()
+    # The last step of the first seed decides which heads are shown.
+    assert Path(first[0]).name == "seed_1-step_9"
+    monkeypatch.setattr(module, "measure", lambda model, *a, **o: measured.append(model.name) or real(model, *a, **o))
+    again = dynamics(**asked)
+    assert len(set(measured)) == len(measured) == 6
+    assert frames(again) == frames(found)
+    derived = packages.derived_folder("", "").parent
+    assert [path.name for path in derived.iterdir() if path.is_dir()] == [
+        path.name for path in derived.glob("dynam*[!k]")
+    ]
+
+
+def test_other_sources_or_another_run_are_measured_anew(found, asked, monkeypatch):
+    monkeypatch.setattr(module, "measure", lambda *_, **__: (_ for _ in ()).throw(AnalysisError("measured")))
+    for change in ({"limit": 3}, {"seed": 6}, {"seeds": [1]}):
+        with pytest.raises(AnalysisError, match="measured"):
+            dynamics(**{**asked, **change})
+    monkeypatch.setattr(module, "_sources", lambda: "other")
+    with pytest.raises(AnalysisError, match="measured"):
+        dynamics(**asked)
+
+
+def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    monkeypatch.setitem(runs.RUNS, "shipped", replace(runs.RUNS["bert-4"], data="absent.txt"))
+    asked = {"data": "news", "limit": 2, "seed": 0, "seeds": [0, 1]}
+    Dynamics(found, {**found.about, **asked}).save(tmp_path / "dynamics" / "shipped")
+    assert frames(dynamics("shipped", **asked)) == frames(found)
+    assert frames(dynamics("shipped", **{**asked, "seeds": [0, 1, 1]})) == frames(found)
+    for change in ({"data": "reviews"}, {"limit": 3}, {"seed": 1}, {"seeds": [0]}, {"seeds": [1, 0]}):
+        # It would have to be trained, on a file that is not there.
+        with pytest.raises(AnalysisError, match=r"absent\.txt"):
+            dynamics("shipped", **{**asked, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"run": "bert-5"}, "there is no run"),
+        ({"data": "absent.txt"}, r"absent\.txt"),
+        ({"limit": 0}, "limit is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seeds": []}, "no seed was given"),
+        ({"seeds": [7]}, "no seed 7"),
+    ],
+)
+def test_what_cannot_be_measured(asked, change, words):
+    with pytest.raises(AnalysisError, match=words):
+        dynamics(**{**asked, **change})
+
+
+def test_the_multiberts_from_a_cache(home, tmp_path, monkeypatch):
+    """As on the hub: the weights as a pickle, and the configuration and vocabulary of BERT."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "_reachable", lambda: False)
+    monkeypatch.setattr(runs, "MULTIBERTS_STEPS", (0, 2000))
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
+    for name, step in (("0k", 0), ("2000k", 9)):
+        repository = tmp_path / "hub" / f"models--google--multiberts-seed_0-step_{name}"
+        snapshot = shutil.copytree(home / "run" / f"seed_0-step_{step}", repository / "snapshots" / ("0" * 40))
+        (snapshot / "model.safetensors").unlink()
+        weights = transformers.BertForMaskedLM.from_pretrained(home / "run" / f"seed_0-step_{step}").state_dict()
+        torch.save(weights, snapshot / "pytorch_model.bin")
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("0" * 40)
+    (start, end) = checkpoints("multiberts", [0])
+    assert load_model(end.model).revision == f"google/multiberts-seed_0-step_2000k@{'0' * 40}"
+    assert load_model(start.model).model.config.num_hidden_layers == LAYERS
+    found = dynamics("multiberts", str(home / "lines.txt"), LIMIT, SEED)
+    assert found.steps == [0, 2_000_000]
+    assert found["losses"].empty
+    run = dynamics(str(home / "run"), str(home / "lines.txt"), LIMIT, SEED)
+    for name in ("head_means", "attention_entropy", "vectors"):
+        theirs = run[name][run[name]["step"] != 3].drop(columns="step").reset_index(drop=True)
+        pd.testing.assert_frame_equal(found[name].drop(columns="step"), theirs)
+
+
+# --- Directions -----------------------------------------------------------------------------------
+
+
+def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
+    """Vectors with a mean, and spread over directions of clearly unequal lengths."""
+    draw = np.random.default_rng(seed)
+    return draw.normal(0.3, 1, (rows, dim)) * np.geomspace(8, 0.5, dim) @ np.linalg.qr(draw.normal(size=(dim, dim)))[0]
+
+
+def test_the_directions_are_those_of_numpy(found):
+    vectors = found["vectors"][[str(i) for i in range(WIDTH)]].to_numpy(np.float64)
+    for sample in (vectors, skewed(1)):
+        ours = singular_directions(sample, sample.mean(0), 3)
+        theirs = np.linalg.svd(sample, full_matrices=False)[2][:3]
+        np.testing.assert_allclose(ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8)
+        assert (ours @ sample.mean(0) >= 0).all()
+
+
+@given(st.integers(0, 10**6))
+def test_the_sign_and_the_order_of_vectors_change_no_direction(seed):
+    vectors, draw = skewed(seed), np.random.default_rng(seed)
+    towards = draw.normal(size=6)
+    directions = singular_directions(vectors, towards)
+    np.testing.assert_allclose(directions @ directions.T, np.eye(2), atol=1e-12)
+    flipped = draw.permutation(vectors * draw.choice([-1, 1], (len(vectors), 1)))
+    np.testing.assert_allclose(singular_directions(flipped, towards), directions, atol=1e-7)
+    np.testing.assert_allclose(singular_directions(3 * vectors, 5 * towards), directions, atol=1e-7)
+    rotation = np.linalg.qr(draw.normal(size=(6, 6)))[0]
+    turned = singular_directions(vectors @ rotation, towards @ rotation)
+    np.testing.assert_allclose(turned, directions @ rotation, atol=1e-7)
+
+
+def test_no_figure_depends_on_the_sign_of_eigenvectors(found, monkeypatch):
+    shown = ("similar", "opposite")
+
+    def drawn_now() -> list[pd.DataFrame]:
+        return [
+            made(found, head, of)
+            for made in (module.cloud, module.mean_path)
+            for head in shown
+            for of in ("query", "key", "both")
+        ]
+
+    before, real = drawn_now(), np.linalg.eigh
+    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (real(matrix)[0], -real(matrix)[1]))
+    for ours, theirs in zip(before, drawn_now(), strict=True):
+        pd.testing.assert_frame_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "words"),
+    [
+        (np.ones((1, 4)), "1 vectors of 4 dimensions have no 2 directions"),
+        (np.ones((4, 1)), "4 vectors of 1 dimensions"),
+        (np.array([[1, math.nan], [0, 1]]), "not finite"),
+        (np.array([[1, math.inf], [0, 1]]), "not finite"),
+    ],
+)
+def test_vectors_without_directions(vectors, words):
+    with pytest.raises(AnalysisError, match=words):
+        singular_directions(vectors, vectors.mean(0))
+
+
+def test_clouds_and_paths_lie_on_the_same_directions(found):
+    for shown, choose in (("similar", "idxmax"), ("opposite", "idxmin")):
+        last = found["qk_alignment"].query("seed == 1 and step == 9")
+        layer, head = last.loc[getattr(last["cosine"], choose)()][["layer", "head"]]
+        assert module.heads_shown(found["qk_alignment"])[shown] == (layer, head)
+        vectors = found["vectors"].query("layer == @layer and head == @head")
+        values = vectors[[str(i) for i in range(WIDTH)]].to_numpy(np.float64)
+        for of in ("both", "query", "key"):
+            chosen = values if of == "both" else values[vectors["space"] == of]
+            basis = np.linalg.svd(chosen, full_matrices=False)[2][:2]
+            towards = values[(vectors["space"] == "key") & (vectors["step"] == 9)].mean(0)
+            basis *= np.sign(basis @ towards)[:, None]
+            cloud = module.cloud(found, shown, of)
+            np.testing.assert_allclose(cloud[["x", "y"]], values @ basis.T, atol=1e-6)
+            path = module.mean_path(found, shown, of).set_index(["space", "step"])
+            means = found["head_means"].query("seed == 1 and layer == @layer and head == @head")
+            for (space, step), part in means[means["space"] != "value"].groupby(["space", "step"]):
+                mean = part.sort_values("dimension")["mean"].to_numpy()
+                np.testing.assert_allclose(path.loc[space, step], basis @ mean, atol=1e-6)
+
+
+# --- What the figures show ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [2, 16, 64])
+def test_the_band_of_chance_is_that_of_random_directions(width):
+    pairs = np.random.default_rng(0).normal(size=(2, 40_000, width))
+    units = pairs / np.linalg.norm(pairs, axis=-1, keepdims=True)
+    beyond = np.abs((units[0] * units[1]).sum(-1)) > module.chance_band(width)
+    assert beyond.mean() == pytest.approx(0.01, abs=0.002)
+
+
+def of_heads(cosines: list[list[float]], width: int = 64) -> Dynamics:
+    """A run of one step whose heads have these cosines, by layer."""
+    rows = [(0, 0, i, j, value) for i, layer in enumerate(cosines, 1) for j, value in enumerate(layer, 1)]
+    table = pd.DataFrame(rows, columns=["seed", "step", "layer", "head", "cosine"])
+    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame({"dimension": [0, width - 1]})}, {"seeds": [0]})
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes"),
+    [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (5, (2, 1, 2)), (12, (4, 4, 4))],
+)
+def test_the_thirds_of_the_layers(layers, sizes):
+    found = of_heads([[0.0]] * layers)
+    names = [name for name, size in zip(("first", "middle", "last"), sizes, strict=True) for _ in range(size)]
+    assert module.thirds(found["qk_alignment"], found).tolist() == [f"{name} third" for name in names]
+
+
+def test_heads_outside_of_what_chance_gives():
+    edge = module.chance_band(64)
+    found = of_heads([[edge + 1e-6, -edge - 1e-6], [0.0, 0.1], [-0.9, edge - 1e-6]])
+    table = module.outside_chance(found).set_index("part")
+    assert table["share"].to_dict() == {"first third": 1.0, "middle third": 0.0, "last third": 0.5, "all": 0.5}
+    assert table["heads"].to_dict() == {"first third": 2, "middle third": 2, "last third": 2, "all": 6}
+    assert (table["ci_low"] <= table["share"]).all()
+    assert (table["share"] <= table["ci_high"]).all()
+    assert table.loc["all", ["ci_low", "ci_high"]].tolist() == pytest.approx([0.1876, 0.8124], abs=1e-4)
+
+
+def test_the_cosine_of_a_layer_is_that_of_its_heads_put_together(found):
+    means = found["head_means"].sort_values(["head", "dimension"])
+    table = module.cosine_of_layers(found)
+    assert len(table) == 2 * 3 * LAYERS
+    for row in table.itertuples():
+        part = means[(means["seed"] == row.seed) & (means["step"] == row.step) & (means["layer"] == row.layer)]
+        q, k = (part[part["space"] == space]["mean"].to_numpy() for space in ("query", "key"))
+        assert len(q) == HEADS * WIDTH
+        assert row.cosine == pytest.approx(cosine(q, k), abs=1e-12)
+
+
+def test_the_time_axis_is_that_of_the_attention_layers(found):
+    axis = module.time_axis(found).set_index(["seed", "step", "layer", "quantity"])["value"]
+    assert len(axis) == 2 * 3 * LAYERS * 3
+    hidden = found["anisotropy"].query("space == 'hidden'").set_index(["seed", "step", "layer"])["cosine"]
+    for (seed, step, layer, quantity), value in axis.items():
+        here = f"seed == {seed} and step == {step} and layer == {layer}"
+        alignment = found["qk_alignment"].query(here)["cosine"].abs().mean()
+        entropy = found["attention_entropy"].query(here)["entropy_normalised"].mean()
+        expected = dict(zip(QUANTITIES, (hidden[seed, step, layer - 1], alignment, 1 - entropy), strict=True))[quantity]
+        assert value == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "values", "farthest", "half"),
+    [
+        ([0, 10, 20], [0.0, 0.5, 1.0], 1.0, 10),
+        ([0, 10, 20], [1.0, 0.9, 0.0], 0.0, 10 + 10 * 4 / 9),
+        ([0, 100], [0.2, 0.4], 0.4, 50),
+        ([0, 10, 20, 30], [0.0, 1.0, 0.2, 0.4], 1.0, 5),
+        # It goes the other way first, and that is not half of the way.
+        ([0, 10, 20, 30], [0.0, -0.6, 0.0, 1.0], 1.0, 25),
+        ([0, 10, 20], [0.3, 0.3, 0.3], 0.3, math.nan),
+        ([40], [0.3], 0.3, math.nan),
+        ([10, 20], [0.0, 1.0], 1.0, 15),
+    ],
+)
+def test_half_of_the_way(steps, values, farthest, half):
+    axis = pd.DataFrame({"seed": 0, "layer": 1, "quantity": "q", "step": steps, "value": values})
+    for rows in (axis, axis[::-1]):
+        (row,) = module.half_way(rows).itertuples(index=False)
+        assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (0, 1, "q", values[0], farthest)
+        assert row.step == pytest.approx(half, nan_ok=True)
