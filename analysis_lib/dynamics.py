@@ -222,7 +222,15 @@ def _of_checkpoint(
 def _write(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+        floats = table.select_dtypes("floating").columns
+        table.to_parquet(
+            folder / f"{name}.parquet",
+            index=False,
+            compression="zstd",
+            # A tenth smaller: the first bytes of like numbers are alike.
+            use_byte_stream_split=[*floats],
+            use_dictionary=[column for column in table if column not in floats],
+        )
 
 
 def _at(checkpoint: Checkpoint, table: pd.DataFrame) -> pd.DataFrame:
