@@ -25,7 +25,7 @@ from analysis_lib.metrics.directions import singular_directions
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name
-from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_fingerprint
+from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_fingerprint
 from analysis_lib.training.tasks import wilson
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
@@ -57,7 +57,8 @@ class Dynamics(Mapping[str, pd.DataFrame]):
     dimension, from ``0``. The same tokens are sampled at every step.
 
     Attributes:
-        about: run, data, limit, seed and seeds, and what identifies run and data.
+        about: run, data, limit, seed and seeds; what identifies run and data; and ``training``, how the run was trained
+            (settings, data and versions), where that is known.
     """
 
     def __init__(self, tables: Mapping[str, pd.DataFrame], about: dict):
@@ -145,7 +146,13 @@ def dynamics(
         if all(found.about[name] == value for name, value in asked.items()):
             return found
     corpora.check_draw(limit, seed)
-    about = {"run": run, **asked, "checkpoints": run_fingerprint(run), "texts": corpora.fingerprint(data)}
+    about = {
+        "run": run,
+        **asked,
+        "checkpoints": run_fingerprint(run),
+        "texts": corpora.fingerprint(data),
+        "training": run_description(run),
+    }
     key = json.dumps([about, _sources()])
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     folder = packages.derived_folder(key, label)

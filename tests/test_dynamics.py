@@ -23,6 +23,8 @@ from analysis_lib.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
 from analysis_lib.metrics.directions import singular_directions
 from analysis_lib.training import Pretraining, checkpoints, pretrain, runs
 
+SHIPPED = packages.data_directory() / "dynamics"
+
 LAYERS, HEADS, WIDTH = 3, 2, 16
 TINY = {
     "hidden_size": HEADS * WIDTH,
@@ -485,3 +487,23 @@ def test_half_of_the_way(steps, values, farthest, half):
         (row,) = module.half_way(rows).itertuples(index=False)
         assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (0, 1, "q", values[0], farthest)
         assert row.step == pytest.approx(half, nan_ok=True)
+
+
+# --- The run that is shipped ----------------------------------------------------------------------
+
+
+def test_the_shipped_run_is_what_its_settings_say_and_small():
+    folder = SHIPPED / "bert-12"
+    found = Dynamics.load(folder)
+    assert found.about["training"]["settings"] == runs.RUNS["bert-12"].told()["settings"]
+    assert found.steps == list(runs.RUNS["bert-12"].kept)
+    assert (found.layers, found.head_width) == (12, 64)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16e6
+
+
+def test_the_effect_is_there_in_the_shipped_run():
+    found = Dynamics.load(SHIPPED / "bert-12")
+    last = module.outside_chance(found).query("step == step.max() and part == 'first third'")
+    assert last["share"].item() > 0.5
+    entropy = found["attention_entropy"].groupby(["layer", "step"])["entropy_nats"].mean().unstack()
+    assert (entropy[found.steps[-1]] < entropy[0]).sum() > found.layers / 2

@@ -129,6 +129,19 @@ def run_fingerprint(run: str) -> str:
     return f"{(Path(run) / DESCRIPTION).read_text(encoding='utf-8')}{kept}"
 
 
+def run_description(run: str) -> dict:
+    """How a run was, or would be, trained: its settings, data and versions; of the MultiBERTs nothing.
+
+    Raises:
+        AnalysisError: there is no such run.
+    """
+    if run == MULTIBERTS:
+        return {}
+    if (settings := _settings(run)) is not None:
+        return settings.told()
+    return json.loads((Path(run) / DESCRIPTION).read_text(encoding="utf-8"))
+
+
 def _settings(run: str) -> Pretraining | None:
     """The settings that the name of a run means; None for a folder."""
     name, settings = split_settings(run)
