@@ -33,6 +33,7 @@ COLUMNS = {
     "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
     "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
     "qk_alignment": ["layer", "head", "cosine", "dot"],
+    "head_means": ["space", "layer", "head", "dimension", "mean"],
     "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
     "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
     "dimension_means": ["layer", "dimension", "token_type", "mean"],
@@ -122,18 +123,20 @@ class Trace(DoublePrecision):
             read = args[0] if args else kwargs["hidden_states"]
             self.open = self.steps[-1].call = Call(attention, block, read, {**kwargs, "args": args[1:]})
 
-        def attended(*_):
+        def attended(_module, _args, output):
             self.open = None
+            if family.output is None:
+                self.steps[-1].call.mixed = output[0]
 
         def mixed(_module, args):
             self.steps[-1].call.mixed = args[0]
 
-        output = block.get_submodule(family.output)
         self.hooks += [
             attention.register_forward_pre_hook(attend, with_kwargs=True),
             attention.register_forward_hook(attended),
-            output.register_forward_pre_hook(mixed),
         ]
+        if family.output is not None:
+            self.hooks.append(block.get_submodule(family.output).register_forward_pre_hook(mixed))
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = super().__torch_function__(function, types, args, kwargs)
@@ -170,7 +173,8 @@ class Family:
     Attributes:
         blocks: a pattern for the names of its blocks; a group in it is the name of the stack.
         attention: the attention module below a block; None if it has none.
-        output: the projection below a block that the values go through after they were mixed.
+        output: the projection below a block that the values go through after they were mixed; None if they go
+            through none.
         projections: W (d' rows a head) and b of query, key and value of an attention module.
         scaling: what the scores are multiplied with, from the attention module and d'.
         inputs: what queries and keys and values are made from, from the call.
@@ -438,6 +442,7 @@ def _maps(blocks: str) -> Family:
 
 FAMILIES = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "camembert", "electra", "character_bert"), _BERT),
+    "self_attention": _bert("attention", blocks=r"layers\.\d+", output=None),
     "distilbert": _bert(
         "attention", ("q_lin", "k_lin", "v_lin"), blocks=r"transformer\.layer\.\d+", output="attention.out_lin"
     ),
@@ -927,6 +932,17 @@ class Reference:
                 dot = sum(float(a) * float(b) for a, b in zip(query, key, strict=True))
                 cosine = dot / math.sqrt(sum(query**2)) / math.sqrt(sum(key**2))
                 rows.append({"layer": layer, "head": head, "cosine": cosine, "dot": dot})
+        return pd.DataFrame(rows)
+
+    def head_means(self) -> pd.DataFrame:
+        """The mean query, key and value of each head."""
+        rows = []
+        for space, layer in self._spaces():
+            if space != "hidden":
+                means = np.concatenate(self._vectors(space, layer), axis=1).mean(1)
+                for (head, dimension), mean in np.ndenumerate(means):
+                    about = {"space": space, "layer": layer, "head": head + 1, "dimension": dimension}
+                    rows.append({**about, "mean": mean})
         return pd.DataFrame(rows)
 
     def attention_entropy(self) -> pd.DataFrame:

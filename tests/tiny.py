@@ -221,6 +221,7 @@ EVERY_ARCHITECTURE = {
     "van": ("van", _VAN, "convnext"),
     "character_bert": ("character_bert", _CHARACTER_BERT, "characters"),
     "manta": ("manta", _MANTA, "byt5"),
+    "self_attention": ("self_attention", {"hidden_size": 12, "num_hidden_layers": 3}, "wordpiece"),
 }
 # The first of them: bidirectional encoders of BERT's kind.
 ARCHITECTURES = {name: EVERY_ARCHITECTURE[name] for name in list(EVERY_ARCHITECTURE)[:7]}
