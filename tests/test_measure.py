@@ -35,7 +35,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
 CORPUS = Corpus("texts", TEXTS)
 FEW = "anisotropy,attention_entropy"
-OF_ATTENTION = ["qk_alignment", "attention_entropy", "attention_by_token_type", "score_contributions", "score_terms"]
+OF_ATTENTION = [
+    "qk_alignment",
+    "head_means",
+    "attention_entropy",
+    "attention_by_token_type",
+    "score_contributions",
+    "score_terms",
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from analysis_lib import load_model, packages, speech, training
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.training import recipes, tasks
+from analysis_lib.training import loop, recipes, tasks
 
 SENTENCES = [
     f"{who} {does} the {what} {where}."
@@ -184,7 +184,7 @@ def test_the_fingerprint_changes_with_what_decides_the_weights(monkeypatch):
     assert told == training.fingerprint("digits-vit") == training.fingerprint("digits-vit", seed=0)
     changes = {"steps": 7, "batch": 7, "learning_rate": 7e-4, "weight_decay": 0.7, "seed": 7}
     others = [training.fingerprint("digits-vit", **{name: value}) for name, value in changes.items()]
-    monkeypatch.setattr(recipes.importlib.metadata, "version", lambda _: "0.0")
+    monkeypatch.setattr(loop.importlib.metadata, "version", lambda _: "0.0")
     others.append(training.fingerprint("digits-vit"))
     assert len({told, *others}) == 1 + len(others)
 
