@@ -3,6 +3,7 @@
 import csv
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,11 @@ from analysis_lib.book import build_book  # noqa: E402
 # Small models on shared cores: a second thread waits for the first more than it computes.
 threadpoolctl.threadpool_limits(1)
 torch.set_num_threads(1)
+
+
+# A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
