@@ -441,6 +441,11 @@ def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
     return float(values.mean()), float(values.mean() - reach), float(values.mean() + reach)
 
 
+def of_draw(table: pd.DataFrame, draw: Sequence[str | int]) -> pd.DataFrame:
+    """The rows of one draw, given as architecture, weights_seed, direction_seed."""
+    return table[(table[DRAW] == [*draw]).all(axis=1)]
+
+
 def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)) -> pd.DataFrame:
     """The mean of a column over draws, after that over the heads of each, with its interval over draws.
 

@@ -280,7 +280,7 @@ def test_masking_is_berts(few_sentences):
         sentences = task.train * 200
         inputs = task.make_inputs(sentences)
     ids, labels = inputs["input_ids"], inputs["labels"]
-    before = task.padded(sentences)["input_ids"]
+    before = tasks.padded(sentences, task.preprocessor.pad_token_id)["input_ids"]
     words = before >= len(task.special)
     predicted = labels != tasks.IGNORED
     assert not (predicted & ~words).any()

@@ -106,6 +106,12 @@ def stacked_axes(rows: int = 1, height: float = 3.4, share_y: bool = False) -> t
     return figure, list(np.ravel(figure.subplots(rows, 1, sharex=True, sharey=share_y, squeeze=False)))
 
 
+def legend_below(figure: Figure, axes: Axes, columns: int = 3, **look: object) -> None:
+    """The curves of a panel, once each, below the figure; ``look`` is for matplotlib's legend."""
+    named = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, columnspacing=1.2, **look)
+
+
 def layer_ticks(axes: Axes, layers: Iterable[int]) -> None:
     axes.set_xticks(sorted(set(layers)))
 

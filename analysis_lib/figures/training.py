@@ -1,6 +1,7 @@
 """Figures of the part on training: queries, keys and attention along the checkpoints of a run."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import matplotlib as mpl
 import numpy as np
@@ -13,12 +14,23 @@ from matplotlib.ticker import NullLocator
 
 from analysis_lib.dynamics import QUANTITIES, Dynamics, chance_band, heads_shown
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.base import COLOURS, MARKERS, THEME, WIDTH, PageFigure, Table, model_styles, stacked_axes
+from analysis_lib.figures.base import (
+    COLOURS,
+    MARKERS,
+    THEME,
+    WIDTH,
+    PageFigure,
+    Table,
+    legend_below,
+    model_styles,
+    stacked_axes,
+)
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 
 _SPACES = {"query": ("queries", COLOURS[0], "o"), "key": ("keys", COLOURS[1], "s")}
 _QUANTITIES = dict(zip(QUANTITIES, zip(COLOURS[:3], "os^", ("-", "--", ":"), strict=True), strict=True))
 _BAND = {"color": "0.87", "linewidth": 0, "zorder": 0}
+_legend = partial(legend_below, handletextpad=0.4)
 _MEAN_COSINE = "cosine of mean query and mean key"
 
 
@@ -54,13 +66,6 @@ def _grid(count: int, height: float = 2.3) -> tuple[PageFigure, list[Axes]]:
         lowest.xaxis.set_tick_params(labelbottom=True)
         lowest.set_xlabel("step")
     return figure, panels[:count]
-
-
-def _legend(figure: Figure, axes: Axes, columns: int, title: str | None = None) -> None:
-    """The curves of a panel, once each, below the figure."""
-    named = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    look = {"ncols": columns, "columnspacing": 1.2, "handletextpad": 0.4}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", title=title, **look)
 
 
 def _refuse_missing(asked: Sequence[int], table: pd.DataFrame, column: str) -> None:

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, model_styles, stacked_axes
-from analysis_lib.untrained import DRAW, over_seeds
+from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, legend_below, model_styles, stacked_axes
+from analysis_lib.untrained import DRAW, of_draw, over_seeds
 
 _BIAS = "norm of the bias, N"
 _INPUT = {"color": "black", "linestyle": "--", "marker": "", "label": "input"}
@@ -32,12 +32,6 @@ def _bands(axes: Axes, table: pd.DataFrame, column: str, **look) -> None:
         size = max(0, 3 - i)
         style = {"color": colour, "marker": marker, "label": name, "markersize": 4 + 1.7 * size}
         _band(axes, part, column, **{**style, "linewidth": 1.2 + 1.1 * size, **look})
-
-
-def _legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=columns, columnspacing=1.2)
 
 
 def _hidden(vectors: pd.DataFrame, layer: int) -> pd.DataFrame:
@@ -65,7 +59,7 @@ def block_cosines(vectors: pd.DataFrame) -> Figure:
     below.set(ylabel="output minus input", xlabel=_BIAS)
     below.set_yscale("symlog", linthresh=1e-4)
     below.set_ylim(bottom=min(-1e-4, 1.5 * gain.min()))
-    _legend(figure, above)
+    legend_below(figure, above)
     return figure
 
 
@@ -86,7 +80,7 @@ def block_norms(vectors: pd.DataFrame) -> Figure:
         _band(axes, first, column, **_INPUT)
         axes.set(ylabel=label)
     panels[-1].set_xlabel(_BIAS)
-    _legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -119,10 +113,6 @@ def fixed_point_beside_layers(fixed: pd.DataFrame, norms: pd.DataFrame, model: s
     return figure
 
 
-def _draw(table: pd.DataFrame, draw: Sequence[str | int]) -> pd.DataFrame:
-    return table[(table[DRAW] == [*draw]).all(axis=1)]
-
-
 def _shares(part: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """The share of the pairs in each bin, and the edges of the bins."""
     counts = part.groupby(["low", "high"])["count"].sum().reset_index()
@@ -151,12 +141,12 @@ def score_histograms(
     """
     figure = PageFigure(figsize=(WIDTH, 1.15 * len(norms) + 0.8), layout="constrained")
     panels = figure.subplots(len(norms), len(shown), sharex=True, sharey="row", squeeze=False)
-    limits = _range(pd.concat(_draw(scores, draw) for draw in shown.values()))
+    limits = _range(pd.concat(of_draw(scores, draw) for draw in shown.values()))
     for column, (title, draw) in zip(panels.T, shown.items(), strict=True):
         for axes, norm in zip(column, norms, strict=True):
-            part = _draw(scores, draw)
+            part = of_draw(scores, draw)
             axes.stairs(*_shares(part[part["bias_norm"] == norm]), fill=True, color=COLOURS[0])
-            means = _draw(attention, draw)
+            means = of_draw(attention, draw)
             mean = means.loc[means["bias_norm"] == norm, "score"].mean()
             axes.axvline(mean, color=COLOURS[3], linestyle="--", linewidth=1.2)
             axes.set(xlim=limits, ylabel=f"N = {norm:g}" if axes in panels[:, 0] else "")
@@ -179,9 +169,9 @@ def scores_by_head(
     """
     figure = PageFigure(figsize=(WIDTH, 4.2), layout="constrained")
     panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
-    limits = _range(pd.concat(_draw(scores, draw) for draw in shown.values()))
+    limits = _range(pd.concat(of_draw(scores, draw) for draw in shown.values()))
     for axes, (title, draw) in zip(panels, shown.items(), strict=True):
-        part, means = (table[table["bias_norm"] == norm] for table in (_draw(scores, draw), _draw(attention, draw)))
+        part, means = (table[table["bias_norm"] == norm] for table in (of_draw(scores, draw), of_draw(attention, draw)))
         for head, ridge in part.groupby("head"):
             axes.axhline(head, color="0.85", linewidth=0.6, zorder=0)
             shares, edges = _shares(ridge)
@@ -213,7 +203,7 @@ def score_of_the_bias(attention: pd.DataFrame, norm: float) -> Figure:
         axes.plot(heads["bias_score"], heads["score"], color=colour, marker=marker, label=name, **look)
     axes.axline((0, 0), slope=1, color="black", linestyle="--", linewidth=1, zorder=0)
     axes.set(xlabel="score of the bias with itself", ylabel="mean score of the head")
-    _legend(figure, axes, columns=4)
+    legend_below(figure, axes, columns=4)
     return figure
 
 
@@ -234,7 +224,7 @@ def queries_and_keys(vectors: pd.DataFrame) -> Figure:
         axes.set(ylabel=label)
     panels[0].plot([], [], color="0.5", linestyle=":", marker="o", markerfacecolor="white", label="keys (dotted)")
     panels[-1].set_xlabel(_BIAS)
-    _legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -274,7 +264,7 @@ def softmax_extremes(attention: pd.DataFrame, of: str = "row") -> Figure:
         axes.set_xlabel(_BIAS)
         axes.xaxis.set_tick_params(labelbottom=True)
     figure.supylabel("attention weight", fontsize=11)
-    _legend(figure, panels[0])
+    legend_below(figure, panels[0])
     return figure
 
 
@@ -288,5 +278,5 @@ def divergence_by_bias(attention: pd.DataFrame) -> Figure:
     figure, (axes,) = stacked_axes()
     _bands(axes, attention, "divergence")
     axes.set(xlabel=_BIAS, ylabel="ln n − entropy (nats)", yscale="log")
-    _legend(figure, axes, columns=4)
+    legend_below(figure, axes, columns=4)
     return figure

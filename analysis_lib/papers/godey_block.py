@@ -9,7 +9,7 @@ import pandas as pd
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.papers.claims import Claim, TableSet, decided
 from analysis_lib.papers.godey_models import GODEY
-from analysis_lib.untrained import DRAW, seed_interval
+from analysis_lib.untrained import DRAW, of_draw, seed_interval
 
 
 def _by_norm(table: pd.DataFrame, column: str) -> pd.Series:
@@ -197,7 +197,7 @@ def verdicts_by_architecture(claims: Iterable[Claim], tables: TableSet) -> pd.Da
     for architecture, seeds in known.groupby("architecture", sort=False):
         values = []
         for draw in seeds.itertuples(index=False):
-            one = {name: table[(table[DRAW] == [*draw]).all(axis=1)] for name, table in tables.items()}
+            one = {name: of_draw(table, draw) for name, table in tables.items()}
             values.append([claim.statistic(one) for claim in claims])
         value, low, high = np.transpose([seed_interval(column) for column in zip(*values, strict=True)])
         found[architecture] = decided(claims, value, low, high)

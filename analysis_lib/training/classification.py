@@ -23,8 +23,8 @@ from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequ
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.tokenization import Tokenizer, text_frame, token_ids
-from analysis_lib.training.loop import alone, drawn_seed, one_thread, versions, write
-from analysis_lib.training.tasks import wilson
+from analysis_lib.training.loop import alone, drawn_seed, one_thread, save_state, versions, write
+from analysis_lib.training.tasks import padded, wilson
 from analysis_lib.training.wordpiece import word_pieces
 
 if TYPE_CHECKING:
@@ -275,10 +275,8 @@ class _Training:
             self.adam.load_state_dict(state["adam"])
 
     def _save(self) -> None:
-        unfinished = self.state.with_suffix(".unfinished")
         parts = {part: getattr(self, part).state_dict() for part in ("model", "adam")}
-        torch.save({"log": self.log, "best": self.best, **parts}, unfinished)
-        unfinished.rename(self.state)
+        save_state(self.state, {"log": self.log, "best": self.best, **parts})
 
     def _finish(self) -> None:
         """Write the classifier: what tells that it is whole comes last."""
@@ -319,10 +317,7 @@ class Encoded:
 
     def inputs(self, texts: Int[Tensor, " text"]) -> dict[str, Tensor]:
         """What a model is called with for these texts."""
-        rows = [self.ids[i] for i in texts]
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad)
-        lengths = torch.tensor([len(row) for row in rows])
-        return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
+        return padded([self.ids[i] for i in texts], self.pad)
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:

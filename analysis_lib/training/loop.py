@@ -57,6 +57,13 @@ def write(path: Path, text: str) -> None:
     unfinished.rename(path)
 
 
+def save_state(path: Path, state: dict) -> None:
+    """Save tensors and numbers from which a training goes on, whole, or leave the last ones as they were."""
+    unfinished = path.with_suffix(".unfinished")
+    torch.save(state, unfinished)
+    unfinished.rename(path)
+
+
 def versions() -> dict[str, str]:
     """Of the packages on which the weights depend."""
     return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 import transformers
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from analysis_lib import corpora, devices, processes
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.training.loop import alone, one_thread, optimizer, versions
+from analysis_lib.training.loop import alone, drawn_seed, one_thread, optimizer, save_state, versions, write
 from analysis_lib.training.tasks import IGNORED, mask_tokens
 from analysis_lib.training.wordpiece import SPECIAL, word_pieces
 
@@ -190,7 +189,7 @@ def pretrain(
     with alone(_lock(folder, "pretraining")):
         if not _holds(folder, told):
             tokenizer.save_pretrained(folder / ".tokenizer")
-            _write(folder / DESCRIPTION, json.dumps(told, indent=1) + "\n")
+            write(folder / DESCRIPTION, json.dumps(told, indent=1) + "\n")
     work = [(folder, settings, seed, device, progress) for seed in dict.fromkeys(seeds)]
     if workers == 1 or len(work) == 1:
         for arguments in work:
@@ -287,7 +286,7 @@ class _Data:
         self.order = lru_cache(1)(self._order)
 
     def _order(self, epoch: int) -> Int[Tensor, " sequence"]:
-        return torch.randperm(len(self.train), generator=torch.Generator().manual_seed(_drawn(self.seed, 1, epoch)))
+        return torch.randperm(len(self.train), generator=torch.Generator().manual_seed(drawn_seed(self.seed, 1, epoch)))
 
     def step(self, step: int) -> Int[Tensor, "sequence token"]:
         """The sequences of a step, counted from 1; what does not fill a batch waits for another epoch."""
@@ -296,11 +295,6 @@ class _Data:
 
     def masked(self, ids: Int[Tensor, "sequence token"]) -> tuple[Tensor, Tensor]:
         return mask_tokens(ids, len(SPECIAL), len(self.tokenizer), self.tokenizer.mask_token_id)
-
-
-def _drawn(*numbers: int) -> int:
-    """A seed that has nothing to do with that of any other numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
 
 
 def _train(folder: Path, settings: Pretraining, seed: int, device: str, progress: bool) -> None:
@@ -375,7 +369,7 @@ class _Run:
         for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):  # by a run that was killed
             shutil.rmtree(left, ignore_errors=True)
         self.data = _Data(self.folder, self.settings, self.seed)
-        torch.manual_seed(_drawn(self.seed, 0))
+        torch.manual_seed(drawn_seed(self.seed, 0))
         self.model = transformers.BertForMaskedLM(_configuration(self.settings, len(self.data.tokenizer))).to(
             self.device
         )
@@ -394,7 +388,7 @@ class _Run:
                 self._keep(0)
 
     def _step(self, step: int) -> None:
-        torch.manual_seed(_drawn(self.seed, 2, step))
+        torch.manual_seed(drawn_seed(self.seed, 2, step))
         rate = self.schedule.get_last_lr()[0]
         losses = self._losses(self.data.step(step))
         value = self._mean(losses, step)
@@ -442,15 +436,7 @@ class _Run:
 
     def _save(self) -> None:
         """From here a run that is killed goes on."""
-        unfinished = self.state.with_suffix(".unfinished")
         parts = {part: getattr(self, part).state_dict() for part in ("model", "adam", "schedule")}
-        torch.save({"log": self.log, **parts}, unfinished)
-        unfinished.rename(self.state)
+        save_state(self.state, {"log": self.log, **parts})
         rows = pd.DataFrame(self.log, columns=["step", "tokens", "learning_rate", "loss", "held_out"])
-        _write(self.table, rows.to_csv(index=False))
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.rename(path)
+        write(self.table, rows.to_csv(index=False))

@@ -219,6 +219,17 @@ def byte_pairs(
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **parts)
 
 
+def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Tensor]:
+    """Token ids of one length, and where they are no padding: what a model is called with.
+
+    Args:
+        pad: the id of padding.
+    """
+    ids = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=pad)
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
+
+
 def mask_tokens(
     ids: Int[Tensor, "sequence token"], special: int, vocabulary: int, mask: int
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
@@ -285,13 +296,6 @@ class Sentences(Task):
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
         """The model's inputs; the labels are ``IGNORED`` where nothing is predicted."""
 
-    def padded(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Token ids of one length, and where they are no padding."""
-        pad = self.preprocessor.pad_token_id
-        ids = torch.nn.utils.rnn.pad_sequence(list(sentences), batch_first=True, padding_value=pad)
-        lengths = torch.tensor([len(sentence) for sentence in sentences])
-        return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
-
     def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
         return self.make_inputs([self.train[i] for i in items])
 
@@ -326,7 +330,7 @@ class NextToken(Sentences):
     frame = "<|endoftext|> $A"
 
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        inputs = self.padded(sentences)
+        inputs = padded(sentences, self.preprocessor.pad_token_id)
         return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)}
 
     def score(self, model: transformers.PreTrainedModel) -> Score:
@@ -346,7 +350,7 @@ class MaskedTokens(Sentences):
     frame = "[CLS] $A [SEP]"
 
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        inputs = self.padded(sentences)
+        inputs = padded(sentences, self.preprocessor.pad_token_id)
         ids = inputs["input_ids"]
         ids, labels = mask_tokens(ids, len(self.special), len(self.preprocessor), self.preprocessor.mask_token_id)
         return {**inputs, "input_ids": ids, "labels": labels}
