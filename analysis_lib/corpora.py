@@ -23,6 +23,7 @@ import pandas as pd
 
 from analysis_lib import hub, packages, speech
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.local_corpora import LAYOUTS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -415,6 +416,10 @@ def fingerprint(spec: str) -> str:
     name, split = _known(spec)
     if name is not None:
         return f"{spec} from {CORPORA[name].origin(split)}"
+    folder, split = _laid_out(spec)
+    if folder is not None:
+        files = sorted({folder / name for names, *_ in LAYOUTS[folder.name].values() for name in names})
+        return f"{split} of sha256:{hashlib.sha256(b''.join(map(_file_digest, files))).hexdigest()}"
     path, column = _file(spec)
     if column is None and _is_media(path):
         kind, files, _ = _media(path)
@@ -441,6 +446,9 @@ def _read(spec: str) -> tuple[str, Iterable]:
     name, split = _known(spec)
     if name is not None:
         return CORPORA[name].kind, CORPORA[name].splits[split]()
+    folder, split = _laid_out(spec)
+    if folder is not None:
+        return "text", _split_of_folder(folder, split)
     path, column = _file(spec)
     if column is None and _is_media(path):
         kind, files, labels = _media(path)
@@ -462,6 +470,31 @@ def _known(spec: str) -> tuple[str | None, str | None]:
     if split not in splits:
         raise AnalysisError(f"{name} has no split {split}: {near_names(split, splits)}")
     return name, split
+
+
+def _laid_out(spec: str) -> tuple[Path | None, str | None]:
+    """The folder of classified texts and the split that ``spec`` names, or two Nones; the first split unless told."""
+    path, split = Path(spec), None
+    if path.name not in LAYOUTS and ":" in spec:
+        before, split = spec.rsplit(":", 1)
+        path = Path(before)
+    if path.name not in LAYOUTS or "\0" in spec or not path.is_dir():
+        return None, None
+    splits = LAYOUTS[path.name]
+    split = split or next(iter(splits))
+    if split not in splits:
+        raise AnalysisError(f"{path} has no split {split}: {near_names(split, splits)}")
+    return path, split
+
+
+def _split_of_folder(folder: Path, split: str) -> list[Labelled]:
+    names, columns, prepare = LAYOUTS[folder.name][split]
+    rows = []
+    for path in (folder / name for name in names):
+        if not path.is_file():
+            raise AnalysisError(f"there is no {path}: lay the folder out as data/README.md says")
+        rows += _column(path, _decode(path), f"{columns}:label")
+    return prepare(rows)
 
 
 def _file(spec: str) -> tuple[Path, str | None]:

@@ -16,14 +16,19 @@ from transformers.utils import ModelOutput
 
 
 class SelfAttentionConfig(PreTrainedConfig):
-    """What the paper leaves open has BERT's value unless told: initialisation, biases, and the epsilon of the norms.
+    """What the paper leaves open is here: the width, initial values, biases, and the epsilon of the norms.
+
+    Unless told, embeddings begin as BERT's do, and matrices and biases as PyTorch's linear layers do. At this width
+    the biases then are as long as the vectors that they are added to, which makes keys, and values, alike from the
+    start; with matrices of standard deviation 0.02 and biases of zero, as in BERT, they begin without likeness.
 
     Attributes:
         vocab_size: how many tokens there are.
         hidden_size: the width d of the embeddings, and of the one head.
         num_hidden_layers: how many blocks; the paper has 1 to 5.
         embedding_std: the standard deviation of the embeddings' initial values.
-        initializer_range: that of the matrices' initial values.
+        initializer_range: that of the matrices' initial values, with biases of zero; None for PyTorch's own, uniform
+            in ±1/√d for both.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
         entropy_weight: λ, how much the mean normalised entropy of the attention rows adds to the loss.
         layer_norm_eps: of the norm after each block.
@@ -37,7 +42,7 @@ class SelfAttentionConfig(PreTrainedConfig):
         hidden_size: int = 300,
         num_hidden_layers: int = 1,
         embedding_std: float = 0.02,
-        initializer_range: float = 0.02,
+        initializer_range: float | None = None,
         bias: bool = True,
         entropy_weight: float = 0.0,
         layer_norm_eps: float = 1e-12,
@@ -101,7 +106,10 @@ class SelfAttentionPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        if isinstance(module, nn.Linear) and self.config.initializer_range is None:
+            module.reset_parameters()
+        else:
+            super()._init_weights(module)
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
             if module.padding_idx is not None:
