@@ -1,7 +1,10 @@
 """Classifiers of texts: what they learn, that they go on where they were, and what they refuse."""
 
 import itertools
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -10,8 +13,12 @@ import torch
 import transformers
 from scipy import stats
 
-from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib import AnalysisError, devices, load_corpus, load_model, measure
+from analysis_lib.architectures import (
+    CharacterBertTokenizer,
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 from analysis_lib.architectures.self_attention import mean_normalised_entropy
 from analysis_lib.corpora import Pair
 from analysis_lib.tokenization import token_ids
@@ -111,6 +118,56 @@ def test_an_interrupted_training_goes_on_and_ends_the_same(reviews, tmp_path, mo
     assert (part / "epochs.csv").read_text() == (whole / "epochs.csv").read_text()
 
 
+class Killed(BaseException):
+    """Nothing in the library catches it."""
+
+
+def killed_at(monkeypatch, method, call):
+    """From its ``call``-th call on, a method of ``Path`` kills the process; a list that grows by one a call."""
+    calls, real = [], getattr(Path, method)
+
+    def stop(path, *arguments, **named):
+        calls.append(path)
+        if len(calls) >= call:
+            raise Killed
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, method, stop)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["rename", "rmdir", "unlink"])
+def test_a_process_killed_while_it_writes_the_classifier_goes_on(reviews, tmp_path, monkeypatch, method):
+    settings = {**SMALL, **QUICK, "epochs": 1}
+    with monkeypatch.context() as patch:
+        steps = killed_at(patch, method, math.inf)
+        whole = self_attention(reviews, reviews, tmp_path / "whole", **settings)
+    names = sorted(path.name for path in whole.iterdir())
+    # The state, each file of the classifier and its description are renamed; there is one folder and one state.
+    assert len(steps) == (len(names) if method == "rename" else 1)
+    for step in range(1, len(steps) + 1):
+        folder = tmp_path / f"killed at {step}"
+        with monkeypatch.context() as patch:
+            killed_at(patch, method, step)
+            with pytest.raises(Killed):
+                self_attention(reviews, reviews, folder, **settings)
+        self_attention(reviews, reviews, folder, **settings)
+        assert sorted(path.name for path in folder.iterdir()) == names
+        for name in names:
+            assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_an_unfinished_training_with_other_settings_is_refused(reviews, tmp_path, monkeypatch):
+    settings = {**SMALL, **QUICK, "epochs": 2}
+    with monkeypatch.context() as patch:
+        killed_at(patch, "rename", 2)
+        with pytest.raises(Killed):
+            self_attention(reviews, reviews, tmp_path / "out", **settings)
+    with pytest.raises(AnalysisError, match="other settings: give another folder"):
+        self_attention(reviews, reviews, tmp_path / "out", **{**settings, "learning_rate": 1e-4})
+    self_attention(reviews, reviews, tmp_path / "out", **settings)
+
+
 def test_training_stops_after_epochs_without_gain_and_keeps_the_best(reviews, tmp_path, monkeypatch):
     rights = iter([0.5, 0.75, 0.5, 0.25, 0.75, 1.0])
     states = []
@@ -138,6 +195,61 @@ def test_a_trained_classifier_is_not_trained_again_and_other_settings_are_refuse
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(AnalysisError, match=r"thesis\.tex"):
         self_attention(reviews, reviews, tmp_path / "full", **settings)
+
+
+# --- Devices --------------------------------------------------------------------------------------
+
+
+def test_without_a_device_it_is_the_one_there_is(encoder, reviews, tmp_path):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, told in (("told", {"device": device}), ("untold", {})):
+        folder = self_attention(reviews, reviews, tmp_path / name, **SMALL, **QUICK, **told)
+        found = json.loads((folder / classification.DESCRIPTION).read_text())
+        assert found.get("device", "cpu") == device
+        assert accuracy(predict(folder, reviews, **told))["accuracy"] == 1
+        finetune(encoder, reviews, reviews, tmp_path / f"finetuned {name}", **{**QUICK, "epochs": 1}, **told)
+
+
+@pytest.mark.parametrize("device", ["warp", "meta"])
+def test_a_device_that_cannot_be_used(encoder, reviews, tmp_path, device):
+    words = f"the device {device} cannot be used here: give one of cpu"
+    with pytest.raises(AnalysisError, match=words):
+        self_attention(reviews, reviews, tmp_path / "out", device=device, **SMALL, **QUICK)
+    with pytest.raises(AnalysisError, match=words):
+        finetune(encoder, reviews, reviews, tmp_path / "out", device=device, **QUICK)
+    with pytest.raises(AnalysisError, match=words):
+        predict(tmp_path / "out", reviews, device=device)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_device_makes_another_classifier(reviews, tmp_path, monkeypatch):
+    tellings = []
+
+    def training(_folder, told, *_):
+        tellings.append(told)
+        return SimpleNamespace(go=lambda: None)
+
+    monkeypatch.setattr(classification, "_Training", training)
+    monkeypatch.setattr(devices, "usable", lambda device: device)
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    settings = {**SMALL, **QUICK}
+    folders = [self_attention(reviews, reviews, device=device, **settings) for device in ("cpu", "meta", "meta:1")]
+    assert folders[0] != folders[1] == folders[2]
+    assert tellings[1] == tellings[2] == {**tellings[0], "device": "meta"}
+
+
+def test_a_classifier_of_another_device_is_refused(reviews, tmp_path):
+    settings = {**SMALL, **QUICK, "epochs": 1, "device": "cpu"}
+    folder = self_attention(reviews, reviews, tmp_path / "out", **settings)
+    description = folder / classification.DESCRIPTION
+    description.write_text(json.dumps({**json.loads(description.read_text()), "device": "cuda"}))
+    with pytest.raises(AnalysisError, match="other device: give another folder"):
+        self_attention(reviews, reviews, folder, **settings)
+
+
+def test_what_a_model_reads_is_brought_to_its_device(reviews):
+    inputs = classification.encode(reviews, word_pieces(GOOD + BAD, 80), 64).inputs(torch.tensor([0, 5]), "meta")
+    assert {name: part.device.type for name, part in inputs.items()} == {"input_ids": "meta", "attention_mask": "meta"}
 
 
 # --- The block ------------------------------------------------------------------------------------
@@ -192,6 +304,29 @@ def test_a_text_of_one_token_has_no_entropy():
     assert mean_normalised_entropy(weights, torch.tensor([[1, 1], [1, 0]])).item() == pytest.approx(1)
 
 
+def test_padding_has_no_part_in_the_gradient_of_the_entropy():
+    torch.manual_seed(4)
+    settings = {"vocab_size": 9, "hidden_size": 6, "num_labels": 2, "entropy_weight": 0.7}
+    model = SelfAttentionForSequenceClassification(SelfAttentionConfig(**settings)).double()
+    texts, labels = [torch.tensor([2, 5, 6, 7, 3]), torch.tensor([2, 8, 3])], torch.tensor([0, 1])
+
+    def gradients(batches):
+        model.zero_grad()
+        for ids, chosen in batches:
+            padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+            output = model(padded, (padded > 0).long(), torch.tensor(chosen))
+            # Of the mean over rows, what belongs to these texts.
+            rows = sum(map(len, ids)) / sum(map(len, texts))
+            (0.7 * output.entropy * rows).backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    together = gradients([(texts, labels.tolist())])
+    assert together.isfinite().all()
+    assert together.abs().max() > 0
+    alone = gradients([([texts[0]], [0]), ([texts[1]], [1])])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+
+
 def test_the_weight_lowers_the_entropy(reviews, tmp_path):
     found = []
     for weight in (0.0, 1.0):
@@ -244,6 +379,38 @@ def test_a_tokenizer_that_knows_no_pairs_puts_its_separator():
     tokenizer = tiny.tokenizer("wordpiece")
     bare = tokenizer(["film", "dull"], add_special_tokens=False)["input_ids"]
     assert token_ids(tokenizer, [Pair("film", "dull")]) == [[*bare[0], tokenizer.sep_token_id, *bare[1]]]
+
+
+def test_a_pair_of_words_of_characters_has_the_separator_between():
+    tokenizer = CharacterBertTokenizer()
+    pairs = [Pair("A warm film", "dull, tired"), Pair("loud", "a thing")]
+    words = [["a", "warm", "film", "[SEP]", "dull", ",", "tired"], ["loud", "[SEP]", "a", "thing"]]
+    assert token_ids(tokenizer, pairs) == [[tokenizer.word_ids(word) for word in text] for text in words]
+
+
+def test_measure_reads_pairs_of_words_of_characters(tmp_path):
+    loaded = load_model(str(tiny.save(tmp_path / "model", "character_bert")), dtype="float64")
+    pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
+    found = measure(loaded, pairs, "utterance_similarity", progress=False)["utterance_similarity"]
+    words = [f"[CLS] {one} [SEP] {two} [SEP]".split() for one, two in zip(GOOD, BAD, strict=True)]
+    similarities = []
+    for text in words:
+        ids = torch.tensor([[loaded.tokenizer.word_ids(word) for word in text]])
+        with torch.no_grad():
+            output = loaded.model(ids, torch.ones(ids.shape[:2], dtype=torch.long))
+        rows = torch.nn.functional.normalize(output.last_hidden_state[0], dim=-1).numpy()
+        similarities.append((rows @ rows.T)[np.triu_indices(len(rows), 1)].mean())
+    last = found[found["space"] == "hidden"].iloc[-1]
+    assert last["utterances"] == len(pairs)
+    assert last["similarity"] == pytest.approx(np.mean(similarities), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["character_bert", "gpt2", "t5"])
+def test_a_model_without_a_head_on_cls_is_not_finetuned(reviews, tmp_path, name):
+    loaded = load_model(str(tiny.save(tmp_path / name, name)))
+    with pytest.raises(AnalysisError, match=r"no head for classes on \[CLS\]: give an encoder"):
+        finetune(loaded, reviews, reviews, tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_tokenizer_without_a_separator_refuses_pairs(tmp_path):

@@ -198,7 +198,9 @@ def mean_normalised_entropy(
     Args:
         tokens: 1 at a token, 0 at padding.
     """
-    entropy = torch.special.entr(weights).sum(-1)
+    # Of a weight of 0, as padding has, p ln p has no gradient: that of ln p would be infinite, and 0 · ∞ no number.
+    positive = weights.where(weights > 0, 1.0)
+    entropy = -(positive * positive.log()).sum(-1)
     keys = tokens.sum(-1)
     rows = (tokens.bool() & (keys > 1).unsqueeze(-1))[None, :, None].expand_as(entropy)
     normalised = entropy / keys.clamp(min=2).to(entropy.dtype).log()[None, :, None, None]
