@@ -1,4 +1,4 @@
-"""The command line: ``python -m analysis_lib measure|pretrain|dynamics|run|book|models|datasets``."""
+"""The command line: ``python -m analysis_lib measure|pretrain|dynamics|classifiers|run|book|models|datasets``."""
 
 import argparse
 import fcntl
@@ -105,6 +105,21 @@ def _parser() -> argparse.ArgumentParser:
     _add_seeds(dynamics)
     dynamics.set_defaults(command=_dynamics)
 
+    classifiers = commands.add_parser(
+        "classifiers", parents=[common], help="self-attention trained on a corpus with classes, as CSV tables"
+    )
+    classifiers.add_argument(
+        "--data", required=True, help="with splits train, validation and test: reviews, hatexplain, FOLDER/hatexplain"
+    )
+    classifiers.add_argument("--out", required=True, type=Path, help="folder for the tables and results.json")
+    classifiers.add_argument("--layers", default="1,2,3,4,5", help="depths without a weight on entropy (1,2,3,4,5)")
+    classifiers.add_argument(
+        "--entropy-weights", default="0.0001,0.001,0.01,0.1", help="of one block (0.0001,0.001,0.01,0.1)"
+    )
+    classifiers.add_argument("--sensitivity", action="store_true", help="also what the paper leaves open")
+    _add_seeds(classifiers, "0,1,2,3,4")
+    classifiers.set_defaults(command=_classifiers)
+
     run = commands.add_parser("run", parents=[common], help="one notebook, with new parameters")
     run.add_argument("notebook", type=Path, metavar="NOTEBOOK")
     _add_parameters(run)
@@ -112,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(command=_run)
 
     book = commands.add_parser("book", parents=[common], help="every notebook, then the site")
-    book.add_argument("--profile", default="default", help="smoke, default or paper")
+    book.add_argument("--profile", default="default", help="smoke, default, paper or local")
     _add_parameters(book)
     book.set_defaults(command=_book)
 
@@ -135,8 +150,8 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_seeds(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", default="0", help="of the run, comma-separated (default 0)")
+def _add_seeds(parser: argparse.ArgumentParser, default: str = "0") -> None:
+    parser.add_argument("--seeds", default=default, help=f"of the run, comma-separated (default {default})")
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -207,11 +222,29 @@ def _dynamics(options: argparse.Namespace) -> None:
     print(f"{len(found)} tables of {len(found.steps)} steps: {options.out}")
 
 
+def _classifiers(options: argparse.Namespace) -> None:
+    from analysis_lib import trials
+
+    settings = {
+        "layers": _numbers("--layers", options.layers, int),
+        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, float),
+        "seeds": _seeds(options),
+    }
+    with _sole_writer(options.out):
+        trials.record(options.data, options.out, options.sensitivity, **settings)
+    print(f"classifiers of {options.data} measured: {options.out}")
+
+
 def _seeds(options: argparse.Namespace) -> list[int]:
+    return _numbers("--seeds", options.seeds, int)
+
+
+def _numbers(option: str, text: str, kind: type) -> list:
     try:
-        return [int(seed) for seed in options.seeds.split(",")]
+        return [kind(part) for part in text.split(",")]
     except ValueError:
-        raise AnalysisError(f"--seeds is {options.seeds!r}: give whole numbers, as in 0,1,2") from None
+        wanted = "whole numbers, as in 0,1,2" if kind is int else "numbers, as in 0.001,0.1"
+        raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
 
 
 def _json_object(path: Path) -> dict:

@@ -39,7 +39,7 @@ from analysis_lib import packages
 from analysis_lib.errors import AnalysisError, near_names
 
 ROOT = Path(__file__).resolve().parent.parent
-PROFILES = ("smoke", "default", "paper")
+PROFILES = ("smoke", "default", "paper", "local")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list}
 THREAD_LIMITS = (
     "OMP_NUM_THREADS",
@@ -500,9 +500,13 @@ def _profile(root: Path, profile: str) -> dict:
         raise AnalysisError(f"no profile {profile}: {near_names(profile, PROFILES)}")
     path = root / "book" / "parameters" / f"{profile}.yml"
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         raise AnalysisError(f"cannot read the profile {path}: {error}") from error
+    if base := settings.pop("extends", None):
+        below = _profile(root, base)
+        settings = {name: {**below.get(name, {}), **settings.get(name, {})} for name in below | settings}
+    return settings
 
 
 def _inputs(parameters: Parameters) -> dict[str, str]:
@@ -520,7 +524,8 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found[name] = corpora.fingerprint(value)
+            for spec in [value] if isinstance(value, str) else value:
+                found[f"{name} {spec}"] = corpora.fingerprint(spec)
     return found
 
 
@@ -590,6 +595,7 @@ def _library(root: Path) -> dict[str, dict[str, str]]:
     return {
         "sources": {name: value for name, value in sources.items() if name.endswith(".py")},
         "reference": _files(root / "data" / "reference"),
+        "results": _files(root / "data" / "results"),
     }
 
 

@@ -7,9 +7,20 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.classifiers import beside_published, stratified, trials
+from analysis_lib.classifiers import stratified
 from analysis_lib.corpora import Corpus
 from analysis_lib.training import accuracy, predict, self_attention
+from analysis_lib.trials import (
+    VARIANTS,
+    beside_published,
+    dataset_name,
+    record,
+    recorded,
+    recorded_texts,
+    sensitivity,
+    trials,
+    trials_on,
+)
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
 
@@ -49,16 +60,16 @@ def test_trials_are_what_training_and_measuring_give():
         corpus,
         corpus,
         layers=[1, 2],
-        entropy_weights=[0.0, 0.5],
+        entropy_weights=[0, 0.5],
         seeds=[3],
         block=block,
         progress=False,
         **settings,
     )
-    assert len(found.groupby(["layers", "entropy_weight", "seed"])) == 4
-    chosen = {**block, "entropy_weight": 0.5}
+    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.5, 3), (2, 0.0, 3)]
+    chosen = {**block, "entropy_weight": 0.0}
     folder = self_attention(corpus, corpus, layers=2, block=chosen, seed=3, **settings)
-    ours = found[(found["layers"] == 2) & (found["entropy_weight"] == 0.5)].set_index(["quantity", "layer"])["value"]
+    ours = found[(found["layers"] == 2)].set_index(["quantity", "layer"])["value"]
     tables = measure(
         load_model(str(folder)), corpus, "utterance_similarity,attention_entropy,mean_vector", progress=False
     )
@@ -80,3 +91,88 @@ def test_published_numbers_stand_beside_ours_in_units_of_the_spread():
     both = beside_published(found, published, ["layer", "quantity"]).set_index("layer")
     assert both.loc[1, ["mean", "spread", "seeds", "difference"]].tolist() == pytest.approx([0.4, 0.2, 3, -2.0])
     assert np.isnan(both.loc[2, "difference"])
+
+
+REVIEWS = Corpus("reviews", list(TEXTS), labels=[0, 0, 0, 1, 1, 1], classes=["fresh", "rotten"])
+SHORT = {"epochs": 1, "patience": 1, "vocabulary": 200, "progress": False}
+
+
+def test_each_variant_is_trained_and_measured_before_and_after():
+    variants = {"small": ({"hidden_size": 8}, {}), "no biases": ({"hidden_size": 8, "bias": False}, {"batch": 3})}
+    found = sensitivity(REVIEWS, REVIEWS, REVIEWS, variants=variants, seeds=[0, 1], **SHORT)
+    assert set(found["variant"]) == set(variants)
+    trained = found[(found["stage"] == "trained") & (found["variant"] == "no biases") & (found["seed"] == 1)]
+    block = {"hidden_size": 8, "bias": False, "entropy_weight": 0.0}
+    folder = self_attention(
+        REVIEWS, REVIEWS, layers=1, block=block, seed=1, epochs=1, patience=1, vocabulary=200, batch=3
+    )
+    for stage, model in (("trained", str(folder)), ("untrained", f"{folder}:untrained")):
+        tables = measure(load_model(model), REVIEWS, "utterance_similarity", progress=False)
+        similar = tables["utterance_similarity"].set_index(["space", "layer"])["similarity"]
+        ours = found[(found["stage"] == stage) & (found["variant"] == "no biases") & (found["seed"] == 1)]
+        assert ours.set_index("quantity")["value"]["key"] == similar["key", 1]
+    assert "accuracy" in set(trained["quantity"])
+    assert "accuracy" not in set(found[found["stage"] == "untrained"]["quantity"])
+
+
+def test_every_variant_is_one_that_can_be_trained():
+    found = sensitivity(REVIEWS, REVIEWS, REVIEWS, **SHORT)
+    assert list(dict.fromkeys(found["variant"])) == list(VARIANTS)
+    values = found[(found["stage"] == "untrained") & (found["quantity"] == "value")].set_index("variant")["value"]
+    # PyTorch's biases make values alike before any training; without them, tokens are as they are drawn.
+    assert values["as here"] > 0.5 > abs(values["no biases"])
+
+
+def test_a_trial_in_other_processes_is_the_same(monkeypatch):
+    block = {"hidden_size": 8}
+    one = trials(REVIEWS, REVIEWS, REVIEWS, seeds=[5, 6], block=block, **SHORT)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    pd.testing.assert_frame_equal(trials(REVIEWS, REVIEWS, REVIEWS, seeds=[5, 6], block=block, **SHORT), one)
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    """A folder of YelpHat laid out as the paper's; its texts are ours."""
+    folder = tmp_path / "yelphat"
+    folder.mkdir()
+    for part in (1, 6, 7, 8):
+        lines = [f'"{text} {part}, {n}",{label}' for n in range(3) for label, text in enumerate(("good", "bad"))]
+        (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return folder
+
+
+def test_trials_on_several_corpora_name_them(corpora):
+    found = trials_on([str(corpora)], layers=[1, 3], shallow=["reviews"], limit=8, block={"hidden_size": 8}, **SHORT)
+    assert [*found.groupby(["dataset", "layers"]).groups] == [("reviews", 1), ("yelphat", 1), ("yelphat", 3)]
+
+
+def test_what_is_recorded_is_read_again(corpora, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "analysis_lib.trials.trials", lambda *corpora, **settings: trials(*corpora, **settings, **SHORT)
+    )
+    folder = tmp_path / "data" / "results" / "yelphat"
+    record(str(corpora), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
+    assert {path.name for path in folder.iterdir()} == {"trials.csv", "results.json"}
+    text = (folder / "results.json").read_text()
+    assert str(tmp_path) not in text
+    monkeypatch.setattr("analysis_lib.trials.data_directory", lambda: tmp_path / "data")
+    found = recorded()
+    assert [*found.groupby(["dataset", "layers", "entropy_weight"]).groups] == [
+        ("yelphat", 1, 0.0),
+        ("yelphat", 1, 0.1),
+    ]
+    assert found["layer"].dtype == "Int64"
+    assert recorded_texts().iloc[0].to_dict() == {
+        "dataset": "yelphat",
+        "classes": 2,
+        "train": 14,
+        "validation": 4,
+        "test": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "name"), [("a/b/esnli", "e-snli"), ("e-snli", "e-snli"), ("../yelphat", "yelphat"), ("films", "films")]
+)
+def test_folders_have_the_names_of_the_paper(data, name):
+    assert dataset_name(data) == name

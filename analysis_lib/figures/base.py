@@ -76,7 +76,8 @@ class Table:
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict.
 
-    Those of ``papers.verdicts_by_model`` have the model in front.
+    Those of ``papers.verdicts_by_model`` have the model in front, those of several corpora or variants the
+    dataset or the variant.
     """
     numbers = [
         f"{quantity}: **{value:z.3f}**{_bracketed(low, high)}; the claim needs more than {bound:g}"
@@ -91,8 +92,9 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             "number that decides, with 95 % interval": numbers,
         }
     )
-    if "model" in verdicts:
-        shown.insert(0, "model", verdicts["model"])
+    for group in ("dataset", "model", "variant"):
+        if group in verdicts:
+            shown.insert(0, group, verdicts[group])
     return Table(shown, name, caption)
 
 

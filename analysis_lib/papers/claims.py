@@ -14,6 +14,7 @@ from analysis_lib.packages import data_directory
 
 TableSet = Mapping[str, pd.DataFrame]
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+VERDICTS = ("claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,21 @@ def decided(claims: Sequence[Claim], value: np.ndarray, low: np.ndarray, high: n
             "verdict": [verdict(*numbers) for numbers in deciding],
         }
     )
+
+
+# A value and the ends of its interval.
+Estimate = tuple[float, float, float]
+# Section, statement, quantity, bound and what was found.
+EstimatedClaim = tuple[str, str, str, float, Estimate]
+
+
+def estimated(claims: Iterable[EstimatedClaim], paper: str) -> pd.DataFrame:
+    """The table of ``verdicts`` of claims whose number and interval are there already, as those over several seeds."""
+    rows = [
+        (statement, f"{paper}, {source}", quantity, *estimate, bound, verdict(*estimate[1:], bound))
+        for source, statement, quantity, bound, estimate in claims
+    ]
+    return pd.DataFrame(rows, columns=list(VERDICTS))
 
 
 def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iterable[Claim]]) -> pd.DataFrame:

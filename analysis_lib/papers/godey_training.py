@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from analysis_lib.dynamics import Dynamics, chance_band, cosine_of_layers, drift_along, heads_shown, thirds
-from analysis_lib.papers.claims import verdict
+from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated
 from analysis_lib.papers.godey_models import GODEY
 from analysis_lib.training.tasks import wilson
 from analysis_lib.untrained import seed_interval
@@ -29,11 +28,6 @@ def layers_of_figure(figure: int, depth: int) -> list[int]:
 
 # Steps, sequences of a batch and tokens of a sequence (Sellam et al. 2022, sec. 2).
 MULTIBERTS_TOKENS = 2_000_000 * 256 * 512
-
-# A value and the ends of its interval.
-Estimate = tuple[float, float, float]
-# Section, statement, quantity, bound and what was found.
-_RunClaim = tuple[str, str, str, float, Estimate]
 
 
 def _share(held: pd.Series) -> Estimate:
@@ -80,7 +74,7 @@ def godey_training_verdicts(found: Dynamics) -> pd.DataFrame:
     sharp = {part: group["entropy_nats"] for part, group in entropy[entropy["step"] == end].groupby("part")}
     first_third, last_third, section = cosine["first third"], cosine["last third"], "sec. 5"
     band = chance_band(found.head_width)
-    claims: list[_RunClaim] = [
+    claims: list[EstimatedClaim] = [
         (
             section,
             "Mean query and mean key align in almost all heads, in a common direction or in opposite ones.",
@@ -141,7 +135,7 @@ def godey_training_verdicts(found: Dynamics) -> pd.DataFrame:
                 _seeds_agree(found),
             )
         )
-    return _of_run(claims)
+    return estimated(claims, GODEY)
 
 
 def godey_direction_verdicts(found: Dynamics) -> pd.DataFrame:
@@ -172,14 +166,5 @@ def godey_direction_verdicts(found: Dynamics) -> pd.DataFrame:
             min(drift.loc["key", "query_share"], drift.loc["query", "key_share"]),
         ),
     }
-    table = _of_run([(source, *told, (value,) * 3) for source, (*told, value) in alone.items()])
+    table = estimated([(source, *told, (value,) * 3) for source, (*told, value) in alone.items()], GODEY)
     return table.assign(ci_low=math.nan, ci_high=math.nan)
-
-
-def _of_run(claims: Iterable[_RunClaim]) -> pd.DataFrame:
-    rows = [
-        (statement, f"{GODEY}, {source}", quantity, *estimate, bound, verdict(*estimate[1:], bound))
-        for source, statement, quantity, bound, estimate in claims
-    ]
-    names = ["claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
-    return pd.DataFrame(rows, columns=names)

@@ -1,0 +1,283 @@
+"""Classifiers of self-attention trained several times over and measured (Fosse et al. 2023, sec. 4)."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from analysis_lib import processes
+from analysis_lib.classifiers import UTTERANCES, splits, stratified
+from analysis_lib.corpora import SPLITS, Corpus
+from analysis_lib.measure import measure
+from analysis_lib.models import load_model
+from analysis_lib.packages import data_directory
+from analysis_lib.training.classification import Classification, accuracy, predict, self_attention
+from analysis_lib.training.loop import versions, write
+
+COLUMNS = ["quantity", "layer", "value"]
+METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
+# The corpora of the paper, in the order of its tables.
+DATASETS = ("hatexplain", "yelphat", "e-snli")
+# What is open in the paper, and changes its numbers: settings of the block, and of the training.
+Variant = tuple[dict, dict]
+VARIANTS: dict[str, Variant] = {
+    "as here": ({}, {}),
+    "batches of 32": ({}, {"batch": 32}),
+    "BERT's linear layers, biases from 0": ({"initializer_range": 0.02}, {}),
+    "no biases": ({"bias": False}, {}),
+    "embeddings from N(0, 1)": ({"embedding_std": 1.0}, {}),
+    "width 128": ({"hidden_size": 128}, {}),
+    "width 128, N(0, 1), no biases": ({"hidden_size": 128, "embedding_std": 1.0, "bias": False}, {}),
+}
+
+
+def trials(
+    train: Corpus,
+    validation: Corpus,
+    test: Corpus,
+    *,
+    layers: Sequence[int] = (1,),
+    entropy_weights: Sequence[float] = (),
+    seeds: Sequence[int] = (0,),
+    utterances: int = UTTERANCES,
+    block: dict | None = None,
+    progress: bool = True,
+    **settings,
+) -> pd.DataFrame:
+    """Train classifiers of self-attention and measure what they do: without a weight on entropy at each depth, and
+    with each weight at a depth of one block.
+
+    Where PyTorch may use several threads, as many classifiers are trained at once.
+
+    Args:
+        train: with classes; validation and test with the same.
+        layers: how many blocks, for an entropy weight of 0.
+        entropy_weights: λ, for one block.
+        seeds: of the training.
+        utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
+            measured; the accuracy is that of the whole test corpus.
+        block: as of :func:`self_attention`.
+        progress: whether to show a bar, on a terminal.
+        settings: of :func:`self_attention`.
+
+    Returns:
+        A row a number: layers, entropy_weight, seed, quantity, layer (missing for accuracy and epochs) and value. The
+        quantities are ``accuracy`` (share of the test corpus), ``epochs`` (after which the state was best), ``key``,
+        ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3), ``entropy`` (of the attention
+        rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+
+    Raises:
+        AnalysisError: as :func:`self_attention`.
+    """
+    cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, float(weight)) for weight in entropy_weights)])
+    work = [
+        (
+            {"layers": depth, "entropy_weight": weight, "seed": seed},
+            {**settings, "layers": depth, "block": {**(block or {}), "entropy_weight": weight}, "seed": seed},
+        )
+        for seed in seeds
+        for depth, weight in cells
+    ]
+    return _all_trials(train, validation, stratified(test, utterances), test, work, progress)
+
+
+def sensitivity(
+    train: Corpus,
+    validation: Corpus,
+    test: Corpus,
+    *,
+    variants: Mapping[str, Variant] = VARIANTS,
+    layers: Sequence[int] = (1,),
+    seeds: Sequence[int] = (0,),
+    utterances: int = UTTERANCES,
+    progress: bool = True,
+    **settings,
+) -> pd.DataFrame:
+    """What the numbers of :func:`trials` owe to what the paper leaves open.
+
+    Args:
+        variants: by what to call it, how a block and its training differ.
+
+    Returns:
+        The columns variant, stage, and those of :func:`trials`. The stage is ``trained``, or ``untrained`` for the
+        similarities of the same block with other random weights and no training.
+    """
+    work = [
+        (
+            {"variant": name, "layers": depth, "entropy_weight": 0.0, "seed": seed},
+            {**settings, **rules, "layers": depth, "block": {**block, "entropy_weight": 0.0}, "seed": seed},
+        )
+        for seed in seeds
+        for name, (block, rules) in variants.items()
+        for depth in layers
+    ]
+    return _all_trials(train, validation, stratified(test, utterances), test, work, progress, untrained=True)
+
+
+def _all_trials(
+    train: Corpus,
+    validation: Corpus,
+    measured: Corpus,
+    test: Corpus,
+    work: Sequence[tuple[dict, dict]],
+    progress: bool,
+    untrained: bool = False,
+) -> pd.DataFrame:
+    """The trial of each pair of columns that tell of it and settings, in their order."""
+    frames = []
+    one = partial(_trial, train, validation, measured, test, untrained)
+    with _mapped(min(torch.get_num_threads(), len(work))) as mapped:
+        found = mapped(one, [settings for _, settings in work])
+        bar = tqdm(found, total=len(work), unit="classifier", desc=train.name, disable=None if progress else True)
+        for (about, _), rows in zip(work, bar, strict=True):
+            frames.append(pd.concat([pd.DataFrame(about, rows.index), rows], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+@contextmanager
+def _mapped(workers: int) -> Iterator[Callable]:
+    """``map``, in other processes if there are to be several."""
+    if workers < 2:
+        yield map
+        return
+    with processes.pool(workers, threads=1) as pool:
+        yield pool.map
+
+
+def _trial(
+    train: Corpus, validation: Corpus, measured: Corpus, test: Corpus, untrained: bool, settings: dict
+) -> pd.DataFrame:
+    """Columns quantity, layer and value of one classifier; the stage, too, where its untrained twin is measured."""
+    folder = self_attention(train, validation, **settings)
+    epochs, longest = pd.read_csv(folder / "epochs.csv"), settings.get("longest", Classification.longest)
+    rows = [
+        ("accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
+        ("epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
+        *_measured(str(folder), measured),
+    ]
+    found = pd.DataFrame(rows, columns=COLUMNS).astype({"layer": "Int64"})
+    if not untrained:
+        return found
+    twin = pd.DataFrame(_measured(f"{folder}:untrained", measured), columns=COLUMNS).astype({"layer": "Int64"})
+    return pd.concat([found.assign(stage="trained"), twin.assign(stage="untrained")], ignore_index=True)
+
+
+def _measured(model: str, corpus: Corpus) -> list[tuple]:
+    tables = measure(load_model(model), corpus, METRICS, progress=False)
+    norms = tables["mean_vector"][tables["mean_vector"]["space"] == "key"]
+    return [
+        *((row.space, row.layer, row.similarity) for row in tables["utterance_similarity"].itertuples()),
+        *(("entropy", row.layer, row.entropy_normalised) for row in tables["attention_entropy"].itertuples()),
+        *(("key_norm", row.layer, row.mean_norm) for row in norms.itertuples()),
+    ]
+
+
+# --- Corpora with splits, and results of long runs ------------------------------------------------
+
+
+def dataset_name(data: str) -> str:
+    """How the published tables call the corpus of a specification.
+
+    >>> dataset_name("corpora/esnli"), dataset_name("hatexplain")
+    ('e-snli', 'hatexplain')
+    """
+    name = Path(data).name
+    return {"esnli": "e-snli"}.get(name, name)
+
+
+def trials_on(
+    data: Sequence[str], limit: int = 0, *, layers: Sequence[int] = (1,), shallow: Sequence[str] = (), **settings
+) -> pd.DataFrame:
+    """:func:`trials` of several corpora, with the column dataset in front.
+
+    Args:
+        data: the corpora, as of :func:`splits`.
+        limit: as of :func:`splits`.
+        layers: how many blocks.
+        shallow: more corpora, on which models of more than two layers are left out, as on e-SNLI in the paper.
+        settings: of :func:`trials`.
+    """
+    most = [*((spec, max(layers)) for spec in data), *((spec, 2) for spec in shallow)]
+    frames = {
+        dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
+        for spec, deepest in most
+    }
+    return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
+
+
+def record(data: str, folder: Path, variants: bool = False, **settings) -> None:
+    """Run trials at full length and keep what they give: numbers, no texts and no weights.
+
+    Writes ``trials.csv``, with ``variants`` also ``sensitivity.csv``, and last ``results.json``, which says of what.
+
+    Args:
+        data: as of :func:`splits`.
+        folder: where to write.
+        variants: whether to run :func:`sensitivity`, too, with the same seeds.
+        settings: of :func:`trials`.
+    """
+    corpora = splits(data)
+    tables = {"trials.csv": trials(*corpora, **settings)}
+    if variants:
+        tables["sensitivity.csv"] = sensitivity(*corpora, seeds=settings.get("seeds", (0,)))
+    told = {
+        "dataset": dataset_name(data),
+        "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "classes": list(corpora[0].classes),
+        "settings": settings,
+        "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "versions": versions(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        write(folder / name, table.to_csv(index=False, float_format="%.6g"))
+    write(folder / "results.json", json.dumps(told, indent=1) + "\n")
+
+
+def recorded(table: str = "trials") -> pd.DataFrame:
+    """What :func:`record` has written of the corpora of the paper, as it comes with the book.
+
+    Args:
+        table: trials or sensitivity.
+
+    Returns:
+        The columns of :func:`trials` or :func:`sensitivity`, with dataset in front, in the order of the paper.
+    """
+    frames = {
+        name: pd.read_csv(path, dtype={"layer": "Int64"})
+        for name in DATASETS
+        if (path := data_directory() / "results" / name / f"{table}.csv").is_file()
+    }
+    return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
+
+
+def recorded_texts() -> pd.DataFrame:
+    """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on: a row a dataset."""
+    rows = []
+    for name in recorded()["dataset"].unique():
+        told = json.loads((data_directory() / "results" / name / "results.json").read_text(encoding="utf-8"))
+        rows.append({"dataset": name, "classes": len(told["classes"]), **told["texts"]})
+    return pd.DataFrame(rows)
+
+
+def beside_published(found: pd.DataFrame, published: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
+    """Numbers of several seeds beside published ones.
+
+    Args:
+        found: from :func:`trials`.
+        published: with the columns of ``on``, and ``published``.
+        on: what a number is about, such as layers, layer and quantity.
+
+    Returns:
+        The columns of ``on``; mean and spread (standard deviation) over seeds, seeds (how many), published, and
+        difference: how many spreads our mean lies above the published value (missing for a single seed).
+    """
+    groups = found.groupby(list(on), dropna=False)["value"]
+    summary = groups.agg(mean="mean", spread=lambda values: values.std(ddof=1), seeds="count").reset_index()
+    both = summary.merge(published, on=list(on), how="left")
+    return both.assign(difference=(both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0))
