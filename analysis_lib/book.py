@@ -264,6 +264,8 @@ def _work(
     """Run the worker to its end; its exit status and the last lines of its log."""
     environment = os.environ | dict.fromkeys(THREAD_LIMITS, str(threads))
     environment["JUPYTER_PATH"] = str(_kernelspec(scratch))
+    # A notebook that is executed unseen needs no widgets, and the warning that it has none would carry our paths.
+    environment["PYTHONWARNINGS"] = "ignore:IProgress not found"
     # Nothing of the user's own set-up enters a result, and nothing of a run stays behind.
     environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), str(scratch))
     log: deque[str] = deque(maxlen=40)
