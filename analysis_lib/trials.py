@@ -13,6 +13,7 @@ from tqdm import tqdm
 from analysis_lib import processes
 from analysis_lib.classifiers import UTTERANCES, splits, stratified
 from analysis_lib.corpora import SPLITS, Corpus
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import measure
 from analysis_lib.models import load_model
 from analysis_lib.packages import data_directory
@@ -72,8 +73,13 @@ def trials(
         rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
-        AnalysisError: as :func:`self_attention`.
+        AnalysisError: as :func:`self_attention`; a depth, weight or seed that cannot be.
     """
+    if min(layers, default=1) < 1 or min(entropy_weights, default=0) < 0 or min(seeds, default=-1) < 0:
+        # Not when the turn of that classifier comes, maybe after hours.
+        raise AnalysisError(
+            "give depths of one layer or more, weights that are not negative, and a seed or more from 0"
+        )
     cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, float(weight)) for weight in entropy_weights)])
     work = [
         (

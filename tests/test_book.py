@@ -323,6 +323,30 @@ def test_a_profile_with_unknown_names_is_refused(root, text, complaint):
         build_book(root=root)
 
 
+def test_a_profile_may_extend_another(root):
+    text = "extends: smoke\npart/one: {limit: 9}\npart/two: {n: 4}\n"
+    (root / "book" / "parameters" / "default.yml").write_text(text)
+    build_book(root=root)
+    assert outputs(executed(root, "one")) == "9 [7]\n"
+    assert outputs(executed(root, "two")) == "4\n"
+
+
+def test_every_corpus_of_a_list_is_known_to_the_key(root, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\n")
+    declared = 'class_data: list = ["news"]  # corpora'
+    write(root / "book" / "part" / "two.ipynb", "print(class_data)", parameters=declared)
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    before = executed(root, "two").stat().st_mtime_ns
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    assert executed(root, "two").stat().st_mtime_ns == before
+    lines.write_text("two\n")
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    assert executed(root, "two").stat().st_mtime_ns > before
+    with pytest.raises(AnalysisError, match="newz"):
+        build_book(parameters={"class_data": ["news", "newz"]}, root=root)
+
+
 def test_unknown_profile_is_refused(root):
     with pytest.raises(AnalysisError, match="did you mean smoke"):
         build_book("smok", root=root)
@@ -362,7 +386,7 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
     first = book._inputs(parameters)
     models["b"] = "2"
     second = book._inputs(parameters)
-    assert {name for name in first if first[name] != second[name]} == {"model b", "data", "run b"}
+    assert {name for name in first if first[name] != second[name]} == {"model b", "data x", "run b"}
 
 
 def test_book_parameters_refuses_two_types_of_one_name(root):

@@ -269,6 +269,56 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     assert len(alignment) == 2 * 4 * 2 * 2
 
 
+# --- Classifiers ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def yelphat(tmp_path) -> Path:
+    """A folder laid out as that of YelpHat; its texts are ours."""
+    folder = tmp_path / "corpora" / "yelphat"
+    folder.mkdir(parents=True)
+    for part in (1, 6, 7, 8):
+        lines = [f'"{word} {part}, {n}",{label}' for n in range(3) for label, word in enumerate(("good", "bad"))]
+        (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return folder
+
+
+def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatch):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
+    out = tmp_path / "out"
+    options = ["--layers", "1,2", "--entropy-weights", "0.1", "--seeds", "3", "--out", out]
+    status, told, _ = run("classifiers", "--data", yelphat, *options)
+    assert status == 0
+    assert str(out) in told
+    found = pd.read_csv(out / "trials.csv")
+    assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.1, 3), (2, 0.0, 3)]
+    about = json.loads((out / "results.json").read_text())
+    assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
+    assert about["settings"] == {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3]}
+    assert str(tmp_path) not in json.dumps(about)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "newz"], ["newz", "news"]),
+        (["--data", "news"], ["news has no split train"]),
+        (["--data", "{tmp}/absent/yelphat"], ["absent/yelphat"]),
+        (["--layers", "one"], ["--layers is 'one'", "1,2"]),
+        (["--layers", "2,0"], ["one layer or more"]),
+        (["--entropy-weights", "0.1,-1"], ["not negative"]),
+        (["--entropy-weights", "x"], ["--entropy-weights is 'x'", "0.001"]),
+        (["--seeds", ""], ["--seeds is ''"]),
+        (["--seeds", "0,-1"], ["from 0"]),
+    ],
+)
+def test_classifiers_that_cannot_be_trained(run, tmp_path, arguments, words):
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    given += [] if "--data" in given else ["--data", "reviews"]
+    assert_refused(run("classifiers", *given, "--out", tmp_path / "out"), *words)
+    assert not list(tmp_path.glob("out/*"))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
