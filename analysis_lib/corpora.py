@@ -9,13 +9,14 @@ import os
 import re
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn
 from xml.etree import ElementTree
 
 import numpy as np
@@ -23,7 +24,7 @@ import pandas as pd
 
 from analysis_lib import hub, packages, speech
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.local_corpora import LAYOUTS
+from analysis_lib.local_corpora import LAYOUTS, SPLITS, Prepare, divided, part, whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -418,8 +419,11 @@ def fingerprint(spec: str) -> str:
         return f"{spec} from {CORPORA[name].origin(split)}"
     folder, split = _laid_out(spec)
     if folder is not None:
+        _files_of_split(folder, split)
+        # Of every split: who names the folder alone may read them all.
         files = sorted({folder / name for names, *_ in LAYOUTS[folder.name].values() for name in names})
-        return f"{split} of sha256:{hashlib.sha256(b''.join(map(_file_digest, files))).hexdigest()}"
+        digests = [_file_digest(path) for path in files if path.is_file()]
+        return f"{split} of sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
     path, column = _file(spec)
     if column is None and _is_media(path):
         kind, files, _ = _media(path)
@@ -478,7 +482,8 @@ def _laid_out(spec: str) -> tuple[Path | None, str | None]:
     if path.name not in LAYOUTS and ":" in spec:
         before, split = spec.rsplit(":", 1)
         path = Path(before)
-    if path.name not in LAYOUTS or "\0" in spec or not path.is_dir():
+    # Not Path.is_dir, which raises an error of its own where a name is too long.
+    if path.name not in LAYOUTS or not os.path.isdir(path):
         return None, None
     splits = LAYOUTS[path.name]
     split = split or next(iter(splits))
@@ -487,14 +492,28 @@ def _laid_out(spec: str) -> tuple[Path | None, str | None]:
     return path, split
 
 
+def _files_of_split(folder: Path, split: str) -> list[Path]:
+    files = [folder / name for name in LAYOUTS[folder.name][split][0]]
+    if missing := [path for path in files if not path.is_file()]:
+        raise AnalysisError(f"there is no {missing[0]}: lay the folder out as data/README.md says")
+    return files
+
+
 def _split_of_folder(folder: Path, split: str) -> list[Labelled]:
-    names, columns, prepare = LAYOUTS[folder.name][split]
+    _, columns, prepare = LAYOUTS[folder.name][split]
+    files = _files_of_split(folder, split)
+    return prepare(_examples(files, lambda path: _column(path, _decode(path), f"{columns}:label")))
+
+
+def _examples(files: Iterable[Path], read: Callable[[Path], list[Labelled]]) -> list[Labelled]:
+    """The examples of several files, without a gap."""
     rows = []
-    for path in (folder / name for name in names):
-        if not path.is_file():
-            raise AnalysisError(f"there is no {path}: lay the folder out as data/README.md says")
-        rows += _column(path, _decode(path), f"{columns}:label")
-    return prepare(rows)
+    for path in files:
+        found = read(path)
+        # Here, where an example still has its place in a file.
+        _refuse_gaps(str(path), found)
+        rows += found
+    return rows
 
 
 def _file(spec: str) -> tuple[Path, str | None]:
@@ -514,7 +533,7 @@ def _file(spec: str) -> tuple[Path, str | None]:
             header = ", ".join(_rows(path, _decode(path))[:1][0]) if path.stat().st_size else ""
             raise AnalysisError(f"{path} is a table: name its column, as in {path}:COLUMN (it has: {header})")
         return path, column
-    if not _is_file(path) and len(path.name) < 256 and path.is_dir():
+    if os.path.isdir(path):
         if column is not None:
             raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
         return path, None
@@ -639,9 +658,6 @@ def _visible_files(folder: Path) -> Iterator[Path]:
         yield from (Path(home, name) for name in names if name[0] != ".")
 
 
-# Of a corpus with classes: to train on, to stop training by, and to measure on.
-SPLITS = ("train", "validation", "test")
-
 # --- Corpora that come in the pinned packages ------------------------------------------------------
 
 _WIKIPEDIA = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -664,16 +680,18 @@ def _member(package: str, name: str) -> bytes:
     return bz2.decompress(content) if name.endswith(".bz2") else content
 
 
+def _wikipedia_articles() -> Iterator[tuple[str, Iterable[str]]]:
+    """The title and the paragraphs of each article."""
+    dump = io.BytesIO(_member("gensim", _WIKIPEDIA))
+    pages = (page for _, page in ElementTree.iterparse(dump) if page.tag.endswith("}page"))
+    for page in pages:
+        if page.findtext("{*}ns") == "0" and page.find("{*}redirect") is None:
+            yield page.findtext("{*}title"), _prose(page.findtext("{*}revision/{*}text") or "")
+
+
 def _wikipedia_paragraphs() -> list[str]:
     def build() -> list[str]:
-        dump = io.BytesIO(_member("gensim", _WIKIPEDIA))
-        pages = (page for _, page in ElementTree.iterparse(dump) if page.tag.endswith("}page"))
-        return [
-            line
-            for page in pages
-            if page.findtext("{*}ns") == "0" and page.find("{*}redirect") is None
-            for line in _prose(page.findtext("{*}revision/{*}text") or "")
-        ]
+        return [line for _, paragraphs in _wikipedia_articles() for line in paragraphs]
 
     return packages.derived_lines("gensim", "wikipedia-paragraphs", 2, build)
 
@@ -715,26 +733,54 @@ def _review_classes(classes: Sequence[str], split: str) -> Callable[[], list[Lab
 
     def read() -> list[Labelled]:
         texts = {name: list(dict.fromkeys(filter(None, _review_rows(name)()))) for name in classes}
-        size = min(len(of) for of in texts.values())
-        found = []
-        for seed, (name, of) in enumerate(texts.items()):
-            order = np.random.default_rng(seed).permutation(len(of))[:size]
-            parts = {"test": order[: size // 5], "validation": order[size // 5 : size // 5 + size // 10]}
-            chosen = parts.get(split, order[size // 5 + size // 10 :])
-            found += [Labelled(of[i], name) for i in chosen]
-        return found
+        return _of_split(texts, split, min(len(of) for of in texts.values()))
+
+    return read
+
+
+def _of_split(texts: dict[str, list[str]], split: str, most: int) -> list[Labelled]:
+    """Of each class at most so many texts, drawn: a fifth of them is for the test and a tenth for validation."""
+    found = []
+    for seed, (name, of) in enumerate(texts.items()):
+        order = np.random.default_rng(seed).permutation(len(of))[:most]
+        test, validation = len(order) // 5, len(order) // 10
+        found += [Labelled(of[i], name) for i in part(order, split, validation, test)]
+    return found
+
+
+# Of fewer sentences, next to none would be left for validation.
+_FEWEST_SENTENCES = 20
+
+
+def _article_sentences(split: str) -> Callable[[], list[Labelled]]:
+    """A split of the sentences of Wikipedia, whose class is the title of their article."""
+
+    def build() -> list[str]:
+        return [f"{title}\t{s}" for title, paragraphs in _wikipedia_articles() for s in _segmented(paragraphs)]
+
+    def read() -> list[Labelled]:
+        texts: dict[str, list[str]] = {}
+        for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
+            title, sentence = line.split("\t")
+            texts.setdefault(title, []).append(sentence)
+        enough = {title: of for title, of in texts.items() if len(of) >= _FEWEST_SENTENCES}
+        return _of_split(enough, split, max(len(of) for of in enough.values()))
 
     return read
 
 
 def _sentences(paragraphs: Callable[[], list[str]], package: str, name: str) -> Callable[[], list[str]]:
     def build() -> list[str]:
-        import sentencex
-
-        parts = (part.strip() for text in paragraphs() for part in sentencex.segment("en", text))
-        return [part for part in parts if part]
+        return _segmented(paragraphs())
 
     return lambda: packages.derived_lines(package, f"{name}-sentences", 2, build)
+
+
+def _segmented(paragraphs: Iterable[str]) -> list[str]:
+    import sentencex
+
+    parts = (part.strip() for text in paragraphs for part in sentencex.segment("en", text))
+    return [part for part in parts if part]
 
 
 # --- Digits, which come with scikit-learn ----------------------------------------------------------
@@ -773,11 +819,45 @@ def _hub_source(
 
         return read
 
-    def origin(split: str) -> str:
-        hub.require(repository, revision, files[split][0], "dataset")
-        return f"{repository}@{revision}"
+    return _Source(description, {split: reader(split) for split in files}, _hub_origin(repository, revision, files))
 
-    return _Source(description, {split: reader(split) for split in files}, origin)
+
+def _hub_origin(repository: str, revision: str, files: dict[str, Sequence[str]]) -> Callable[[str], str]:
+    return lambda split: f"{repository}@{hub.require(repository, revision, files[split][0], 'dataset')}"
+
+
+def _class_source(
+    description: str,
+    repository: str,
+    revision: str,
+    columns: Sequence[str],
+    labelled: Callable[..., Labelled | None],
+    splits: dict[str, tuple[str, Prepare]],
+) -> _Source:
+    """A corpus with classes whose splits are Parquet files of a dataset on the hub.
+
+    Args:
+        labelled: makes an example of a row's cells in the columns, or None where the row is left out.
+        splits: the file of each, and what becomes of its examples.
+    """
+
+    def examples(path: Path) -> list[Labelled]:
+        return [row for cells in _parquet_cells(path, columns) if (row := labelled(*cells)) is not None]
+
+    def reader(split: str) -> Callable[[], list[Labelled]]:
+        file, prepare = splits[split]
+        return lambda: prepare(_examples([hub.dataset_file(repository, revision, file)], examples))
+
+    origin = _hub_origin(repository, revision, {split: [file] for split, (file, _) in splits.items()})
+    return _Source(description, {split: reader(split) for split in splits}, origin)
+
+
+def _parquet_cells(path: Path, columns: Sequence[str]) -> Iterator[tuple]:
+    with _parquet_file(path) as file:
+        if missing := [name for name in columns if name not in file.schema_arrow.names]:
+            raise AnalysisError(f"{path} has no column {missing[0]}: {near_names(missing[0], file.schema_arrow.names)}")
+        table = file.read(columns=list(columns))
+    return zip(*(table[name].to_pylist() for name in columns), strict=True)
 
 
 def _image_source(description: str, repository: str, revision: str, files: dict[str, Sequence[str]]) -> _Source:
@@ -795,10 +875,7 @@ def _image_source(description: str, repository: str, revision: str, files: dict[
 
         return read
 
-    def origin(split: str) -> str:
-        hub.require(repository, revision, files[split][0], "dataset")
-        return f"{repository}@{revision}"
-
+    origin = _hub_origin(repository, revision, files)
     return _Source(description, {split: reader(split) for split in files}, origin, "image")
 
 
@@ -850,9 +927,51 @@ def _common_voice_origin(split: str) -> str:
     return "@".join(_COMMON_VOICE)
 
 
+# --- The corpora of Fosse et al. (2023) ----------------------------------------------------------
+
+# Where the hub keeps, as Parquet, what the publishers of a dataset left to a program to download.
+_CONVERTED = "refs/convert/parquet"
+_IMDB_VALIDATION_SHARE = 0.1
+
+
+def _converted(split: str) -> tuple[str, Prepare]:
+    return f"plain_text/{split}/0000.parquet", whole
+
+
+def _class_name(names: Sequence[str], label: int | None) -> str:
+    """No name where there is no such class, as for the -1 of the hub, which is no class."""
+    return dict(enumerate(names)).get(label, "")
+
+
+def _imdb(text: str | None, label: int | None) -> Labelled:
+    return Labelled(text or "", _class_name(("neg", "pos"), label))
+
+
+def _e_snli(premise: str | None, hypothesis: str | None, label: int | None) -> Labelled:
+    names = ("entailment", "neutral", "contradiction")
+    return Labelled(Pair(premise or "", hypothesis or ""), _class_name(names, label))
+
+
+def _hatexplain(annotators: dict[str, list[int]], tokens: list[str]) -> Labelled | None:
+    """A post with the class that most of its annotators gave, or None where no class has a majority."""
+    labels = annotators["label"]
+    majority = [label for label, votes in Counter(labels).items() if 2 * votes > len(labels)]
+    names = ("hatespeech", "normal", "offensive")
+    return Labelled(" ".join(tokens), _class_name(names, majority[0])) if majority else None
+
+
+def _no_yelphat(*_: object) -> NoReturn:
+    raise AnalysisError(
+        "the hub has no YelpHat: get it at github.com/cansusen/Human-Attention-for-Text-Classification, lay it out as "
+        "data/README.md says and give the folder, as in FOLDER/yelphat:train"
+    )
+
+
 def _parquet(folder: str, split: str, parts: int = 1) -> list[str]:
     return [f"{folder}/{split}-{i:05d}-of-{parts:05d}.parquet" for i in range(parts)]
 
+
+_IMDB_TRAIN, _IMDB_TEST = (_parquet("plain_text", split)[0] for split in ("train", "test"))
 
 CORPORA = {
     "wikipedia": _Source(
@@ -861,6 +980,11 @@ CORPORA = {
             "sentences": _sentences(_wikipedia_paragraphs, "gensim", "wikipedia"),
             "paragraphs": _wikipedia_paragraphs,
         },
+        lambda _: packages.fingerprint("gensim"),
+    ),
+    "articles": _Source(
+        "the sentences of that slice, whose class is their article: 88 of 20 sentences or more (bundled, from gensim)",
+        {split: _article_sentences(split) for split in SPLITS},
         lambda _: packages.fingerprint("gensim"),
     ),
     "news": _Source(
@@ -906,6 +1030,39 @@ CORPORA = {
             "validation": _parquet("wikitext-103-raw-v1", "validation"),
             "test": _parquet("wikitext-103-raw-v1", "test"),
             "train": _parquet("wikitext-103-raw-v1", "train", parts=2),
+        },
+    ),
+    "yelphat": _Source(
+        "YelpHat, restaurant reviews of two classes (not on the hub: give a folder, FOLDER/yelphat:train)",
+        dict.fromkeys(SPLITS, _no_yelphat),
+        _no_yelphat,
+    ),
+    "hatexplain": _class_source(
+        f"HateXplain, posts of three classes (hub: Hate-speech-CNERG/hatexplain, branch {_CONVERTED})",
+        "Hate-speech-CNERG/hatexplain",
+        _CONVERTED,
+        ("annotators", "post_tokens"),
+        _hatexplain,
+        {split: _converted(split) for split in SPLITS},
+    ),
+    "e-snli": _class_source(
+        f"e-SNLI, pairs of sentences of three classes (hub: esnli/esnli, branch {_CONVERTED})",
+        "esnli/esnli",
+        _CONVERTED,
+        ("premise", "hypothesis", "label"),
+        _e_snli,
+        {split: _converted(split) for split in SPLITS},
+    ),
+    "imdb": _class_source(
+        "IMDb, film reviews of two classes; a tenth of train is for validation (hub: stanfordnlp/imdb)",
+        "stanfordnlp/imdb",
+        "e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
+        ("text", "label"),
+        _imdb,
+        {
+            "train": (_IMDB_TRAIN, divided("train", _IMDB_VALIDATION_SHARE)),
+            "validation": (_IMDB_TRAIN, divided("validation", _IMDB_VALIDATION_SHARE)),
+            "test": (_IMDB_TEST, whole),
         },
     ),
     "digits": _Source(

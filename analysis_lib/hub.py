@@ -42,7 +42,7 @@ def dataset_file(repository: str, revision: str, file: str) -> Path:
 
 
 def require(repository: str, revision: str | None, file: str, repo_type: str = "model") -> str:
-    """What identifies a file's version, without a download: the cached commit, or the revision asked for.
+    """What identifies a file's version, without a download: the cached commit, else the revision asked for.
 
     Raises:
         AnalysisError: the file is not in the cache and the hub cannot be reached.
@@ -50,7 +50,7 @@ def require(repository: str, revision: str | None, file: str, repo_type: str = "
     cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
     if not isinstance(cached, str) and not _reachable():
         raise AnalysisError(_unreachable(repository, "cannot be reached"))
-    if revision is None and isinstance(cached, str):
+    if isinstance(cached, str):
         parents = [path.name for path in Path(cached).parents]
         return parents[parents.index("snapshots") - 1]
     return revision or "main"

@@ -9,6 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from analysis_lib.corpora import Labelled
 
+# Of a corpus with classes: to train on, to stop training by, and to measure on.
+SPLITS = ("train", "validation", "test")
+
 # Of YelpHat, which comes without a division: what is left is for training.
 VALIDATION_SHARE, TEST_SHARE = 0.15, 0.25
 
@@ -33,23 +36,36 @@ def _pairs_as_written(rows: list["Labelled"]) -> list["Labelled"]:
     return [row._replace(text=row.text._make(map(join_words, row.text))) for row in rows]
 
 
-def _division(split: str) -> Prepare:
-    """The rows of a split, drawn with the balance of the classes."""
+def part(order: np.ndarray, split: str, validation: int, test: int) -> np.ndarray:
+    """What a split has of texts in a drawn order: the first are for the test, the next for validation.
+
+    >>> [part(np.arange(6), split, 1, 2).tolist() for split in SPLITS]
+    [[3, 4, 5], [2], [0, 1]]
+    """
+    parts = {"test": order[:test], "validation": order[test : test + validation]}
+    return parts.get(split, order[test + validation :])
+
+
+def divided(split: str, validation: float, test: float = 0.0) -> Prepare:
+    """The rows of a split, drawn with the balance of the classes; in the order of the corpus.
+
+    Args:
+        validation: the share of each class that is for validation.
+        test: the share that is for the test.
+    """
 
     def draw(rows: list["Labelled"]) -> list["Labelled"]:
         labels = np.array([row.label for row in rows])
         found: list[int] = []
         for seed, label in enumerate(np.unique(labels)):
             order = np.random.default_rng(seed).permutation(np.flatnonzero(labels == label))
-            test, validation = round(TEST_SHARE * len(order)), round(VALIDATION_SHARE * len(order))
-            parts = {"test": order[:test], "validation": order[test : test + validation]}
-            found += parts.get(split, order[test + validation :]).tolist()
+            found += part(order, split, round(validation * len(order)), round(test * len(order))).tolist()
         return [rows[i] for i in sorted(found)]
 
     return draw
 
 
-def _whole(rows: list["Labelled"]) -> list["Labelled"]:
+def whole(rows: list["Labelled"]) -> list["Labelled"]:
     return rows
 
 
@@ -59,12 +75,12 @@ _YELP_PARTS = [f"yelphat_part{part}.csv" for part in (1, 6, 7, 8)]
 
 LAYOUTS: dict[str, _Layout] = {
     "hatexplain": {
-        split: ([f"hatexplain_{name}.csv"], "text", _whole)
-        for split, name in (("train", "train"), ("validation", "val"), ("test", "test"))
+        split: ([f"hatexplain_{name}.csv"], "text", whole)
+        for split, name in zip(SPLITS, ("train", "val", "test"), strict=True)
     },
-    "yelphat": {split: (_YELP_PARTS, "text", _division(split)) for split in ("train", "validation", "test")},
+    "yelphat": {split: (_YELP_PARTS, "text", divided(split, VALIDATION_SHARE, TEST_SHARE)) for split in SPLITS},
     "esnli": {
-        "train": (["snli_train_subset.csv"], "sentence1,sentence2", _whole),
+        "train": (["snli_train_subset.csv"], "sentence1,sentence2", whole),
         "validation": (["esnli_dev.csv"], "sentence1,sentence2", _pairs_as_written),
         "test": (["esnli_test.csv"], "sentence1,sentence2", _pairs_as_written),
     },

@@ -24,6 +24,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from analysis_lib import AnalysisError, Corpus, corpora, hub, load_corpus
+from analysis_lib.corpora import Pair
 
 TEXTS = ["The first line.", "A second one, with a comma", "Ünïcödé – “quoted”", "last"]
 
@@ -190,8 +191,8 @@ def test_a_file_with_a_colon_in_its_name(write):
         ("wikitext", "did you mean wikitext-103?"),
         (
             "zzz",
-            "known names: common_voice_11_0, digits, films, imagenet-1k, news, plots, reviews, spoken-digits, stsb, "
-            "wikipedia, wikitext-103",
+            "known names: articles, common_voice_11_0, digits, e-snli, films, hatexplain, imagenet-1k, imdb, news, "
+            "plots, reviews, spoken-digits, stsb, wikipedia, wikitext-103, yelphat",
         ),
         ("digit", "did you mean digits?"),
         ("imagenet", "did you mean imagenet-1k?"),
@@ -292,6 +293,24 @@ def test_review_labels_are_those_of_the_reviews():
         assert words["rotten"].count(bad) > words["fresh"].count(bad)
 
 
+def test_articles_are_the_sentences_of_wikipedia_by_article():
+    splits = [load_corpus(f"articles:{split}") for split in ("train", "validation", "test")]
+    classes = splits[0].classes
+    assert [corpus.classes for corpus in splits] == [classes] * 3
+    assert len(classes) == 88
+    rows = [(classes[label], text) for c in splits for label, text in zip(c.labels, c.texts, strict=True)]
+    # Each sentence of an article is in one split alone.
+    assert len(set(rows)) == len(rows)
+    assert {text for _, text in rows} < set(load_corpus("wikipedia").texts)
+    for label in range(len(classes)):
+        parts = [corpus.labels.count(label) for corpus in splits]
+        whole = sum(parts)
+        assert whole >= 20
+        assert parts == [whole - whole // 10 - whole // 5, whole // 10, whole // 5]
+    lincoln = [text for name, text in rows if name == "Abraham Lincoln"]
+    assert sum("Lincoln" in text for text in lincoln) > 0.5 * len(lincoln)
+
+
 @pytest.mark.parametrize(
     "markup", ["[[", "]]", "{{", "}}", "<ref", "</ref", "{|", "|}", "<!--", "&nbsp;", "==", "<br", "|-"]
 )
@@ -309,10 +328,13 @@ def test_bundled_sentences_are_sentences():
         assert 15 < sum(words) / len(words) < 30
 
 
+ON_THE_HUB = ("stsb", "wikitext-103", "imagenet-1k", "common_voice_11_0", "hatexplain", "e-snli", "imdb", "yelphat")
+
+
 def test_known_corpora_all_load_or_are_on_the_hub():
     assert {name.partition(":")[0] for name in corpora.known_corpora()} == set(corpora.CORPORA)
     for name, source in corpora.CORPORA.items():
-        if name not in ("stsb", "wikitext-103", "imagenet-1k", "common_voice_11_0"):
+        if name not in ON_THE_HUB:
             assert all(len(load_corpus(f"{name}:{split}")) for split in source.splits)
 
 
@@ -325,12 +347,20 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub, "_reachable", lambda: False)
 
-    def put(repository: str, commit: str, file: str, content: dict[str, list] | bytes, rows: int | None = None) -> None:
+    def put(
+        repository: str,
+        commit: str,
+        file: str,
+        content: dict[str, list] | bytes,
+        rows: int | None = None,
+        branch: str = "main",
+    ) -> None:
         home = tmp_path / "hub" / f"datasets--{repository.replace('/', '--')}"
         path = home / "snapshots" / commit / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        (home / "refs").mkdir(exist_ok=True)
-        (home / "refs" / "main").write_text(commit)
+        ref = home / "refs" / branch
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        ref.write_text(commit)
         if isinstance(content, bytes):
             path.write_bytes(content)
         else:
@@ -358,6 +388,114 @@ def test_wikitext_from_the_cache_in_parts(cache):
     corpus = load_corpus("wikitext-103:train")
     assert [text.strip() for text in corpus.texts] == ["= Title =", "A paragraph .", "Another ."]
     assert corpus.blank == 2
+
+
+IMDB = "e6281661ce1c48d982bc483cf8a173c1bbeb5d31"
+# Of the branch that the hub converts; any will do.
+CONVERTED = "0123456789abcdef0123456789abcdef01234567"
+
+
+def put_converted(cache, repository: str, split: str, columns: dict[str, list]) -> None:
+    cache(repository, CONVERTED, f"plain_text/{split}/0000.parquet", columns, branch="refs/convert/parquet")
+
+
+def votes(*labels: int) -> dict[str, list]:
+    """What the annotators of a post gave, with the other columns that the hub has."""
+    return {"label": list(labels), "annotator_id": list(range(len(labels))), "target": [["None"]] * len(labels)}
+
+
+def test_hatexplain_from_the_cache_by_majority(cache):
+    annotators = [votes(0, 0, 2), votes(0, 1, 2), votes(1, 1, 1), votes(2, 1, 2)]
+    tokens = [["a", "post", "."], ["no", "majority"], ["another", "one"], ["a", "third"]]
+    columns = {"id": list("wxyz"), "annotators": annotators, "rationales": [[], [], [], []], "post_tokens": tokens}
+    put_converted(cache, "Hate-speech-CNERG/hatexplain", "validation", columns)
+    corpus = load_corpus("hatexplain:validation")
+    assert list(corpus.texts) == ["a post .", "another one", "a third"]
+    assert [corpus.classes[label] for label in corpus.labels] == ["hatespeech", "normal", "offensive"]
+    refused("hatexplain", "Hate-speech-CNERG/hatexplain", "not in the local cache")
+
+
+def test_e_snli_from_the_cache(cache):
+    columns = {
+        "premise": ["A man sleeps.", "A dog runs.", "Two cats."],
+        "hypothesis": ["He rests.", "A dog sleeps.", "They are old."],
+        "label": [0, 2, 1],
+        "explanation_1": ["", "", ""],
+    }
+    put_converted(cache, "esnli/esnli", "test", columns)
+    corpus = load_corpus("e-snli:test")
+    assert corpus.items == [*map(Pair, columns["premise"], columns["hypothesis"])]
+    assert [corpus.classes[label] for label in corpus.labels] == ["entailment", "contradiction", "neutral"]
+    refused("e-snli:validation", "esnli/esnli", "not in the local cache")
+
+
+def put_imdb(cache) -> None:
+    """Forty reviews to train on, of which the even ones are good, and three to test."""
+    train = {"text": [f"film {i}" for i in range(40)], "label": [1 - i % 2 for i in range(40)]}
+    cache("stanfordnlp/imdb", IMDB, "plain_text/train-00000-of-00001.parquet", train)
+    test = {"text": ["bad", "good", "worse"], "label": [0, 1, 0]}
+    cache("stanfordnlp/imdb", IMDB, "plain_text/test-00000-of-00001.parquet", test)
+
+
+def test_imdb_from_the_cache_with_a_validation_split(cache):
+    refused("imdb", "stanfordnlp/imdb", "not in the local cache")
+    put_imdb(cache)
+    train, validation, test = (load_corpus(f"imdb:{split}") for split in ("train", "validation", "test"))
+    assert list(test.texts) == ["bad", "good", "worse"]
+    assert [test.classes[label] for label in test.labels] == ["neg", "pos", "neg"]
+    assert (len(train), len(validation)) == (36, 4)
+    assert Counter(train.labels) == {0: 18, 1: 18}
+    assert Counter(validation.labels) == {0: 2, 1: 2}
+    assert {*train.texts, *validation.texts} == {f"film {i}" for i in range(40)}
+    assert list(train.labels) == [1 - int(text.split()[1]) % 2 for text in train.texts]
+    # The first is the split unless told, and a draw repeats.
+    assert load_corpus("imdb").sha256 == train.sha256
+    assert load_corpus("imdb:validation").sha256 == validation.sha256
+
+
+@pytest.mark.parametrize(
+    ("premise", "hypothesis", "label", "words"),
+    [
+        ("A man.", None, 0, "one side of pair 2 is empty"),
+        ("A man.", " ", 0, "one side of pair 2 is empty"),
+        (None, None, 0, "example 2 has no text"),
+        ("A man.", "He.", -1, "example 2 has no class"),
+        ("A man.", "He.", 3, "example 2 has no class"),
+        ("A man.", "He.", None, "example 2 has no class"),
+    ],
+)
+def test_gaps_in_classes_of_the_hub(cache, premise, hypothesis, label, words):
+    columns = {"premise": ["One.", premise], "hypothesis": ["Two.", hypothesis], "label": [1, label]}
+    put_converted(cache, "esnli/esnli", "train", columns)
+    refused("e-snli", "plain_text/train/0000.parquet", words)
+
+
+def test_files_of_the_hub_that_are_not_as_they_were(cache):
+    put_converted(cache, "esnli/esnli", "train", {"premise": ["One."], "hypotheses": ["Two."], "label": [1]})
+    refused("e-snli", "0000.parquet has no column hypothesis", "hypotheses")
+    cache("stanfordnlp/imdb", IMDB, "plain_text/test-00000-of-00001.parquet", b"PAR1 and no more")
+    refused("imdb:test", "test-00000-of-00001.parquet", "cannot be read")
+
+
+def test_fingerprints_of_the_hub_are_those_of_the_cached_commit(cache, monkeypatch):
+    for spec in ("imdb", "e-snli:test", "hatexplain:validation"):
+        with pytest.raises(AnalysisError, match="not in the local cache"):
+            corpora.fingerprint(spec)
+    put_imdb(cache)
+    assert corpora.fingerprint("imdb:validation") == f"imdb:validation from stanfordnlp/imdb@{IMDB}"
+    put_converted(cache, "esnli/esnli", "test", {"premise": ["One."], "hypothesis": ["Two."], "label": [1]})
+    assert corpora.fingerprint("e-snli:test") == f"e-snli:test from esnli/esnli@{CONVERTED}"
+    # What the branch holds is not known before it is fetched.
+    monkeypatch.setattr(hub, "_reachable", lambda: True)
+    assert corpora.fingerprint("e-snli") == "e-snli from esnli/esnli@refs/convert/parquet"
+
+
+def test_yelphat_is_not_on_the_hub():
+    for spec in ("yelphat", "yelphat:test"):
+        refused(spec, "the hub has no YelpHat", "FOLDER/yelphat:train", "data/README.md")
+        with pytest.raises(AnalysisError, match="FOLDER/yelphat:train"):
+            corpora.fingerprint(spec)
+    refused("yelphat:dev", "yelphat has no split dev")
 
 
 # --- Folders of images ----------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import pandas as pd
 import torch
 import transformers
 from jaxtyping import Int
-from torch import Tensor, default_generator
+from torch import Tensor
 from tqdm import tqdm
 
-from analysis_lib import packages
+from analysis_lib import devices, packages
 from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError, near_names
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Counts changes of how classifiers are trained that the settings do not show.
 VERSION = 2
 DESCRIPTION = "classifier.json"
+STATE = ".state.pt"
 EVALUATION_BATCH = 128
 
 
@@ -65,7 +66,13 @@ class Classification:
 
 
 def finetune(
-    model: "LoadedModel", train: Corpus, validation: Corpus, folder: Path | str | None = None, **settings
+    model: "LoadedModel",
+    train: Corpus,
+    validation: Corpus,
+    folder: Path | str | None = None,
+    *,
+    device: str | None = None,
+    **settings,
 ) -> Path:
     """Fine-tune an encoder, all of its weights, with a dense layer on [CLS].
 
@@ -77,6 +84,8 @@ def finetune(
         train: with classes.
         validation: with the same classes, or some of them.
         folder: where to keep the classifier; a folder of the library's own unless told.
+        device: ``cpu``, ``cuda``, ...; a GPU where there is one, unless told. Another kind gives other weights, if
+            near ones, and is another classifier.
         settings: of :class:`Classification`; the learning rate is 5e-5 unless told.
 
     Returns:
@@ -87,22 +96,23 @@ def finetune(
 
     Raises:
         AnalysisError: no classes, one class alone, a class with a single example, classes in the validation corpus
-            that the training corpus lacks; a folder with another classifier; a model without a head for classes.
+            that the training corpus lacks; a folder with another classifier; a model without [CLS] or without a head
+            for classes; a device that cannot be used.
     """
     rules = Classification(**{"learning_rate": 5e-5, **settings})
+    headed = type(model.model.config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if not headed or model.tokenizer.cls_token is None:
+        raise AnalysisError(f"{model.name} has no head for classes on [CLS]: give an encoder such as BERT")
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
         config = copy.deepcopy(model.model.config)
         config.num_labels, config.problem_type = len(classes), "single_label_classification"
         config.pad_token_id = model.tokenizer.pad_token_id
-        try:
-            classifier = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
-        except ValueError:
-            raise AnalysisError(f"{model.name} has no head for classes: give an encoder such as BERT") from None
+        classifier = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
         classifier.base_model.load_state_dict(model.model.state_dict(), strict=False)
         return classifier, model.tokenizer
 
-    return _trained(f"finetuned {model.revision}", build, train, validation, rules, folder)
+    return _trained(f"finetuned {model.revision}", build, train, validation, rules, folder, device)
 
 
 # The block's own settings: of SelfAttentionConfig, and the size of the vocabulary.
@@ -117,6 +127,7 @@ def self_attention(
     layers: int = 1,
     vocabulary: int = 8000,
     block: dict | None = None,
+    device: str | None = None,
     **settings,
 ) -> Path:
     """Train a classifier of self-attention alone: blocks of one head over the whole width, then a dense layer on [CLS].
@@ -129,6 +140,7 @@ def self_attention(
         vocabulary: word pieces, at most.
         block: what differs from the defaults of :class:`SelfAttentionConfig`: any of ``BLOCK_SETTINGS``, such as
             ``{"entropy_weight": 0.01}``.
+        device: as of :func:`finetune`.
         settings: of :class:`Classification`; the learning rate is 1e-3 and the batch 64 unless told.
 
     Returns:
@@ -155,7 +167,7 @@ def self_attention(
         return SelfAttentionForSequenceClassification(config), tokenizer
 
     key = json.dumps(["self-attention", layers, vocabulary, block], sort_keys=True)
-    return _trained(key, build, train, validation, rules, folder)
+    return _trained(key, build, train, validation, rules, folder, device)
 
 
 def _sides(item: str | Pair) -> tuple[str, ...]:
@@ -166,9 +178,16 @@ Build = Callable[[Sequence[str]], tuple[transformers.PreTrainedModel, Tokenizer]
 
 
 def _trained(
-    what: str, build: Build, train: Corpus, validation: Corpus, rules: Classification, folder: Path | str | None
+    what: str,
+    build: Build,
+    train: Corpus,
+    validation: Corpus,
+    rules: Classification,
+    folder: Path | str | None,
+    device: str | None,
 ) -> Path:
     _refuse_classes(train, validation)
+    device = devices.usable(device)
     told = {
         "classifier": what,
         "settings": {**dataclasses.asdict(rules), "version": VERSION},
@@ -177,22 +196,30 @@ def _trained(
         "validation": validation.sha256,
         "versions": versions(),
     }
+    if (kind := torch.device(device).type) != "cpu":
+        told["device"] = kind
     if folder is None:
         folder = packages.derived_folder(json.dumps(told, sort_keys=True), "classifier")
     folder = Path(folder)
-    description = folder / DESCRIPTION
+    description, state = folder / DESCRIPTION, folder / STATE
     with alone(folder / ".classifier.lock"):
         if description.is_file():
-            found = json.loads(description.read_text(encoding="utf-8"))
-            if differs := [name for name, value in told.items() if found.get(name) != value]:
-                raise AnalysisError(f"{folder} holds a classifier with other {differs[0]}: give another folder")
+            _refuse_another(folder, json.loads(description.read_text(encoding="utf-8")), told)
+            state.unlink(missing_ok=True)  # Left by a process that was killed at its very end.
             return folder
-        if left := sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")):
+        left = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        # With a state, they are those of a classifier that was being written when its process was killed.
+        if left and not state.is_file():
             raise AnalysisError(f"{folder} holds {left[0]} and no classifier: give an empty folder, or a new one")
         transformers.utils.logging.disable_progress_bar()
-        with torch.random.fork_rng(devices=[]), one_thread():
-            _Training(folder, told, build, train, validation, rules).go()
+        with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []), one_thread():
+            _Training(folder, told, build, train, validation, rules, device).go()
     return folder
+
+
+def _refuse_another(folder: Path, found: dict, told: dict) -> None:
+    if differs := [name for name in told | found if found.get(name) != told.get(name)]:
+        raise AnalysisError(f"{folder} holds a classifier with other {differs[0]}: give another folder")
 
 
 def _refuse_classes(train: Corpus, validation: Corpus) -> None:
@@ -212,11 +239,19 @@ class _Training:
     """A classifier, its optimizer and how far they are."""
 
     def __init__(
-        self, folder: Path, told: dict, build: Build, train: Corpus, validation: Corpus, rules: Classification
+        self,
+        folder: Path,
+        told: dict,
+        build: Build,
+        train: Corpus,
+        validation: Corpus,
+        rules: Classification,
+        device: str,
     ):
-        self.folder, self.told, self.rules, self.state = folder, told, rules, folder / ".state.pt"
-        default_generator.manual_seed(drawn_seed(rules.seed, 0))
+        self.folder, self.told, self.rules, self.device, self.state = folder, told, rules, device, folder / STATE
+        torch.manual_seed(drawn_seed(rules.seed, 0))
         self.model, self.tokenizer = build(train.classes)
+        self.model.to(device)
         self.model.config.id2label = dict(enumerate(train.classes))
         self.model.config.label2id = {name: label for label, name in enumerate(train.classes)}
         self.adam = torch.optim.Adam(self.model.parameters(), lr=rules.learning_rate, fused=True)
@@ -236,7 +271,7 @@ class _Training:
         with bar:
             while len(self.log) < self.rules.epochs and not self._stopped():
                 epoch = len(self.log) + 1
-                default_generator.manual_seed(drawn_seed(self.rules.seed, 1, epoch))
+                torch.manual_seed(drawn_seed(self.rules.seed, 1, epoch))
                 loss = self._epoch()
                 right = (predict_encoded(self.model, self.validation) == self.validation.labels).double().mean().item()
                 if right > max((accuracy for _, _, accuracy in self.log), default=-1.0):
@@ -257,7 +292,8 @@ class _Training:
         self.model.train()
         losses = []
         for batch in self.train.batches(self.rules.batch):
-            loss = self.model(**self.train.inputs(batch), labels=self.train.labels[batch]).loss
+            labels = self.train.labels[batch].to(self.device)
+            loss = self.model(**self.train.inputs(batch, self.device), labels=labels).loss
             if not math.isfinite(value := loss.item()):
                 raise AnalysisError(f"the loss is {value}: give a learning rate below {self.rules.learning_rate:g}")
             self.adam.zero_grad()
@@ -269,14 +305,15 @@ class _Training:
 
     def _resume(self) -> None:
         if self.state.is_file():
-            state = torch.load(self.state, weights_only=True)
+            state = torch.load(self.state, map_location=self.device, weights_only=True)
+            _refuse_another(self.folder, state["told"], self.told)
             self.log, self.best = state["log"], state["best"]
             self.model.load_state_dict(state["model"])
             self.adam.load_state_dict(state["adam"])
 
     def _save(self) -> None:
         parts = {part: getattr(self, part).state_dict() for part in ("model", "adam")}
-        save_state(self.state, {"log": self.log, "best": self.best, **parts})
+        save_state(self.state, {"told": self.told, "log": self.log, "best": self.best, **parts})
 
     def _finish(self) -> None:
         """Write the classifier: what tells that it is whole comes last."""
@@ -315,9 +352,9 @@ class Encoded:
             chunks += pool[lengths[pool].argsort(stable=True)].split(size)
         return iter([chunks[i] for i in torch.randperm(len(chunks))])
 
-    def inputs(self, texts: Int[Tensor, " text"]) -> dict[str, Tensor]:
-        """What a model is called with for these texts."""
-        return padded([self.ids[i] for i in texts], self.pad)
+    def inputs(self, texts: Int[Tensor, " text"], device: str | torch.device) -> dict[str, Tensor]:
+        """What a model on a device is called with for these texts."""
+        return {name: part.to(device) for name, part in padded([self.ids[i] for i in texts], self.pad).items()}
 
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
@@ -334,23 +371,29 @@ def predict_encoded(model: transformers.PreTrainedModel, texts: Encoded) -> Int[
     order = torch.tensor([len(ids) for ids in texts.ids]).argsort(stable=True)
     with torch.inference_mode():
         for part in order.split(EVALUATION_BATCH):
-            predicted[part] = model(**texts.inputs(part)).logits.argmax(-1)
+            predicted[part] = model(**texts.inputs(part, model.device)).logits.argmax(-1).cpu()
     return predicted
 
 
-def predict(folder: Path | str, corpus: Corpus, longest: int = Classification.longest) -> pd.DataFrame:
+def predict(
+    folder: Path | str, corpus: Corpus, longest: int = Classification.longest, device: str | None = None
+) -> pd.DataFrame:
     """What a classifier makes of the texts of a corpus.
 
     Args:
         folder: of the classifier, from :func:`finetune` or :func:`self_attention`.
         corpus: with classes.
+        longest: tokens of a text that are read.
+        device: ``cpu``, ``cuda``, ...; a GPU where there is one, unless told.
 
     Returns:
         A row a text: label and predicted, both names of classes.
 
     Raises:
-        AnalysisError: a class of the corpus that the classifier does not know, or no classes.
+        AnalysisError: a class of the corpus that the classifier does not know, or no classes; a device that cannot be
+            used.
     """
+    device = devices.usable(device)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     names = [model.config.id2label[label] for label in range(model.config.num_labels)]
@@ -359,7 +402,7 @@ def predict(folder: Path | str, corpus: Corpus, longest: int = Classification.lo
     if unknown := sorted(set(corpus.classes) - set(names)):
         raise AnalysisError(f"{corpus.name} has the class {unknown[0]}, unknown to the classifier: leave it out")
     longest = min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
-    predicted = predict_encoded(model.eval(), encode(corpus, tokenizer, longest))
+    predicted = predict_encoded(model.eval().to(device), encode(corpus, tokenizer, longest))
     labels = [corpus.classes[label] for label in corpus.labels]
     return pd.DataFrame({"label": labels, "predicted": [names[label] for label in predicted]})
 
