@@ -1,18 +1,17 @@
-"""Classifiers trained several times over and measured: accuracy, keys, values, entropy (Fosse et al. 2023, sec. 4)."""
+"""What classifiers are trained and tested on, and an encoder before and after it is fine-tuned (Fosse et al. 2023)."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from tqdm import tqdm
 
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measure import measure
-from analysis_lib.models import load_model
-from analysis_lib.training.classification import accuracy, predict, self_attention
+from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.training.classification import finetune
 
-METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The paper measures on so many utterances of the test data.
 UTTERANCES = 1000
 
@@ -46,79 +45,96 @@ def stratified(corpus: Corpus, utterances: int = UTTERANCES, seed: int = 0) -> C
     )
 
 
-def trials(
-    train: Corpus,
-    validation: Corpus,
-    test: Corpus,
-    *,
-    layers: Sequence[int] = (1,),
-    entropy_weights: Sequence[float] = (0.0,),
-    seeds: Sequence[int] = (0,),
-    utterances: int = UTTERANCES,
-    block: dict | None = None,
-    progress: bool = True,
-    **settings,
-) -> pd.DataFrame:
-    """Train a classifier of self-attention for each depth, entropy weight and seed, and measure what it does.
+def largest_classes(corpora: Sequence[Corpus], count: int, examples: int = 0, seed: int = 0) -> list[Corpus]:
+    """The same corpora with some classes alone: those of which the first corpus has most, as many examples of each.
 
     Args:
-        train: with classes; validation and test with the same.
-        layers: how many blocks.
-        entropy_weights: λ.
-        seeds: of the training.
-        utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
-            measured; the accuracy is that of the whole test corpus.
-        block: as of :func:`self_attention`.
-        progress: whether to show a bar, on a terminal.
-        settings: of :func:`self_attention`.
-
-    Returns:
-        A row a number: layers, entropy_weight, seed, quantity, layer (missing for accuracy and epochs) and value. The
-        quantities are ``accuracy`` (share of the test corpus), ``epochs`` (after which the state was best), ``key``,
-        ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3), ``entropy`` (of the attention
-        rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+        corpora: with classes, such as the splits of one.
+        count: of the classes that are kept, two or more.
+        examples: of each class in the first corpus, at most; 0 for as many as all of them have, as in the others.
+        seed: of the draw of the examples.
 
     Raises:
-        AnalysisError: as :func:`self_attention`.
+        AnalysisError: fewer than two classes are asked for or there are fewer, or a class that a corpus lacks.
     """
-    measured = stratified(test, utterances)
-    work = [(depth, weight, seed) for depth in layers for weight in entropy_weights for seed in seeds]
-    frames = []
-    for depth, weight, seed in tqdm(work, unit="classifier", desc=train.name, disable=None if progress else True):
-        chosen = {**(block or {}), "entropy_weight": weight}
-        folder = self_attention(train, validation, layers=depth, block=chosen, seed=seed, **settings)
-        epochs = pd.read_csv(folder / "epochs.csv")
-        rows = [
-            ("accuracy", pd.NA, accuracy(predict(folder, test))["accuracy"]),
-            ("epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
-        ]
-        tables = measure(load_model(str(folder)), measured, METRICS, progress=False)
-        for row in tables["utterance_similarity"].itertuples():
-            rows.append((row.space, row.layer, row.similarity))
-        for row in tables["attention_entropy"].itertuples():
-            rows.append(("entropy", row.layer, row.entropy_normalised))
-        norms = tables["mean_vector"]
-        for row in norms[norms["space"] == "key"].itertuples():
-            rows.append(("key_norm", row.layer, row.mean_norm))
-        found = pd.DataFrame(rows, columns=["quantity", "layer", "value"]).astype({"layer": "Int64"})
-        about = pd.DataFrame({"layers": depth, "entropy_weight": float(weight), "seed": seed}, found.index)
-        frames.append(pd.concat([about, found], axis=1))
-    return pd.concat(frames, ignore_index=True)
+    first = corpora[0]
+    if first.labels is None or not 2 <= count <= len(first.classes):
+        raise AnalysisError(f"{count} classes of {first.name}: give 2 to {len(first.classes or ())}, its classes")
+    # Of classes of one size the first by name; sorted, since a corpus names its classes in that order.
+    kept = sorted(name for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count))
+    found = []
+    for corpus in corpora:
+        random, names = np.random.default_rng(seed), np.array([corpus.classes[label] for label in corpus.labels])
+        places = [np.flatnonzero(names == name) for name in kept]
+        if not all(map(len, places)):
+            raise AnalysisError(f"{corpus.name} lacks some of the {count} classes: ask for fewer")
+        size = min(map(len, places))
+        size = min(size, examples) if corpus is first and examples else size
+        chosen = np.sort(np.concatenate([random.choice(of, size, replace=False) for of in places]))
+        items, labels = [corpus.items[i] for i in chosen], [kept.index(names[i]) for i in chosen]
+        found.append(Corpus(corpus.name, items, labels=labels, classes=kept))
+    return found
 
 
-def beside_published(found: pd.DataFrame, published: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
-    """Numbers of several seeds beside published ones.
+@dataclass(frozen=True, eq=False)
+class FineTuned:
+    """An encoder before and after it was fine-tuned, and on what.
+
+    Attributes:
+        before: the encoder as it was.
+        after: the same encoder with the weights of the classifier, without its dense layer.
+        folder: of the classifier, as of :func:`finetune`.
+        train: what it was trained on.
+        validation: by which training stopped.
+        test: what to measure on; both models are to read the same texts.
+    """
+
+    before: LoadedModel
+    after: LoadedModel
+    folder: Path
+    train: Corpus
+    validation: Corpus
+    test: Corpus
+
+
+def fine_tuned(
+    model: str, data: str, train_limit: int = 0, test_limit: int = 0, seed: int = 0, **settings
+) -> FineTuned:
+    """Fine-tune an encoder on the splits ``data:train`` and ``data:validation``; measure it on ``data:test``.
 
     Args:
-        found: from :func:`trials`.
-        published: with the columns of ``on``, and ``published``.
-        on: what a number is about, such as layers, layer and quantity.
+        model: as ``load_model`` takes it.
+        data: as ``load_corpus`` takes it, without the split.
+        train_limit: texts to train on, drawn with the balance of the classes, 0 for all; for validation a quarter of
+            as many are drawn.
+        test_limit: texts of the test split, drawn in the same way.
+        seed: of the draws and of the training.
+        settings: of :func:`finetune`.
 
-    Returns:
-        The columns of ``on``; mean and spread (standard deviation) over seeds, seeds (how many), published, and
-        difference: how many spreads our mean lies above the published value (missing for a single seed).
+    Raises:
+        AnalysisError: as ``load_corpus``, :func:`stratified` and :func:`finetune`.
     """
-    groups = found.groupby(list(on), dropna=False)["value"]
-    summary = groups.agg(mean="mean", spread=lambda values: values.std(ddof=1), seeds="count").reset_index()
-    both = summary.merge(published, on=list(on), how="left")
-    return both.assign(difference=(both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0))
+    limits = (train_limit, -(-train_limit // 4), test_limit)
+    whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
+    train, validation, test = (
+        stratified(corpus, limit or len(corpus), seed) for corpus, limit in zip(whole, limits, strict=True)
+    )
+    before = load_model(model)
+    folder = finetune(before, train, validation, seed=seed, **settings)
+    return FineTuned(before, load_model(str(folder)), folder, train, validation, test)
+
+
+def splits(data: str, limit: int = 0) -> tuple[Corpus, Corpus, Corpus]:
+    """What a classifier is trained on, stopped by and tested on.
+
+    Args:
+        data: a corpus with classes and the splits train, validation and test.
+        limit: how many texts to train on, and to validate on at most, drawn with the balance of the classes; 0 for all.
+
+    Raises:
+        AnalysisError: there is no such corpus, it lacks a split, or the limit is negative.
+    """
+    if limit < 0:
+        raise AnalysisError(f"{limit} training texts: give one or more, or 0 for all")
+    train, validation, test = (load_corpus(f"{data}:{split}") for split in SPLITS)
+    return (stratified(train, limit), stratified(validation, limit), test) if limit else (train, validation, test)

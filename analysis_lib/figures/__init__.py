@@ -16,6 +16,19 @@ from analysis_lib.figures.base import (
     Table,
     verdict_table,
 )
+from analysis_lib.figures.finetuning import (
+    TextTable,
+    cones,
+    cosines_by_class,
+    similarity_before_and_after,
+    validation_accuracy,
+)
+from analysis_lib.figures.open_questions import (
+    accuracy_by_width,
+    circle,
+    directions_by_count,
+    shares_of_the_largest,
+)
 from analysis_lib.figures.outliers import (
     attention_by_token_type,
     contributions,
@@ -38,6 +51,12 @@ from analysis_lib.figures.training import (
     runs_table,
     share_outside_chance,
 )
+from analysis_lib.figures.trials import (
+    by_entropy_weight,
+    similarity_by_depth,
+    similarity_by_variant,
+    trials_table,
+)
 from analysis_lib.figures.untrained import (
     block_cosines,
     block_norms,
@@ -54,6 +73,8 @@ __all__ = [
     "PageFigure",
     "Slider",
     "Table",
+    "TextTable",
+    "accuracy_by_width",
     "alignment_against_chance",
     "alignment_along_training",
     "alignment_by_seed",
@@ -63,10 +84,15 @@ __all__ = [
     "attention_by_token_type",
     "block_cosines",
     "block_norms",
+    "by_entropy_weight",
+    "circle",
+    "cones",
     "contributions",
     "cosine_against_dimension",
+    "cosines_by_class",
     "dimension_means",
     "dimensions_in_use",
+    "directions_by_count",
     "divergence_by_bias",
     "dots_along_training",
     "drift_pvalues",
@@ -88,6 +114,12 @@ __all__ = [
     "score_of_the_bias",
     "scores_by_head",
     "share_outside_chance",
+    "shares_of_the_largest",
+    "similarity_before_and_after",
+    "similarity_by_depth",
+    "similarity_by_variant",
     "softmax_extremes",
+    "trials_table",
+    "validation_accuracy",
     "verdict_table",
 ]

@@ -11,6 +11,23 @@ from analysis_lib.papers.claims import (
     verdicts,
     verdicts_by_model,
 )
+from analysis_lib.papers.fosse_block import (
+    fosse_accuracy_verdicts,
+    fosse_depth_verdicts,
+    fosse_entropy_verdicts,
+    fosse_sensitivity_verdicts,
+    published_accuracies,
+    published_depths,
+    published_entropies,
+)
+from analysis_lib.papers.fosse_finetuning import (
+    compare_fosse_accuracy,
+    compare_fosse_similarity,
+    fosse_direction_verdicts,
+    fosse_similarity_by_layer,
+    fosse_similarity_verdicts,
+)
+from analysis_lib.papers.fosse_questions import fosse_count_verdicts, fosse_token_verdicts
 from analysis_lib.papers.godey_block import godey_block_claims, godey_fixed_point_claims, verdicts_by_architecture
 from analysis_lib.papers.godey_models import (
     GODEY_DRIFT,
@@ -49,12 +66,23 @@ __all__ = [
     "MULTIBERTS_TOKENS",
     "Claim",
     "agreement",
+    "compare_fosse_accuracy",
+    "compare_fosse_similarity",
     "compare_table1",
     "compare_with_untrained",
     "contributions_by_key_type",
     "dominated_heads",
     "early_layers",
     "explained_gap",
+    "fosse_accuracy_verdicts",
+    "fosse_count_verdicts",
+    "fosse_depth_verdicts",
+    "fosse_direction_verdicts",
+    "fosse_entropy_verdicts",
+    "fosse_sensitivity_verdicts",
+    "fosse_similarity_by_layer",
+    "fosse_similarity_verdicts",
+    "fosse_token_verdicts",
     "godey_block_claims",
     "godey_claims",
     "godey_convolution_claims",
@@ -67,6 +95,9 @@ __all__ = [
     "middle_layers",
     "outlier_share",
     "published",
+    "published_accuracies",
+    "published_depths",
+    "published_entropies",
     "representative_layers",
     "tested_layers",
     "training_effect",

@@ -1,0 +1,198 @@
+"""Contributions of tokens: they add up to what the classifier says, and planted words are found."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+from analysis_lib import AnalysisError
+from analysis_lib import token_contributions as tokens
+from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.corpora import Corpus
+from analysis_lib.training import self_attention
+from analysis_lib.training.wordpiece import word_pieces
+
+TEXTS = ("a warm film", "a lovely thing indeed", "warm and lovely and warm", "a dull film", "a tired thing", "dull")
+LABELS = (0, 0, 0, 1, 1, 1)
+
+
+def corpus(classes: int = 2) -> Corpus:
+    names = ["fresh", "rotten", "unseen"][:classes]
+    return Corpus("planted", list(TEXTS), labels=[label % classes for label in LABELS], classes=names)
+
+
+def saved(folder, classes: int, bias: bool = True, layers: int = 1):
+    """A classifier with random weights throughout: gains and biases of the norm, too."""
+    tokenizer = word_pieces(TEXTS, 60)
+    config = SelfAttentionConfig(
+        len(tokenizer), 7, layers, bias=bias, num_labels=classes, pad_token_id=tokenizer.pad_token_id
+    )
+    config.id2label = dict(enumerate(["fresh", "rotten", "unseen"][:classes]))
+    model = SelfAttentionForSequenceClassification(config)
+    torch.manual_seed(classes)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.double().eval(), tokenizer
+
+
+def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
+    """The weights of [CLS], formed from queries and keys of all tokens."""
+    attention, hidden = model.encoder.layers[0].attention, model.encoder.word_embeddings(ids)
+    query, key = attention.query(hidden), attention.key(hidden)
+    return torch.softmax(query @ key.T / hidden.shape[-1] ** 0.5, -1)[0]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias):
+    model, tokenizer = saved(tmp_path, classes, bias)
+    block = tokens.one_block(tmp_path)
+    found = tokens.token_contributions(block, corpus(classes))
+    for place, text in enumerate(TEXTS):
+        ids = torch.tensor(tokenizer(text)["input_ids"])
+        with torch.no_grad():
+            logits, row = model(ids[None]).logits[0].numpy(), attention_row(model, ids).numpy()
+        margins = [logits[c] - np.delete(logits, c).mean() for c in range(classes)]
+        parts, start = block.terms(ids.numpy())
+        assert parts.sum(1) + start + block.constants == pytest.approx(margins, abs=1e-9)
+        assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
+        mine = found[found["utterance"] == place]
+        entropy = tokens.row_entropies(mine)
+        assert entropy == pytest.approx([stats.entropy(row) / np.log(len(row))])
+        for label, name in enumerate(block.classes):
+            rows = mine[mine["class"] == name]
+            assert rows["contribution"].sum() + start[label] + block.constants[label] == pytest.approx(margins[label])
+            assert rows["weight"].to_numpy() == pytest.approx(row, abs=1e-12)
+            assert rows["token"].tolist() == ["[CLS]", *tokenizer.tokenize(text), "[SEP]"]
+            assert rows["special"].tolist() == [True, *[False] * (len(ids) - 2), True]
+            assert rows["chosen"].all() == (label == logits.argmax())
+
+
+def test_a_token_contributes_what_its_value_adds_before_the_division(tmp_path):
+    """The formula of the paper's block, written out for one token."""
+    model, tokenizer = saved(tmp_path, 2)
+    block, ids = tokens.one_block(tmp_path), torch.tensor(tokenizer(TEXTS[1])["input_ids"])
+    attention, norm, dense = model.encoder.layers[0].attention, model.encoder.layers[0].norm, model.classifier
+    with torch.no_grad():
+        hidden, row = model.encoder.word_embeddings(ids), attention_row(model, ids)
+        before = hidden[0] + row @ attention.value(hidden)
+        value = attention.value(hidden[3]) - attention.value.bias
+        toward = (dense.weight[1] - dense.weight[0]) * norm.weight
+        expected = row[3] * (toward @ (value - value.mean())) / before.std(correction=0)
+    assert block.terms(ids.numpy())[0][1, 3] == pytest.approx(expected.item(), abs=1e-9)
+
+
+def test_only_one_block_of_self_attention_is_taken_apart(tmp_path):
+    saved(tmp_path / "two", 2, layers=2)
+    with pytest.raises(AnalysisError, match="no classifier of one block"):
+        tokens.one_block(tmp_path / "two")
+    bert = transformers.BertConfig(
+        vocab_size=60, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertForSequenceClassification(bert).save_pretrained(tmp_path / "bert")
+    with pytest.raises(AnalysisError, match="no classifier of one block"):
+        tokens.one_block(tmp_path / "bert")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A classifier that needs one word of a text, and the texts."""
+    random = np.random.default_rng(0)
+    filler = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    labels = (np.arange(160) % 2).tolist()
+    texts = [
+        " ".join(random.permutation([*random.choice(filler, 5), ("good", "bad")[label]]).tolist()) for label in labels
+    ]
+    whole = Corpus("planted", texts, labels=labels, classes=["fresh", "rotten"])
+    folder = tmp_path_factory.mktemp("trained") / "classifier"
+    settings = {"epochs": 12, "patience": 12, "batch": 16, "vocabulary": 200, "block": {"hidden_size": 16}}
+    return tokens.one_block(self_attention(whole, whole, folder, learning_rate=0.01, **settings)), whole
+
+
+def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
+    block, texts = trained
+    found = tokens.token_contributions(block, texts)
+    words = tokens.keywords([found, found], block, texts, least=3)
+    first = words.groupby("class").head(1).set_index("class")
+    assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
+    assert first["share"].tolist() == [1, 1]
+    assert first["occurrences"].tolist() == first["trained"].tolist() == [80, 80]
+    assert words[words["token"].isin(["one", "two"])]["share"].between(0.2, 0.8).all()
+    assert not words["token"].isin(["[CLS]", "[SEP]"]).any()
+    table = tokens.concentration(tokens.for_the_decision(found)).set_index("tokens")
+    assert table.loc[1, "contribution"] > 0.5
+    assert table.loc[1, "even"] == pytest.approx(1 / 6)
+    assert tokens.share_of_word(tokens.for_the_decision(found), "contribution") > 0.9
+
+
+def test_shares_of_the_largest_tokens_by_hand():
+    decision = pd.DataFrame(
+        {
+            "utterance": [0] * 4 + [1] * 4 + [2],
+            "contribution": [-4.0, 3, 2, 1, 1, 1, 1, -1, 9],
+            "weight": [0.1, 0.2, 0.3, 0.4, 0.25, 0.25, 0.25, 0.25, 1],
+        }
+    )
+    table = tokens.concentration(decision, ranks=(1, 3))
+    assert table["contribution"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
+    assert table["weight"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
+    assert table["even"].tolist() == [0.25, 0.75]
+    assert table["difference"].tolist() == pytest.approx([0, 0])
+    with pytest.raises(AnalysisError, match="more than 5 tokens"):
+        tokens.concentration(decision)
+
+
+def test_rank_agreement_is_spearmans_and_leaves_out_what_has_no_ranks():
+    decision = pd.DataFrame(
+        {
+            "utterance": [0] * 4 + [1] * 3 + [2] * 2,
+            "contribution": [-4.0, 3, 2, 1, 1, 1, 1, -1, 9],
+            "weight": [0.1, 0.2, 0.4, 0.3, 0.2, 0.3, 0.5, 0.5, 0.5],
+        }
+    )
+    expected = stats.spearmanr([0.1, 0.2, 0.4, 0.3], [4, 3, 2, 1]).statistic
+    assert tokens.rank_agreement(decision).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(0.0, 1.0), (1.0, 0.5)])
+def test_the_share_of_the_word_is_that_of_its_variance(noise, expected):
+    random = np.random.default_rng(1)
+    words = np.repeat(np.arange(4000), 4)
+    values = random.standard_normal(4000)[words] + noise * random.standard_normal(16000)
+    table = pd.DataFrame({"token": words, "contribution": values})
+    once = pd.DataFrame({"token": [-1, -2], "contribution": [50.0, -50.0]})
+    assert tokens.share_of_word(pd.concat([table, once]), "contribution") == pytest.approx(expected, abs=0.03)
+
+
+def test_removing_is_reading_the_text_without_the_token(trained):
+    block, texts = trained
+    flips = tokens.removals(block, texts, seed=3)
+    assert flips.shape == (160, 3)
+    kept = [word for word in texts.items[0].split() if word not in ("good", "bad")]
+    without = block.margins(np.array(block.tokenizer(" ".join(kept))["input_ids"])).argmax()
+    given = block.margins(np.array(block.tokenizer(texts.items[0])["input_ids"])).argmax()
+    assert flips[0, 0] == (without != given)
+    assert (flips == tokens.removals(block, texts, seed=3)).all()
+    # Without its only word of a class, half of the texts fall to the other class.
+    assert flips[:, 0].mean() > flips[:, 2].mean()
+
+
+def test_texts_of_one_token_are_left_out_of_removals(trained):
+    block, _ = trained
+    short = Corpus("short", ["good", "good one"], labels=[0, 0], classes=["fresh"])
+    assert len(tokens.removals(block, short)) == 1
+
+
+def test_flips_are_counted_and_compared():
+    flips = np.array([[True, False, False]] * 10 + [[True, True, False]] * 5 + [[False, False, False]] * 25)
+    table = tokens.flip_table(flips).set_index("removed")
+    assert table["flips"].tolist() == [15, 5, 0]
+    assert table["share"].tolist() == [0.375, 0.125, 0]
+    value, low, high = tokens.fewer_flips(flips)
+    assert value == pytest.approx(0.25)
+    assert 0 < low < value < high
