@@ -105,36 +105,32 @@ def fine_tuned(
     Args:
         model: as ``load_model`` takes it.
         data: as ``load_corpus`` takes it, without the split.
-        train_limit: texts to train on, drawn with the balance of the classes, 0 for all; for validation a quarter of
-            as many are drawn.
-        test_limit: texts of the test split, drawn in the same way.
+        train_limit, test_limit: as of :func:`splits`.
         seed: of the draws and of the training.
         settings: of :func:`finetune`.
 
     Raises:
         AnalysisError: as ``load_corpus``, :func:`stratified` and :func:`finetune`.
     """
-    limits = (train_limit, -(-train_limit // 4), test_limit)
-    whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
-    train, validation, test = (
-        stratified(corpus, limit or len(corpus), seed) for corpus, limit in zip(whole, limits, strict=True)
-    )
+    train, validation, test = splits(data, train_limit, test_limit, seed)
     before = load_model(model)
     folder = finetune(before, train, validation, seed=seed, **settings)
     return FineTuned(before, load_model(str(folder)), folder, train, validation, test)
 
 
-def splits(data: str, limit: int = 0) -> tuple[Corpus, Corpus, Corpus]:
+def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tuple[Corpus, Corpus, Corpus]:
     """What a classifier is trained on, stopped by and tested on.
 
     Args:
         data: a corpus with classes and the splits train, validation and test.
-        limit: how many texts to train on, and to validate on at most, drawn with the balance of the classes; 0 for all.
+        limit: how many texts to train on, drawn with the balance of the classes, and a quarter of as many to validate
+            on; 0 for all.
+        test_limit: how many to test on, drawn in the same way.
+        seed: of the draws.
 
     Raises:
-        AnalysisError: there is no such corpus, it lacks a split, or the limit is negative.
+        AnalysisError: there is no such corpus, it lacks a split or has no classes, or a limit is negative.
     """
-    if limit < 0:
-        raise AnalysisError(f"{limit} training texts: give one or more, or 0 for all")
-    train, validation, test = (load_corpus(f"{data}:{split}") for split in SPLITS)
-    return (stratified(train, limit), stratified(validation, limit), test) if limit else (train, validation, test)
+    limits = (limit, -(-limit // 4), test_limit)
+    whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
+    return tuple(stratified(corpus, of or len(corpus), seed) for corpus, of in zip(whole, limits, strict=True))

@@ -253,12 +253,17 @@ def recorded(table: str = "trials") -> pd.DataFrame:
 
     Returns:
         The columns of :func:`trials` or :func:`sensitivity`, with dataset in front, in the order of the paper.
+
+    Raises:
+        AnalysisError: there are none.
     """
     frames = {
         name: pd.read_csv(path, dtype={"layer": "Int64"})
         for name in DATASETS
         if (path := data_directory() / "results" / name / f"{table}.csv").is_file()
     }
+    if not frames:
+        raise AnalysisError(f"{data_directory() / 'results'} has no {table}: data/README.md says how they are made")
     return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
 
 

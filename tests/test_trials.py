@@ -156,6 +156,8 @@ def test_what_is_recorded_is_read_again(corpora, tmp_path, monkeypatch):
     text = (folder / "results.json").read_text()
     assert str(tmp_path) not in text
     monkeypatch.setattr("analysis_lib.trials.data_directory", lambda: tmp_path / "data")
+    with pytest.raises(AnalysisError, match="no sensitivity"):
+        recorded("sensitivity")
     found = recorded()
     assert [*found.groupby(["dataset", "layers", "entropy_weight"]).groups] == [
         ("yelphat", 1, 0.0),

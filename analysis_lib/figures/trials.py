@@ -61,6 +61,7 @@ def similarity_by_depth(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
                 axes.plot(told["layer"] + aside, told["published"], **look, **_OPEN)
             axes.set_title(f"{dataset}: {plural}", fontsize=10)
             axes.set_xticks(range(1, max(depths) + 1))
+    panels[0, 0].set_ylim(min(0.0, found["value"].min()) - 0.03, 1.05)
     for axes in panels[-1]:
         axes.set_xlabel("layer")
     figure.supylabel("similarity inside an utterance", fontsize=11)

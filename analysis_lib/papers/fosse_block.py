@@ -55,7 +55,7 @@ def fosse_accuracy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
         if dataset in printed.index:
             claim = (
                 "Table 1",
-                f"One layer of self-attention reaches an accuracy of {printed[dataset]:.1%}, less three points.",
+                f"One layer of self-attention reaches {100 * printed[dataset]:.1f} % accuracy, less three points.",
                 "accuracy on the test set, mean over seeds",
                 float(printed[dataset]) - MARGIN,
                 seed_interval(rows["value"]),
