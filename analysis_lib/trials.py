@@ -258,7 +258,7 @@ def recorded(table: str = "trials") -> pd.DataFrame:
         AnalysisError: there are none.
     """
     frames = {
-        name: pd.read_csv(path, dtype={"layer": "Int64"})
+        name: pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float})
         for name in DATASETS
         if (path := data_directory() / "results" / name / f"{table}.csv").is_file()
     }

@@ -95,11 +95,20 @@ def test_the_claims_on_entropy_hold_where_they_should():
     assert by_claim(found, "no accuracy")["value"] == pytest.approx(-0.01)
 
 
-def test_the_claims_on_entropy_fail_where_they_should():
+def test_the_claims_on_sparse_attention_fail_where_they_should():
     found = papers.fosse_entropy_verdicts(
-        regularised((0.5, 0.6, 0.9), (0.7, 0.3, 0.1), (0.9, 0.7, 0.5), (2.0, 1.5, 1.0), (0.65, 0.6, 0.5))
+        regularised((0.9, 0.6, 0.5), (0.7, 0.3, 0.1), (0.9, 0.7, 0.5), (2.0, 1.5, 1.0), (0.65, 0.6, 0.5))
     )
-    assert set(found["verdict"]) == {FAILS}
+    assert by_claim(found, "entropy of attention falls")["verdict"] == HOLDS
+    assert set(found["verdict"][1:]) == {FAILS}
+
+
+def test_attention_that_stays_uniform_says_nothing_of_sparse_attention():
+    found = papers.fosse_entropy_verdicts(
+        regularised((0.95, 0.96, 0.97), (0.7, 0.7, 0.7), (0.9, 0.8, 0.7), (2.0, 2.5, 3.0), (0.65, 0.65, 0.65))
+    )
+    assert found["verdict"].tolist() == [FAILS, FAILS, UNDECIDED, UNDECIDED, UNDECIDED, UNDECIDED]
+    assert found["ci_low"].isna().tolist() == [False, False, True, True, True, True]
 
 
 def test_training_that_makes_values_less_alike_does_not_build_their_convergence():

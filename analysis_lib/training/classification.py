@@ -394,6 +394,7 @@ def predict(
             used.
     """
     device = devices.usable(device)
+    transformers.utils.logging.disable_progress_bar()
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     names = [model.config.id2label[label] for label in range(model.config.num_labels)]
