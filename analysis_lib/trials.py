@@ -29,7 +29,7 @@ Variant = tuple[dict, dict]
 VARIANTS: dict[str, Variant] = {
     "as here": ({}, {}),
     "batches of 32": ({}, {"batch": 32}),
-    "BERT's linear layers, biases from 0": ({"initializer_range": 0.02}, {}),
+    "BERT's linear layers": ({"initializer_range": 0.02}, {}),
     "no biases": ({"bias": False}, {}),
     "embeddings from N(0, 1)": ({"embedding_std": 1.0}, {}),
     "width 128": ({"hidden_size": 128}, {}),

@@ -146,10 +146,11 @@ def similarity_by_variant(found: pd.DataFrame, published: pd.DataFrame) -> Figur
         for value in published.loc[(published["quantity"] == space) & (published["layer"] == 1), "published"]:
             axes.axvline(value, color="0.3", linestyle="--", linewidth=1)
         axes.set_title(plural, fontsize=10)
+        axes.set_xlabel("similarity")
+    panels[0].set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
     panels[0].set_yticks(range(len(variants)), variants, fontsize=9)
     panels[0].invert_yaxis()
     panels[0].set_xlim(-0.05, 1.05)
-    figure.supxlabel("similarity inside an utterance", fontsize=11)
     handles = [Line2D([], [], color=c, marker=m, linestyle="", label=label) for c, m, label in stages.values()]
     if len(published):
         handles.append(Line2D([], [], color="0.3", linestyle="--", linewidth=1, label="published"))
