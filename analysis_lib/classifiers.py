@@ -129,8 +129,12 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
         seed: of the draws.
 
     Raises:
-        AnalysisError: there is no such corpus, it lacks a split or has no classes, or a limit is negative.
+        AnalysisError: there is no such corpus, it lacks a split or has no classes, the test split has a class more than
+            the training split, or a limit is negative.
     """
     limits = (limit, -(-limit // 4), test_limit)
     whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
+    # Not after the training, when the texts of that class cannot be scored.
+    if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):
+        raise AnalysisError(f"{data}:test has the class {unknown[0]}, which {data}:train lacks: leave it out")
     return tuple(stratified(corpus, of or len(corpus), seed) for corpus, of in zip(whole, limits, strict=True))

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.classifiers import stratified
+from analysis_lib.classifiers import splits, stratified
 from analysis_lib.corpora import Corpus
 from analysis_lib.training import accuracy, predict, self_attention
 from analysis_lib.trials import (
@@ -139,6 +139,20 @@ def corpora(tmp_path):
         lines = [f'"{text} {part}, {n}",{label}' for n in range(3) for label, text in enumerate(("good", "bad"))]
         (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
     return folder
+
+
+def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
+    few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
+    more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
+    monkeypatch.setattr("analysis_lib.classifiers.load_corpus", lambda spec: more if spec.endswith("test") else few)
+    with pytest.raises(AnalysisError, match="x:test has the class plot, which x:train lacks"):
+        splits("x")
+
+
+@pytest.mark.parametrize("limits", [(-1, 0), (0, -1)])
+def test_a_negative_limit_is_refused(limits):
+    with pytest.raises(AnalysisError, match="give one or more"):
+        splits("reviews", *limits)
 
 
 def test_trials_on_several_corpora_name_them(corpora):
