@@ -324,6 +324,20 @@ def attention_vectors(
     return value, special.softmax(query @ key.swapaxes(1, 2) / query.shape[-1] ** 0.5, axis=-1) @ value
 
 
+def of_head(
+    vectors: tuple[Float[np.ndarray, "head token width"], Float[np.ndarray, "head token width"]], head: int
+) -> tuple[Float[np.ndarray, "token width"], Float[np.ndarray, "token width"]]:
+    """The values and the outputs of one head of :func:`attention_vectors`, counted from 1.
+
+    Raises:
+        AnalysisError: there is no such head.
+    """
+    values, outputs = vectors
+    if not 1 <= head <= len(values):
+        raise AnalysisError(f"there is no head {head}: give one from 1 to {len(values)}")
+    return values[head - 1], outputs[head - 1]
+
+
 def cone(values: Float[np.ndarray, "token width"], outputs: Float[np.ndarray, "token width"]) -> pd.DataFrame:
     """The values of a head and its outputs around the axis of the values, the mean of their directions.
 

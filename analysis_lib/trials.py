@@ -80,7 +80,9 @@ def trials(
         raise AnalysisError(
             "give depths of one layer or more, weights that are not negative, and a seed or more from 0"
         )
-    cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, float(weight)) for weight in entropy_weights)])
+    # One block without a weight is what those with a weight are compared with.
+    weights = [0.0, *map(float, entropy_weights)] if entropy_weights else []
+    cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, weight) for weight in weights)])
     work = [
         (
             {"layers": depth, "entropy_weight": weight, "seed": seed},
@@ -135,6 +137,8 @@ def _all_trials(
     untrained: bool = False,
 ) -> pd.DataFrame:
     """The trial of each pair of columns that tell of it and settings, in their order."""
+    if not work:
+        raise AnalysisError(f"nothing to train on {train.name}: give depths or weights, variants, and seeds")
     frames = []
     one = partial(_trial, train, validation, measured, test, untrained)
     with _mapped(min(torch.get_num_threads(), len(work))) as mapped:
@@ -208,7 +212,10 @@ def trials_on(
         shallow: more corpora, on which models of more than two layers are left out, as on e-SNLI in the paper.
         settings: of :func:`trials`.
     """
-    most = [*((spec, max(layers)) for spec in data), *((spec, 2) for spec in shallow)]
+    most = [*((spec, max(layers, default=0)) for spec in data), *((spec, 2) for spec in shallow)]
+    names = [dataset_name(spec) for spec, _ in most]
+    if len(set(names)) < len(names) or not names:
+        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
     frames = {
         dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
         for spec, deepest in most
@@ -230,7 +237,8 @@ def record(data: str, folder: Path, variants: bool = False, **settings) -> None:
     corpora = splits(data)
     tables = {"trials.csv": trials(*corpora, **settings)}
     if variants:
-        tables["sensitivity.csv"] = sensitivity(*corpora, seeds=settings.get("seeds", (0,)))
+        shared = {name: value for name, value in settings.items() if name not in ("layers", "entropy_weights")}
+        tables["sensitivity.csv"] = sensitivity(*corpora, **shared)
     told = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
@@ -268,11 +276,12 @@ def recorded(table: str = "trials") -> pd.DataFrame:
 
 
 def recorded_texts() -> pd.DataFrame:
-    """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on: a row a dataset."""
+    """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on, and how many seeds."""
     rows = []
     for name in recorded()["dataset"].unique():
         told = json.loads((data_directory() / "results" / name / "results.json").read_text(encoding="utf-8"))
-        rows.append({"dataset": name, "classes": len(told["classes"]), **told["texts"]})
+        seeds = len(told["settings"]["seeds"])
+        rows.append({"dataset": name, "classes": len(told["classes"]), **told["texts"], "seeds": seeds})
     return pd.DataFrame(rows)
 
 

@@ -17,6 +17,7 @@ from analysis_lib.class_directions import (
     examples,
     examples_of_each,
     mean_areas,
+    of_head,
     over_utterances,
     pair_cosines,
     separation,
@@ -252,3 +253,12 @@ def test_an_encoder_before_and_after_on_texts_drawn_with_the_balance_of_the_clas
     assert not torch.equal(weights[0], weights[1])
     whole = fine_tuned(str(tmp_path / "bert"), "reviews", 8, 0, seed=1, **settings)
     assert len(whole.test) == 2152
+
+
+@pytest.mark.parametrize("head", [0, 3, -1])
+def test_heads_count_from_one(head):
+    values, outputs = np.arange(12.0).reshape(2, 3, 2), np.ones((2, 3, 2))
+    of_second = of_head((values, outputs), 2)
+    assert (of_second[0] == values[1]).all()
+    with pytest.raises(AnalysisError, match=f"no head {head}: give one from 1 to 2"):
+        of_head((values, outputs), head)

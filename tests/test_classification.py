@@ -490,3 +490,14 @@ def test_the_bundled_classes_are_balanced_and_the_splits_apart():
             assert len({split.labels.count(label) for label in range(classes)}) == 1
         seen = [set(split.items) for split in splits]
         assert not any(one & two for one, two in itertools.combinations(seen, 2))
+
+
+def test_a_validation_split_that_lacks_a_class_is_scored_by_names(tmp_path):
+    train = table(tmp_path / "train.csv", GOOD + BAD + ("one", "two"), ["c"] * 4 + ["a"] * 4 + ["b"] * 2)
+    validation = table(tmp_path / "validation.csv", GOOD + BAD, ["c"] * 4 + ["a"] * 4)
+    assert (list(train.classes), list(validation.classes)) == (["a", "b", "c"], ["a", "c"])
+    folder = self_attention(train, validation, tmp_path / "out", **SMALL, **QUICK)
+    best = pd.read_csv(folder / "epochs.csv")["accuracy"].max()
+    found = accuracy(predict(folder, validation))["accuracy"]
+    assert best == pytest.approx(found)
+    assert found > 0.9

@@ -184,6 +184,7 @@ def test_what_is_recorded_is_read_again(corpora, tmp_path, monkeypatch):
         "train": 14,
         "validation": 4,
         "test": 6,
+        "seeds": 1,
     }
 
 

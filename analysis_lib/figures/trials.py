@@ -52,7 +52,7 @@ def similarity_by_depth(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
             ours = found[(found["dataset"] == dataset) & (found["quantity"] == space)]
             theirs = published[(published["dataset"] == dataset) & (published["quantity"] == space)]
             for i, depth in enumerate(depths):
-                look = {"color": COLOURS[i], "marker": MARKERS[i]}
+                look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
                 part, told = ours[ours["layers"] == depth], theirs[theirs["layers"] == depth]
                 summary = part.groupby("layer")["value"].agg(["mean", "std"])
                 # Side by side, so that bars at the same layer do not hide each other.
@@ -66,7 +66,14 @@ def similarity_by_depth(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
         axes.set_xlabel("layer")
     figure.supylabel("similarity inside an utterance", fontsize=11)
     lines = [
-        Line2D([], [], color=COLOURS[i], marker=MARKERS[i], markersize=5, label=f"{depth} layer{'s' * (depth > 1)}")
+        Line2D(
+            [],
+            [],
+            color=COLOURS[i % len(COLOURS)],
+            marker=MARKERS[i % len(MARKERS)],
+            markersize=5,
+            label=f"{depth} layer{'s' * (depth > 1)}",
+        )
         for i, depth in enumerate(depths)
     ]
     _legend(figure, lines, published["dataset"].isin(datasets).any())

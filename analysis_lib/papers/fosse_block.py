@@ -46,7 +46,7 @@ def fosse_accuracy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
     """Whether one layer reaches the accuracy of Table 1, for every dataset that it has.
 
     Args:
-        found: from ``classifiers.trials_on``.
+        found: from ``trials.trials_on``.
 
     Returns:
         The column dataset, then those of ``verdicts``; no row for other datasets.
@@ -71,7 +71,7 @@ def fosse_depth_verdicts(found: pd.DataFrame) -> pd.DataFrame:
     """The claims of section 4.1 on keys and values by depth, for each dataset. The sample is the seeds.
 
     Args:
-        found: from ``classifiers.trials_on``, with models of two layers or more.
+        found: from ``trials.trials_on``, with models of two layers or more.
 
     Returns:
         The column dataset, then those of ``verdicts``.
@@ -95,9 +95,9 @@ def _depth(found: pd.DataFrame) -> pd.DataFrame:
             (
                 "sec. 4.1",
                 f"{plural} of the last layer are more alike the more layers there are.",
-                "similarity in the last layer of the deepest model minus that of the one-layer model",
+                "similarity in the last layer of the deepest model minus that of the shallowest",
                 0.0,
-                _over_seeds(similar, lambda rows: float(np.subtract(*_last_layer(rows).iloc[[-1, 0]]))),
+                _over_seeds(similar, _deepest_minus_shallowest),
             ),
         ]
     return estimated(claims, FOSSE)
@@ -106,6 +106,11 @@ def _depth(found: pd.DataFrame) -> pd.DataFrame:
 def _last_layer(similar: pd.DataFrame) -> pd.Series:
     """The similarity in the last layer, by the number of layers."""
     return similar[similar["layer"] == similar["layers"]].set_index("layers")["value"].sort_index()
+
+
+def _deepest_minus_shallowest(similar: pd.DataFrame) -> float:
+    last = _last_layer(similar)
+    return float(last.iloc[-1] - last.iloc[0]) if len(last) > 1 else math.nan
 
 
 def _last_minus_first(similar: pd.DataFrame) -> float:
@@ -119,7 +124,7 @@ def fosse_entropy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
     What the model does with sparse attention is undecided where attention has not become sparse.
 
     Args:
-        found: from ``classifiers.trials_on``, with one layer and two weights or more, 0 among them.
+        found: from ``trials.trials_on``, with one layer and two weights or more, 0 among them.
 
     Returns:
         The column dataset, then those of ``verdicts``.
@@ -132,12 +137,9 @@ def _entropy(found: pd.DataFrame) -> pd.DataFrame:
     def by_weight(rows: pd.DataFrame, quantity: str) -> pd.Series:
         return rows[rows["quantity"] == quantity].set_index("entropy_weight")["value"].sort_index()
 
-    def trend(quantity: str, sign: int) -> Callable[[pd.DataFrame], float]:
-        def correlation(rows: pd.DataFrame) -> float:
-            values = by_weight(rows, quantity)
-            return sign * float(stats.spearmanr(values.index, values).statistic)
-
-        return correlation
+    def trend(rows: pd.DataFrame) -> float:
+        values = by_weight(rows, "value")
+        return float(stats.spearmanr(values.index, values).statistic)
 
     def kept(quantity: str) -> Callable[[pd.DataFrame], float]:
         """At the largest weight, over that without."""
@@ -156,21 +158,20 @@ def _entropy(found: pd.DataFrame) -> pd.DataFrame:
         value, low, high = _over_seeds(found, statistic)
         return (value, low, high) if sparse else (value, math.nan, math.nan)
 
-    rank = "rank correlation with the weight"
     claims: list[EstimatedClaim] = [
         (
             "sec. 4.2",
             "The entropy of attention falls as its weight in the loss rises.",
-            f"minus the {rank}",
-            0.0,
-            _over_seeds(found, trend("entropy", -1)),
+            "1 − entropy at the largest weight, over that without",
+            1 - SPARSE,
+            _over_seeds(found, lambda rows: 1 - kept("entropy")(rows)),
         ),
         (
             "sec. 4.2",
             "Values grow more alike as the weight rises.",
-            rank,
+            "rank correlation with the weight",
             0.0,
-            _over_seeds(found, trend("value", 1)),
+            if_sparse(trend),
         ),
         (
             "sec. 4.2",

@@ -256,6 +256,9 @@ class _Training:
         self.model.config.label2id = {name: label for label, name in enumerate(train.classes)}
         self.adam = torch.optim.Adam(self.model.parameters(), lr=rules.learning_rate, fused=True)
         self.train, self.validation = (encode(corpus, self.tokenizer, self.limit) for corpus in (train, validation))
+        # A split without one of the classes numbers the others in its own way.
+        numbers = torch.tensor([train.classes.index(name) for name in validation.classes])
+        self.validation.labels = numbers[self.validation.labels]
         self.log: list[list[float]] = []
         self.best: dict[str, Tensor] = {}
 
