@@ -102,13 +102,14 @@ def accuracy_by_width(
 
 
 def _work(data: str, class_counts: Sequence[int], seeds: Sequence[int], train_limit: int) -> tqdm:
-    chosen = {count: _chosen(data, count, train_limit) for count in class_counts}
+    whole = splits(data)
+    chosen = {count: _chosen(whole, count, train_limit) for count in class_counts}
     cells = [(count, seed, corpora) for count, corpora in chosen.items() for seed in seeds]
     return tqdm(cells, unit="classifier", desc=data, disable=None)
 
 
-def _chosen(data: str, count: int, train_limit: int) -> list[Corpus]:
-    return largest_classes(splits(data), count, -(-train_limit // count))
+def _chosen(whole: Sequence[Corpus], count: int, train_limit: int) -> list[Corpus]:
+    return largest_classes(whole, count, -(-train_limit // count))
 
 
 def _scored(count: int, seed: int, folder: Path, test: Corpus) -> dict[str, float]:
@@ -198,7 +199,7 @@ def circle(data: str, classes: int, seed: int = 0, train_limit: int = 0, **setti
         Columns x and y ([CLS] after the norm, without bias and gain, in the plane orthogonal to (1, 1, 1)), and class
         (by name).
     """
-    train, validation, test = _chosen(data, classes, train_limit)
+    train, validation, test = _chosen(splits(data), classes, train_limit)
     block = {"hidden_size": 3, "entropy_weight": 0.0}
     folder = self_attention(train, validation, seed=seed, block=block, **settings)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)

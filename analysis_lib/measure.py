@@ -137,10 +137,19 @@ class Tables(Mapping[str, pd.DataFrame]):
         >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
         (array(1.58), array(1.57), array(1.59))
         """
+        value, left_out = self.left_out(statistic)
+        return value, *jackknife_interval(value, left_out)
+
+    def left_out(
+        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The value of ``interval``, and what it is without each group of utterances, a row a group.
+
+        For numbers that depend on several tables of the same corpus: their groups are the same.
+        """
         value = np.asarray(statistic(self), dtype=float)
         groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
-        left_out = np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
-        return value, *jackknife_interval(value, left_out)
+        return value, np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
 
     def save(self, folder: Path | str) -> None:
         """Write a Parquet file a table, then ``run.json``.

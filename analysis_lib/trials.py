@@ -75,11 +75,6 @@ def trials(
     Raises:
         AnalysisError: as :func:`self_attention`; a depth, weight or seed that cannot be.
     """
-    if min(layers, default=1) < 1 or min(entropy_weights, default=0) < 0 or min(seeds, default=-1) < 0:
-        # Not when the turn of that classifier comes, maybe after hours.
-        raise AnalysisError(
-            "give depths of one layer or more, weights that are not negative, and a seed or more from 0"
-        )
     # One block without a weight is what those with a weight are compared with.
     weights = [0.0, *map(float, entropy_weights)] if entropy_weights else []
     cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, weight) for weight in weights)])
@@ -91,7 +86,7 @@ def trials(
         for seed in seeds
         for depth, weight in cells
     ]
-    return _all_trials(train, validation, stratified(test, utterances), test, work, progress)
+    return _all_trials(train, validation, test, work, utterances, progress)
 
 
 def sensitivity(
@@ -124,23 +119,26 @@ def sensitivity(
         for name, (block, rules) in variants.items()
         for depth in layers
     ]
-    return _all_trials(train, validation, stratified(test, utterances), test, work, progress, untrained=True)
+    return _all_trials(train, validation, test, work, utterances, progress, untrained=True)
 
 
 def _all_trials(
     train: Corpus,
     validation: Corpus,
-    measured: Corpus,
     test: Corpus,
     work: Sequence[tuple[dict, dict]],
+    utterances: int,
     progress: bool,
     untrained: bool = False,
 ) -> pd.DataFrame:
     """The trial of each pair of columns that tell of it and settings, in their order."""
-    if not work:
-        raise AnalysisError(f"nothing to train on {train.name}: give depths or weights, variants, and seeds")
+    # Not when the turn of that classifier comes, maybe after hours.
+    if not work or any(min(about["layers"] - 1, about["entropy_weight"], about["seed"]) < 0 for about, _ in work):
+        raise AnalysisError(
+            "give depths of one layer or more, weights that are not negative, and a seed or more from 0"
+        )
     frames = []
-    one = partial(_trial, train, validation, measured, test, untrained)
+    one = partial(_trial, train, validation, stratified(test, utterances), test, untrained)
     with _mapped(min(torch.get_num_threads(), len(work))) as mapped:
         found = mapped(one, [settings for _, settings in work])
         bar = tqdm(found, total=len(work), unit="classifier", desc=train.name, disable=None if progress else True)
@@ -220,6 +218,10 @@ def trials_on(
         dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
         for spec, deepest in most
     }
+    return _by_dataset(frames)
+
+
+def _by_dataset(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
 
 
@@ -265,21 +267,23 @@ def recorded(table: str = "trials") -> pd.DataFrame:
     Raises:
         AnalysisError: there are none.
     """
-    frames = {
-        name: pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float})
-        for name in DATASETS
-        if (path := data_directory() / "results" / name / f"{table}.csv").is_file()
-    }
-    if not frames:
-        raise AnalysisError(f"{data_directory() / 'results'} has no {table}: data/README.md says how they are made")
-    return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
+    types = {"layer": "Int64", "entropy_weight": float}
+    return _by_dataset({name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()})
+
+
+def _recorded(file: str) -> dict[str, Path]:
+    """Where a file of the results lies, by dataset."""
+    paths = {name: data_directory() / "results" / name / file for name in DATASETS}
+    if not (found := {name: path for name, path in paths.items() if path.is_file()}):
+        raise AnalysisError(f"{data_directory() / 'results'} has no {file}: data/README.md says how it is made")
+    return found
 
 
 def recorded_texts() -> pd.DataFrame:
     """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on, and how many seeds."""
     rows = []
-    for name in recorded()["dataset"].unique():
-        told = json.loads((data_directory() / "results" / name / "results.json").read_text(encoding="utf-8"))
+    for name, path in _recorded("results.json").items():
+        told = json.loads(path.read_text(encoding="utf-8"))
         seeds = len(told["settings"]["seeds"])
         rows.append({"dataset": name, "classes": len(told["classes"]), **told["texts"], "seeds": seeds})
     return pd.DataFrame(rows)

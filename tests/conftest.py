@@ -56,6 +56,17 @@ def smoke_site() -> Path:
         return build_book("smoke", root=ROOT, out=build / "smoke").parent
 
 
+@pytest.fixture
+def yelphat(tmp_path) -> Path:
+    """A folder laid out as that of YelpHat; its texts are ours."""
+    folder = tmp_path / "corpora" / "yelphat"
+    folder.mkdir(parents=True)
+    for part in (1, 6, 7, 8):
+        lines = [f'"{word} {part}, {n}",{label}' for n in range(3) for label, word in enumerate(("good", "bad"))]
+        (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def minilm() -> LoadedModel:
     """The bundled model, as everyone loads it."""

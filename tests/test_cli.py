@@ -272,17 +272,6 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
 # --- Classifiers ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def yelphat(tmp_path) -> Path:
-    """A folder laid out as that of YelpHat; its texts are ours."""
-    folder = tmp_path / "corpora" / "yelphat"
-    folder.mkdir(parents=True)
-    for part in (1, 6, 7, 8):
-        lines = [f'"{word} {part}, {n}",{label}' for n in range(3) for label, word in enumerate(("good", "bad"))]
-        (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    return folder
-
-
 def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatch):
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
     out = tmp_path / "out"

@@ -24,10 +24,9 @@ class Planted(dict):
         table = pd.concat([hidden, values]).assign(ci_low=lambda t: t["similarity"] - 0.01)
         super().__init__(utterance_similarity=table.assign(ci_high=lambda t: t["similarity"] + 0.01))
 
-    def interval(self, statistic):
-        statistic(self)
-        for group in self.groups:
-            statistic(group)
+    def left_out(self, statistic):
+        value = statistic(self)
+        return value, np.array([statistic(group) for group in self.groups]).reshape(-1, len(value))
 
 
 def planted(curve: np.ndarray, noise: float = 1e-4) -> Planted:

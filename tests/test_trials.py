@@ -130,17 +130,6 @@ def test_a_trial_in_other_processes_is_the_same(monkeypatch):
     pd.testing.assert_frame_equal(trials(REVIEWS, REVIEWS, REVIEWS, seeds=[5, 6], block=block, **SHORT), one)
 
 
-@pytest.fixture
-def corpora(tmp_path):
-    """A folder of YelpHat laid out as the paper's; its texts are ours."""
-    folder = tmp_path / "yelphat"
-    folder.mkdir()
-    for part in (1, 6, 7, 8):
-        lines = [f'"{text} {part}, {n}",{label}' for n in range(3) for label, text in enumerate(("good", "bad"))]
-        (folder / f"yelphat_part{part}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
-    return folder
-
-
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
     few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
     more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
@@ -155,17 +144,17 @@ def test_a_negative_limit_is_refused(limits):
         splits("reviews", *limits)
 
 
-def test_trials_on_several_corpora_name_them(corpora):
-    found = trials_on([str(corpora)], layers=[1, 3], shallow=["reviews"], limit=8, block={"hidden_size": 8}, **SHORT)
+def test_trials_on_several_corpora_name_them(yelphat):
+    found = trials_on([str(yelphat)], layers=[1, 3], shallow=["reviews"], limit=8, block={"hidden_size": 8}, **SHORT)
     assert [*found.groupby(["dataset", "layers"]).groups] == [("reviews", 1), ("yelphat", 1), ("yelphat", 3)]
 
 
-def test_what_is_recorded_is_read_again(corpora, tmp_path, monkeypatch):
+def test_what_is_recorded_is_read_again(yelphat, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "analysis_lib.trials.trials", lambda *corpora, **settings: trials(*corpora, **settings, **SHORT)
     )
     folder = tmp_path / "data" / "results" / "yelphat"
-    record(str(corpora), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
+    record(str(yelphat), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
     assert {path.name for path in folder.iterdir()} == {"trials.csv", "results.json"}
     text = (folder / "results.json").read_text()
     assert str(tmp_path) not in text

@@ -122,8 +122,8 @@ def layer_ticks(axes: Axes, layers: Iterable[int]) -> None:
 MARKERS = "os^Dv<P"
 
 
-def model_styles(models: Iterable[str]) -> dict[str, tuple[tuple[float, float, float], str]]:
-    """A colour and a marker for each model, in the order of their first mention."""
+def model_styles(models: Iterable[str | int]) -> dict[str | int, tuple[tuple[float, float, float], str]]:
+    """A colour and a marker for each model, or whatever the curves are of, in the order of their first mention."""
     names = dict.fromkeys(models)
     return {name: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)}
 

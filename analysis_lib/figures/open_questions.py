@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis_lib.class_counts import ENOUGH, simplex_cosine
-from analysis_lib.figures.base import COLOURS, MARKERS, THEME, legend_below, stacked_axes
+from analysis_lib.figures.base import COLOURS, THEME, legend_below, model_styles, stacked_axes
 
 _LINES = ("-", "--", ":", "-.")
 
@@ -55,10 +55,9 @@ def accuracy_by_width(found: pd.DataFrame) -> Figure:
     """
     figure, (axes,) = stacked_axes(height=3.4)
     wide = found.pivot_table(index="classes", columns="width", values="accuracy")
-    for i, (count, row) in enumerate(wide.iterrows()):
-        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
-        line = {"linestyle": _LINES[i % len(_LINES)], "label": f"{count} classes"}
-        axes.plot(wide.columns, row / row.iloc[-1], **look, **line)
+    for i, (count, (colour, marker)) in enumerate(model_styles(wide.index).items()):
+        look = {"color": colour, "marker": marker, "markersize": 5, "linestyle": _LINES[i % len(_LINES)]}
+        axes.plot(wide.columns, wide.loc[count] / wide.loc[count].iloc[-1], label=f"{count} classes", **look)
     axes.axhline(ENOUGH, color="black", linestyle="--", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(wide.columns, [str(width) for width in wide.columns])
@@ -78,10 +77,11 @@ def circle(found: pd.DataFrame) -> Figure:
     random, angles = np.random.default_rng(0), np.linspace(0, 2 * np.pi, 200)
     radius = np.sqrt(3)
     axes.plot(radius * np.cos(angles), radius * np.sin(angles), color="0.7", linewidth=1, zorder=0)
-    for i, (name, part) in enumerate(found.groupby("class")):
+    for name, (colour, marker) in model_styles(sorted(found["class"])).items():
+        part = found[found["class"] == name]
         # Texts of a class lie on top of each other: a little farther out or in they can be seen.
         away = 1 + 0.12 * random.uniform(-1, 1, len(part))
-        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 4}
+        look = {"color": colour, "marker": marker, "markersize": 4}
         axes.plot(part["x"] * away, part["y"] * away, linestyle="", alpha=0.6, label=name, **look)
     axes.set(aspect="equal", xlim=(-2.1, 2.1), ylim=(-2.1, 2.1))
     axes.set(xlabel="first direction", ylabel="second direction")

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis_lib.figures.base import COLOURS, MARKERS, THEME, WIDTH, PageFigure, Table, model_styles
+from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, Table, model_styles
 from analysis_lib.trials import beside_published
 
 _SPACES = {"key": "keys", "value": "values"}
@@ -46,13 +45,14 @@ def similarity_by_depth(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """
     found = found[(found["entropy_weight"] == 0) & found["quantity"].isin([*_SPACES])]
     datasets, depths = list(dict.fromkeys(found["dataset"])), sorted(found["layers"].unique().tolist())
-    figure, panels = _rows(datasets, 2, share="all")
+    styles = model_styles(depths)
+    figure, panels = _pairs(len(datasets), share_y=True)
     for row, dataset in zip(panels, datasets, strict=True):
         for axes, (space, plural) in zip(row, _SPACES.items(), strict=True):
             ours = found[(found["dataset"] == dataset) & (found["quantity"] == space)]
             theirs = published[(published["dataset"] == dataset) & (published["quantity"] == space)]
-            for i, depth in enumerate(depths):
-                look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
+            for i, (depth, (colour, marker)) in enumerate(styles.items()):
+                look = {"color": colour, "marker": marker}
                 part, told = ours[ours["layers"] == depth], theirs[theirs["layers"] == depth]
                 summary = part.groupby("layer")["value"].agg(["mean", "std"])
                 # Side by side, so that bars at the same layer do not hide each other.
@@ -66,15 +66,8 @@ def similarity_by_depth(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
         axes.set_xlabel("layer")
     figure.supylabel("similarity inside an utterance", fontsize=11)
     lines = [
-        Line2D(
-            [],
-            [],
-            color=COLOURS[i % len(COLOURS)],
-            marker=MARKERS[i % len(MARKERS)],
-            markersize=5,
-            label=f"{depth} layer{'s' * (depth > 1)}",
-        )
-        for i, depth in enumerate(depths)
+        Line2D([], [], color=colour, marker=marker, markersize=5, label=f"{depth} layer{'s' * (depth > 1)}")
+        for depth, (colour, marker) in styles.items()
     ]
     _legend(figure, lines, published["dataset"].isin(datasets).any())
     return figure
@@ -100,7 +93,7 @@ def by_entropy_weight(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
     """
     found = found[found["layers"] == 1]
     weights, styles = sorted(found["entropy_weight"].unique().tolist()), model_styles(found["dataset"])
-    figure, panels = _rows(range(2), 2, share="x")
+    figure, panels = _pairs(2)
     for axes, (quantity, label) in zip(panels.flat, _BY_WEIGHT.items(), strict=True):
         for i, (dataset, (colour, marker)) in enumerate(styles.items()):
             look, aside = {"color": colour, "marker": marker}, 0.12 * (i - (len(styles) - 1) / 2)
@@ -165,10 +158,10 @@ def similarity_by_variant(found: pd.DataFrame, published: pd.DataFrame) -> Figur
     return figure
 
 
-def _rows(rows: Sequence, columns: int, share: str) -> tuple[PageFigure, np.ndarray]:
-    figure = PageFigure(figsize=(WIDTH, 2.3 * len(rows) + 0.8), layout="constrained")
-    panels: np.ndarray[Axes] = figure.subplots(len(rows), columns, sharex=True, sharey=share == "all", squeeze=False)
-    return figure, panels
+def _pairs(rows: int, share_y: bool = False) -> tuple[PageFigure, np.ndarray]:
+    """Rows of two panels, over the same horizontal axis."""
+    figure = PageFigure(figsize=(WIDTH, 2.3 * rows + 0.8), layout="constrained")
+    return figure, figure.subplots(rows, 2, sharex=True, sharey=share_y, squeeze=False)
 
 
 def _legend(figure: Figure, lines: list[Line2D], published: bool) -> None:

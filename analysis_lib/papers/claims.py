@@ -108,6 +108,11 @@ def estimated(claims: Iterable[EstimatedClaim], paper: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(VERDICTS))
 
 
+def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
+    """Tables of one kind below each other, what each is of in a column in front."""
+    return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
+
+
 def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iterable[Claim]]) -> pd.DataFrame:
     """The verdicts on every model of a comparison, without the untrained twins.
 
@@ -119,7 +124,7 @@ def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iter
         The column model, then those of ``verdicts``.
     """
     found = {model: verdicts(claims_of(tables), tables) for model, tables in comparison.trained.items()}
-    return pd.concat(found, names=["model"]).reset_index("model").reset_index(drop=True)
+    return grouped(found, "model")
 
 
 def published(name: str) -> pd.DataFrame:

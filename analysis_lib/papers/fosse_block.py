@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, published
+from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, grouped, published
 from analysis_lib.untrained import seed_interval
 
 FOSSE = "Fosse et al. 2023"
@@ -64,7 +64,7 @@ def fosse_accuracy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
                 seed_interval(rows["value"]),
             )
             frames[dataset] = estimated([claim], FOSSE)
-    return _by_dataset(frames) if frames else estimated([], FOSSE).assign(dataset=[])
+    return grouped(frames, "dataset") if frames else estimated([], FOSSE).assign(dataset=[])
 
 
 def fosse_depth_verdicts(found: pd.DataFrame) -> pd.DataFrame:
@@ -77,7 +77,7 @@ def fosse_depth_verdicts(found: pd.DataFrame) -> pd.DataFrame:
         The column dataset, then those of ``verdicts``.
     """
     found = found[found["entropy_weight"] == 0]
-    return _by_dataset({name: _depth(rows) for name, rows in found.groupby("dataset", sort=False)})
+    return grouped({name: _depth(rows) for name, rows in found.groupby("dataset", sort=False)}, "dataset")
 
 
 def _depth(found: pd.DataFrame) -> pd.DataFrame:
@@ -130,7 +130,7 @@ def fosse_entropy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
         The column dataset, then those of ``verdicts``.
     """
     found = found[found["layers"] == 1]
-    return _by_dataset({name: _entropy(rows) for name, rows in found.groupby("dataset", sort=False)})
+    return grouped({name: _entropy(rows) for name, rows in found.groupby("dataset", sort=False)}, "dataset")
 
 
 def _entropy(found: pd.DataFrame) -> pd.DataFrame:
@@ -230,8 +230,4 @@ def fosse_sensitivity_verdicts(found: pd.DataFrame) -> pd.DataFrame:
             for space in ("key", "value")
         ]
         frames[variant] = estimated(claims, FOSSE)
-    return pd.concat(frames, names=["variant"]).reset_index("variant").reset_index(drop=True)
-
-
-def _by_dataset(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
+    return grouped(frames, "variant")

@@ -42,14 +42,7 @@ def _hidden(tables: TableSet) -> pd.DataFrame:
 
 def _left_out(tables: Tables) -> Float[np.ndarray, "sample layer"]:
     """The similarity by layer, first of all utterances, then without each group of them."""
-    rows: list[np.ndarray] = []
-
-    def keep(found: TableSet) -> np.ndarray:
-        rows.append(_hidden(found)["similarity"].to_numpy(dtype=float))
-        return rows[-1]
-
-    tables.interval(keep)
-    return np.stack(rows)
+    return np.vstack(tables.left_out(lambda found: _hidden(found)["similarity"].to_numpy(dtype=float)))
 
 
 def _paired(

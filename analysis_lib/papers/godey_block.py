@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.papers.claims import Claim, TableSet, decided
+from analysis_lib.papers.claims import Claim, TableSet, decided, grouped
 from analysis_lib.papers.godey_models import GODEY
 from analysis_lib.untrained import DRAW, of_draw, seed_interval
 
@@ -201,4 +201,4 @@ def verdicts_by_architecture(claims: Iterable[Claim], tables: TableSet) -> pd.Da
             values.append([claim.statistic(one) for claim in claims])
         value, low, high = np.transpose([seed_interval(column) for column in zip(*values, strict=True)])
         found[architecture] = decided(claims, value, low, high)
-    return pd.concat(found, names=["model"]).reset_index("model").reset_index(drop=True)
+    return grouped(found, "model")

@@ -255,18 +255,13 @@ class _Training:
         self.model.config.id2label = dict(enumerate(train.classes))
         self.model.config.label2id = {name: label for label, name in enumerate(train.classes)}
         self.adam = torch.optim.Adam(self.model.parameters(), lr=rules.learning_rate, fused=True)
-        self.train, self.validation = (encode(corpus, self.tokenizer, self.limit) for corpus in (train, validation))
+        longest = _readable(self.model, rules.longest)
+        self.train, self.validation = (encode(corpus, self.tokenizer, longest) for corpus in (train, validation))
         # A split without one of the classes numbers the others in its own way.
         numbers = torch.tensor([train.classes.index(name) for name in validation.classes])
         self.validation.labels = numbers[self.validation.labels]
         self.log: list[list[float]] = []
         self.best: dict[str, Tensor] = {}
-
-    @property
-    def limit(self) -> int:
-        """How many tokens of a text are read: fewer where the encoder has fewer positions."""
-        positions = getattr(self.model.config, "max_position_embeddings", None) or self.rules.longest
-        return min(self.rules.longest, positions)
 
     def go(self) -> None:
         self._resume()
@@ -368,6 +363,11 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
     return Encoded(ids, torch.tensor(corpus.labels), tokenizer.pad_token_id or 0)
 
 
+def _readable(model: transformers.PreTrainedModel, longest: int) -> int:
+    """How many tokens of a text are read: fewer where the model has fewer positions."""
+    return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
+
+
 def predict_encoded(model: transformers.PreTrainedModel, texts: Encoded) -> Int[Tensor, " text"]:
     """The class that the model gives to each text."""
     predicted = torch.empty_like(texts.labels)
@@ -405,8 +405,8 @@ def predict(
         raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
     if unknown := sorted(set(corpus.classes) - set(names)):
         raise AnalysisError(f"{corpus.name} has the class {unknown[0]}, unknown to the classifier: leave it out")
-    longest = min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
-    predicted = predict_encoded(model.eval().to(device), encode(corpus, tokenizer, longest))
+    texts = encode(corpus, tokenizer, _readable(model, longest))
+    predicted = predict_encoded(model.eval().to(device), texts)
     labels = [corpus.classes[label] for label in corpus.labels]
     return pd.DataFrame({"label": labels, "predicted": [names[label] for label in predicted]})
 
