@@ -10,7 +10,8 @@ from scipy import special, stats
 from analysis_lib import extraction, inputs
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import GROUPS, jackknife_interval
+from analysis_lib.intervals import jackknife_interval
+from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.models import LoadedModel
 
 

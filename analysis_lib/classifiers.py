@@ -122,7 +122,8 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
     """What a classifier is trained on, stopped by and tested on.
 
     Args:
-        data: a corpus with classes and the splits train, validation and test.
+        data: a corpus with classes and the splits train, validation and test, or a file with classes
+            (``reviews.csv:text:label``), whose splits are drawn as ``load_corpus`` says.
         limit: how many texts to train on, drawn with the balance of the classes, and a quarter of as many to validate
             on; 0 for all.
         test_limit: how many to test on, drawn in the same way.

@@ -329,9 +329,10 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
 
     Args:
         spec: a known name (``wikipedia``, ``stsb:dev``, ``digits``; ``known_corpora()`` lists them), a CSV
-            file with its column (``reviews.csv:text``), with a column of classes (``reviews.csv:text:label``)
-            or of pairs (``pairs.csv:sentence1,sentence2:label``), a text file with an utterance a line
-            (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
+            file with its column (``reviews.csv:text``), with a column of classes (``reviews.csv:text:label``),
+            of pairs (``pairs.csv:sentence1,sentence2:label``), or a part of either (``reviews.csv:text:label:test``:
+            of each class a fifth is drawn for the test and a tenth for validation), a text file with an utterance
+            a line (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
             Folders are searched to the bottom in the order of the paths, without hidden files; where
             every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
         limit: how many items to keep; None keeps all.
@@ -523,8 +524,8 @@ def _file(spec: str) -> tuple[Path, str | None]:
             f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN, lines.txt or a folder"
         )
     path, column = Path(spec), None
-    # The column alone, or the column and that of the classes; a path may have colons of its own.
-    for cuts in (1, 2):
+    # The column alone, with that of the classes, or with a split, too; a path may have colons of its own.
+    for cuts in (1, 2, 3):
         if not _is_file(path) and spec.count(":") >= cuts:
             before, *columns = spec.rsplit(":", cuts)
             path, column = Path(before), ":".join(columns)
@@ -581,7 +582,7 @@ def _rows(path: Path, text: str) -> list[list[str]]:
 
 
 def _column(path: Path, text: str, column: str) -> list[str] | list[Pair] | list[Labelled]:
-    """The texts of a column, the pairs of two (``a,b``), or either with their classes (``a:label``)."""
+    """The texts of a column, the pairs of two (``a,b``), either with classes (``a:label``), or a split of these."""
     rows = _rows(path, text)
     if not rows:
         raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
@@ -589,6 +590,7 @@ def _column(path: Path, text: str, column: str) -> list[str] | list[Pair] | list
     if column in header:
         return _cells(path, header, body, column)
     names, _, label = column.partition(":")
+    label, _, split = (label, "", "") if label in header else label.partition(":")
     if names in header or names.count(",") != 1:
         texts = _cells(path, header, body, names)
     else:
@@ -596,7 +598,26 @@ def _column(path: Path, text: str, column: str) -> list[str] | list[Pair] | list
         texts = [Pair(*pair) for pair in zip(*sides, strict=True)]
     if ":" not in column:
         return texts
-    return [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), strict=True)]
+    rows = [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), strict=True)]
+    return _drawn_split(path, rows, split) if split else rows
+
+
+# Of each class of a file without a division; of a class of fewer texts, none would be left for validation.
+_VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
+
+
+def _drawn_split(path: Path, rows: list[Labelled], split: str) -> list[Labelled]:
+    if split not in SPLITS:
+        raise AnalysisError(f"{path} has no split {split}: {near_names(split, SPLITS)}")
+    _refuse_gaps(str(path), rows)
+    # A text that stands in the file twice would be trained on and tested on.
+    distinct = list(dict.fromkeys(rows))
+    name, count = Counter(row.label for row in distinct).most_common()[-1]
+    if count < _FEWEST_TEXTS:
+        raise AnalysisError(
+            f"{path} has {count} distinct texts of the class {name}: to be divided, it needs {_FEWEST_TEXTS} or more"
+        )
+    return divided(split, _VALIDATION_SHARE, _TEST_SHARE)(distinct)
 
 
 def _cells(path: Path, header: list[str], body: list[list[str]], column: str) -> list[str]:

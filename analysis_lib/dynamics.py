@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from analysis_lib import corpora, extraction, inputs, packages
 from analysis_lib.corpora import Corpus
+from analysis_lib.intervals import wilson
 from analysis_lib.measure import measure
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.directions import singular_directions
@@ -26,7 +27,6 @@ from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_fingerprint
-from analysis_lib.training.tasks import wilson
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 TABLES = (*METRICS, "losses", "vectors")

@@ -27,7 +27,8 @@ from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import SCORES, WEIGHTS
 from analysis_lib.inputs import Reading, Settings
-from analysis_lib.metrics import METRICS, Metric, jackknife_interval, resolve
+from analysis_lib.intervals import jackknife_interval
+from analysis_lib.metrics import METRICS, Metric, resolve
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.models import LoadedModel, ModelSpec, load_model
 

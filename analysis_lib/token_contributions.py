@@ -21,10 +21,9 @@ from analysis_lib.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.class_directions import over_utterances
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
+from analysis_lib.intervals import seed_interval, wilson
 from analysis_lib.tokenization import Tokenizer
 from analysis_lib.training.classification import Classification, encode
-from analysis_lib.training.tasks import wilson
-from analysis_lib.untrained import seed_interval
 
 REMOVED = ("the largest contribution", "the largest weight", "a token at random")
 

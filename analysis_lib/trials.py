@@ -1,4 +1,4 @@
-"""Classifiers of self-attention trained several times over and measured (Fosse et al. 2023, sec. 4)."""
+"""Classifiers trained several times over, and those of self-attention measured (Fosse et al. 2023, sec. 2.2, 4)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from analysis_lib import processes
-from analysis_lib.classifiers import UTTERANCES, splits, stratified
+from analysis_lib.classifiers import UTTERANCES, fine_tuned, splits, stratified
 from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measure import measure
@@ -162,10 +162,10 @@ def _trial(
 ) -> pd.DataFrame:
     """Columns quantity, layer and value of one classifier; the stage, too, where its untrained twin is measured."""
     folder = self_attention(train, validation, **settings)
-    epochs, longest = pd.read_csv(folder / "epochs.csv"), settings.get("longest", Classification.longest)
+    longest = settings.get("longest", Classification.longest)
     rows = [
         ("accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
-        ("epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
+        ("epochs", pd.NA, _best_epoch(folder)),
         *_measured(str(folder), measured),
     ]
     found = pd.DataFrame(rows, columns=COLUMNS).astype({"layer": "Int64"})
@@ -191,10 +191,10 @@ def _measured(model: str, corpus: Corpus) -> list[tuple]:
 def dataset_name(data: str) -> str:
     """How the published tables call the corpus of a specification.
 
-    >>> dataset_name("corpora/esnli"), dataset_name("hatexplain")
-    ('e-snli', 'hatexplain')
+    >>> dataset_name("corpora/esnli"), dataset_name("hatexplain"), dataset_name("corpora/mine.csv:text:label")
+    ('e-snli', 'hatexplain', 'mine.csv')
     """
-    name = Path(data).name
+    name = Path(data).name.partition(":")[0]
     return {"esnli": "e-snli"}.get(name, name)
 
 
@@ -211,14 +211,54 @@ def trials_on(
         settings: of :func:`trials`.
     """
     most = [*((spec, max(layers, default=0)) for spec in data), *((spec, 2) for spec in shallow)]
-    names = [dataset_name(spec) for spec, _ in most]
-    if len(set(names)) < len(names) or not names:
-        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
+    _refuse_names([spec for spec, _ in most])
     frames = {
         dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
         for spec, deepest in most
     }
     return _by_dataset(frames)
+
+
+def finetuned(
+    model: str, data: Sequence[str], limit: int = 0, test_limit: int = 0, *, seeds: Sequence[int] = (0,), **settings
+) -> pd.DataFrame:
+    """An encoder fine-tuned several times over, on several corpora: the first row of Table 1.
+
+    Args:
+        model: as of :func:`fine_tuned`.
+        data: the corpora, as of :func:`splits`.
+        limit, test_limit: as of :func:`splits`.
+        seeds: of the draws of the texts and of the training.
+        settings: of :func:`finetune`.
+
+    Returns:
+        A row a number: dataset, seed, quantity and value. The quantities are ``accuracy`` (share of the texts of the
+        test split that were drawn) and ``epochs`` (after which the state was best).
+    """
+    _refuse_names(data)
+    if not seeds:
+        raise AnalysisError("there is no seed: give one or more")
+    frames = {}
+    for spec in data:
+        rows = []
+        for seed in seeds:
+            tuned = fine_tuned(model, spec, limit, test_limit, seed, **settings)
+            found = accuracy(predict(tuned.folder, tuned.test))["accuracy"]
+            rows += [(seed, "accuracy", found), (seed, "epochs", _best_epoch(tuned.folder))]
+        frames[dataset_name(spec)] = pd.DataFrame(rows, columns=["seed", "quantity", "value"])
+    return _by_dataset(frames)
+
+
+def _refuse_names(data: Sequence[str]) -> None:
+    """Two corpora of one name could not be told apart in the table."""
+    names = [dataset_name(spec) for spec in data]
+    if len(set(names)) < len(names) or not names:
+        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
+
+
+def _best_epoch(folder: Path) -> float:
+    epochs = pd.read_csv(folder / "epochs.csv")
+    return float(epochs["epoch"][epochs["accuracy"].idxmax()])
 
 
 def _by_dataset(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -16,16 +16,17 @@ import pandas as pd
 import torch
 import transformers
 from jaxtyping import Bool, Float, Int
-from scipy import optimize, stats
+from scipy import optimize
 from torch import Tensor, nn
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.extraction import IMPLEMENTATION, Activations, attended_by
 from analysis_lib.inputs import unpadded
+from analysis_lib.intervals import seed_interval
 from analysis_lib.layouts import LAYOUTS
 from analysis_lib.metrics import Anisotropy, MeanVector
-from analysis_lib.metrics.accumulator import CONFIDENCE, GROUPS
+from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.vectors import Vectors
 
 
@@ -424,21 +425,6 @@ def _root(difference: Callable[[float], float], highest: float) -> float:
 
 
 # --- Over seeds -----------------------------------------------------------------------------------
-
-
-def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
-    """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1 degrees of freedom.
-
-    The interval of a single draw is NaN.
-
-    >>> [round(number, 3) for number in seed_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
-    """
-    values = np.asarray([*values], dtype=float)
-    if len(values) < 2:
-        return float(values.mean()), math.nan, math.nan
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values)
-    return float(values.mean()), float(values.mean() - reach), float(values.mean() + reach)
 
 
 def of_draw(table: pd.DataFrame, draw: Sequence[str | int]) -> pd.DataFrame:

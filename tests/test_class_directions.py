@@ -25,7 +25,7 @@ from analysis_lib.class_directions import (
 )
 from analysis_lib.classifiers import fine_tuned
 from analysis_lib.corpora import Corpus, Pair
-from analysis_lib.metrics.accumulator import jackknife_interval
+from analysis_lib.intervals import jackknife_interval
 from tests import tiny
 
 

@@ -154,6 +154,48 @@ def test_a_column_that_is_not_there(write):
     refused(path, "name its column", "id, text, label")
 
 
+# Ten texts of a class, twenty of the other, and some of them twice.
+CLASSED = "text,label\n" + "".join(f"text {i},{'even' if i % 3 else 'odd'}\n" for i in [*range(30), 3, 4, 5])
+
+
+def test_splits_of_a_table_with_classes(write):
+    path = write("table.csv", CLASSED)
+    parts = [load_corpus(f"{path}:text:label:{split}") for split in ("train", "validation", "test")]
+    assert [Counter(corpus.classes[label] for label in corpus.labels) for corpus in parts] == [
+        {"even": 14, "odd": 7},
+        {"even": 2, "odd": 1},
+        {"even": 4, "odd": 2},
+    ]
+    assert sorted(text for corpus in parts for text in corpus.texts) == sorted(f"text {i}" for i in range(30))
+    for corpus in parts:
+        for text, label in zip(corpus.texts, corpus.labels, strict=True):
+            assert corpus.classes[label] == ("even" if int(text.split()[1]) % 3 else "odd")
+    again = load_corpus(f"{path}:text:label:test")
+    assert list(again.texts) == list(parts[2].texts)
+    assert again.labels == parts[2].labels
+
+
+def test_splits_of_a_table_of_pairs(write):
+    rows = "".join(f"first {i},second {i},{i % 2}\n" for i in range(20))
+    path = write("pairs.csv", "a,b,label\n" + rows)
+    corpus = load_corpus(f"{path}:a,b:label:test")
+    assert len(corpus) == 4
+    assert all(pair.first.split()[1] == pair.second.split()[1] for pair in corpus.items)
+
+
+def test_a_column_of_classes_may_be_named_like_a_split(write):
+    path = write("table.csv", CLASSED.replace("label", "kind:test", 1))
+    assert len(load_corpus(f"{path}:text:kind:test")) == 33
+
+
+def test_splits_that_cannot_be_drawn(write):
+    path = write("table.csv", CLASSED)
+    refused(f"{path}:text:label:tset", "no split tset", "did you mean test?")
+    refused(f"{path}:text:lable:test", "no column lable", "did you mean label?")
+    refused(write("few.csv", CLASSED.replace("text 0,odd\n", "")) + ":text:label:test", "9 distinct texts", "class odd")
+    refused(write("gap.csv", CLASSED + "text 40,\n") + ":text:label:train", "example 34 has no class")
+
+
 def test_tables_without_utterances(write):
     refused(write("header.csv", "id,text\n") + ":text", "no utterance")
     refused(write("blank.csv", "id,text\n1,\n2,  \n") + ":text", "no utterance", "2")

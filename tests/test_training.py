@@ -13,11 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis_lib import load_model, packages, speech, training
 from analysis_lib.corpora import Corpus
@@ -210,23 +207,6 @@ def test_what_is_unknown_is_refused(call, name, settings, message):
 
 
 # --- Scores ---------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 2000), st.floats(0, 1))
-def test_wilson_is_scipys(items, share):
-    correct = round(share * items)
-    wanted = scipy.stats.binomtest(correct, items).proportion_ci(method="wilson")
-    assert tasks.wilson(correct, items) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
-
-
-def test_the_interval_of_a_ratio_holds_it_nineteen_times_in_twenty():
-    rng = np.random.default_rng(0)
-    held = 0
-    for _ in range(1000):
-        sizes = rng.integers(5, 50, 200).astype(float)
-        _, low, high = tasks.ratio_interval(sizes * rng.gamma(4, 0.5, 200), sizes)
-        held += low < 2.0 < high
-    assert 0.92 < held / 1000 < 0.97
 
 
 class Uniform:

@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.classifiers import splits, stratified
+from analysis_lib.classifiers import fine_tuned, splits, stratified
 from analysis_lib.corpora import Corpus
 from analysis_lib.training import accuracy, predict, self_attention
 from analysis_lib.trials import (
     VARIANTS,
     beside_published,
     dataset_name,
+    finetuned,
     record,
     recorded,
     recorded_texts,
@@ -21,6 +22,7 @@ from analysis_lib.trials import (
     trials,
     trials_on,
 )
+from tests import tiny
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
 
@@ -182,3 +184,33 @@ def test_what_is_recorded_is_read_again(yelphat, tmp_path, monkeypatch):
 )
 def test_folders_have_the_names_of_the_paper(data, name):
     assert dataset_name(data) == name
+
+
+def test_an_encoder_is_fine_tuned_once_a_corpus_and_seed(tmp_path):
+    tiny.save(tmp_path / "bert", "bert")
+    file = tmp_path / "mine.csv"
+    file.write_text("text,label\n" + "".join(f"{word} {i},{word}\n" for i in range(20) for word in ("good", "bad")))
+    data, settings = ["reviews", f"{file}:text:label"], {"epochs": 1, "learning_rate": 1e-2}
+    found = finetuned(str(tmp_path / "bert"), data, 12, 10, seeds=[3, 4], **settings)
+    assert found.groupby(["dataset", "seed", "quantity"]).size().to_dict() == {
+        (dataset, seed, quantity): 1
+        for dataset in ("reviews", "mine.csv")
+        for seed in (3, 4)
+        for quantity in ("accuracy", "epochs")
+    }
+    one = fine_tuned(str(tmp_path / "bert"), data[1], 12, 10, seed=4, **settings)
+    wanted = accuracy(predict(one.folder, one.test))["accuracy"]
+    assert found.set_index(["dataset", "seed", "quantity"]).loc[("mine.csv", 4, "accuracy"), "value"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "seeds", "message"),
+    [
+        (["reviews", "other/reviews"], [0], "give one or more, each once"),
+        ([], [0], "give one or more, each once"),
+        (["reviews"], [], "no seed"),
+    ],
+)
+def test_what_cannot_be_fine_tuned_several_times(data, seeds, message):
+    with pytest.raises(AnalysisError, match=message):
+        finetuned("minilm", data, seeds=seeds)

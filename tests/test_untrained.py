@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from analysis_lib import figures, papers, untrained
 from analysis_lib.errors import AnalysisError
+from analysis_lib.intervals import seed_interval
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16
@@ -307,11 +308,6 @@ def test_over_seeds_averages_heads_first_and_gives_students_interval():
     assert row.value - row.ci_low == pytest.approx(row.ci_high - row.value)
 
 
-def test_one_draw_has_no_interval():
-    assert untrained.seed_interval([2.0])[0] == 2
-    assert np.isnan(untrained.seed_interval([2.0])[1:]).all()
-
-
 # --- Errors ---------------------------------------------------------------------------------------
 
 
@@ -430,7 +426,7 @@ def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
     (row,) = papers.verdicts_by_architecture([claim], {"attention": attention}).itertuples()
     assert (row.model, row.verdict) == ("bert", "holds")
     assert row.value == pytest.approx(3.015)
-    assert (row.ci_low, row.ci_high) == pytest.approx(untrained.seed_interval([3.0, 3.03])[1:])
+    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.03])[1:])
 
 
 # --- Figures --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.accumulator import Metric, jackknife_interval
+from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.attention_by_token_type import AttentionByTokenType
 from analysis_lib.metrics.attention_entropy import AttentionEntropy
@@ -76,6 +76,5 @@ __all__ = [
     "ScoreContributions",
     "ScoreTerms",
     "UtteranceSimilarity",
-    "jackknife_interval",
     "resolve",
 ]

@@ -6,15 +6,14 @@ from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 from torch import Tensor
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.extraction import Activations
+from analysis_lib.intervals import jackknife_interval
 
 # Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
 GROUPS = 20
-CONFIDENCE = 0.95
 # The spaces whose vectors are compared, in the order of the tables.
 VECTOR_SPACES = ("hidden", "query", "key", "value")
 
@@ -129,37 +128,6 @@ class Metric(ABC):
             self.sums[key] += part
         else:
             self.sums[key] = part
-
-
-def jackknife_interval(
-    point: np.ndarray, left_out: np.ndarray, part: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
-
-    With g groups and values θ_(i), the variance is (g − 1)/g · Σ (θ_(i) − mean θ)², and the interval is
-    θ ± t · √variance with the 97.5 % quantile of Student's t with g − 1 degrees of freedom (Miller 1974).
-
-    Args:
-        point: the statistic on everything, of any shape.
-        left_out: the statistic without each group, first axis the groups.
-        part: of the same shape, whether the group has a part in the statistic; all have unless told.
-
-    Returns:
-        Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
-
-    >>> low, high = jackknife_interval(np.array(2.0), np.array([2.5, 2.0, 1.5]))
-    >>> round(float(high - 2), 3)
-    2.484
-    """
-    if not len(left_out):
-        return np.full_like(point, np.nan, dtype=float), np.full_like(point, np.nan, dtype=float)
-    part = np.ones(left_out.shape, bool) if part is None else part
-    groups = part.sum(0)
-    several = np.where(groups > 1, groups, np.nan)
-    mean = np.where(part, left_out, 0).sum(0) / several
-    spread = np.sqrt((several - 1) / several * np.where(part, (left_out - mean) ** 2, 0).sum(0))
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread
-    return point - reach, point + reach
 
 
 def head_column(heads: int | None, rows: int) -> pd.Series:

@@ -10,12 +10,12 @@ from jaxtyping import Float
 
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.extraction import Activations
+from analysis_lib.intervals import jackknife_interval
 from analysis_lib.metrics.accumulator import (
     VECTOR_SPACES,
     Metric,
     Sums,
     in_order,
-    jackknife_interval,
     space_frame,
 )
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis_lib.intervals import seed_interval
 from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, grouped, published
-from analysis_lib.untrained import seed_interval
 
 FOSSE = "Fosse et al. 2023"
 # How far below the published accuracy ours may lie.

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 
 from analysis_lib.class_directions import cosines, mean_areas, over_utterances, pair_cosines
 from analysis_lib.errors import AnalysisError
+from analysis_lib.intervals import jackknife_interval
 from analysis_lib.measure import Tables
-from analysis_lib.metrics.accumulator import jackknife_interval
 from analysis_lib.papers.claims import EstimatedClaim, TableSet, estimated, published
 from analysis_lib.papers.fosse_block import FOSSE, published_accuracies
 from analysis_lib.training.classification import accuracy

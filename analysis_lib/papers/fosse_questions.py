@@ -7,11 +7,11 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from analysis_lib.class_counts import simplex_cosine
+from analysis_lib.intervals import seed_interval
 from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated
 from analysis_lib.papers.fosse_block import FOSSE
 from analysis_lib.papers.fosse_finetuning import TOLD_APART
 from analysis_lib.token_contributions import fewer_flips
-from analysis_lib.untrained import seed_interval
 
 # The entropy of attention that counts as nearly uniform, divided by the logarithm of the number of keys.
 NEARLY_UNIFORM = 0.9

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
+from analysis_lib.intervals import seed_interval
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.papers.claims import Claim, TableSet, decided, grouped
 from analysis_lib.papers.godey_models import GODEY
-from analysis_lib.untrained import DRAW, of_draw, seed_interval
+from analysis_lib.untrained import DRAW, of_draw
 
 
 def _by_norm(table: pd.DataFrame, column: str) -> pd.Series:

@@ -22,9 +22,10 @@ from analysis_lib import devices, packages
 from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.intervals import wilson
 from analysis_lib.tokenization import Tokenizer, text_frame, token_ids
 from analysis_lib.training.loop import alone, drawn_seed, one_thread, save_state, versions, write
-from analysis_lib.training.tasks import padded, wilson
+from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.corpora import load_corpus
+from analysis_lib.intervals import ratio_interval, wilson
 from analysis_lib.speech import RATE, WORDS, spoken_digits
 
-Z_95 = 1.959964
 IGNORED = -100
 PREDICTED = 0.15
 EVALUATION_BATCH = 64
@@ -40,32 +40,6 @@ class Score:
     ci_high: float
     items: int
     baseline: float
-
-
-def wilson(correct: int, items: int) -> tuple[float, float]:
-    """The 95 % interval of a share, after Wilson (1927).
-
-    >>> [round(bound, 3) for bound in wilson(10, 10)]
-    [0.722, 1.0]
-    """
-    share = correct / items
-    centre = share + Z_95**2 / (2 * items)
-    half = Z_95 * math.sqrt(share * (1 - share) / items + Z_95**2 / (4 * items**2))
-    scale = 1 + Z_95**2 / items
-    # Rounding may carry a bound of a whole share past it.
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
-
-
-def ratio_interval(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"]) -> tuple[float, float, float]:
-    """The ratio Σ totals / Σ sizes and its 95 % interval over items, by the delta method.
-
-    >>> ratio_interval(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
-    (2.0, 2.0, 2.0)
-    """
-    ratio = totals.sum() / sizes.sum()
-    residuals = totals - ratio * sizes
-    half = Z_95 * math.sqrt(len(sizes) / max(len(sizes) - 1, 1) * (residuals**2).sum()) / sizes.sum()
-    return float(ratio), float(ratio - half), float(ratio + half)
 
 
 class Task(ABC):
