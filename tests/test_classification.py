@@ -1,5 +1,6 @@
 """Classifiers of texts: what they learn, that they go on where they were, and what they refuse."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -155,6 +156,17 @@ def test_a_process_killed_while_it_writes_the_classifier_goes_on(reviews, tmp_pa
         assert sorted(path.name for path in folder.iterdir()) == names
         for name in names:
             assert (folder / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+def test_the_same_texts_with_other_names_of_their_classes_are_another_classifier(reviews, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    renamed = dataclasses.replace(reviews, classes=[name.upper() for name in reviews.classes])
+    folders = [self_attention(corpus, corpus, **SMALL, **{**QUICK, "epochs": 1}) for corpus in (reviews, renamed)]
+    assert folders[0] != folders[1]
+    for folder, corpus in zip(folders, (reviews, renamed), strict=True):
+        assert set(predict(folder, corpus)["predicted"]) <= set(corpus.classes)
+    with pytest.raises(AnalysisError, match="other classes: give another folder"):
+        self_attention(renamed, renamed, folders[0], **SMALL, **{**QUICK, "epochs": 1})
 
 
 def test_an_unfinished_training_with_other_settings_is_refused(reviews, tmp_path, monkeypatch):

@@ -193,6 +193,7 @@ def _trained(
         "classifier": what,
         "settings": {**dataclasses.asdict(rules), "version": VERSION},
         "train": train.sha256,
+        "classes": [list(corpus.classes) for corpus in (train, validation)],
         "labels": hashlib.sha256(repr((train.labels, validation.labels)).encode()).hexdigest(),
         "validation": validation.sha256,
         "versions": versions(),
