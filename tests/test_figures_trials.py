@@ -57,7 +57,7 @@ def test_by_entropy_weight_has_a_panel_a_quantity():
     assert points(entropy) == {(0, 0.9), (1, 0.2), (1, 0.4)}
     assert points(norm) == {(0, 1.0), (1, 8.0)}
     assert norm.get_ylim()[0] == 0
-    assert [label.get_text() for label in norm.get_xticklabels()] == ["0", "$10^{-2}$"]
+    assert [label.get_text() for label in norm.get_xticklabels()] == ["0", "0.01"]
 
 
 def test_similarity_by_variant_shows_before_and_after():

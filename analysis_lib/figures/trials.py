@@ -118,7 +118,7 @@ def by_entropy_weight(found: pd.DataFrame, published: pd.DataFrame) -> Figure:
 
 
 def _weight(weight: float) -> str:
-    return "0" if weight == 0 else f"$10^{{{np.log10(weight):.0f}}}$" if np.log10(weight) % 1 == 0 else f"{weight:g}"
+    return f"$10^{{{np.log10(weight):.0f}}}$" if 0 < weight < 0.01 and np.log10(weight) % 1 == 0 else f"{weight:g}"
 
 
 @mpl.rc_context(THEME)
