@@ -109,14 +109,16 @@ def _parser() -> argparse.ArgumentParser:
         "classifiers", parents=[common], help="self-attention trained on a corpus with classes, as CSV tables"
     )
     classifiers.add_argument(
-        "--data", required=True, help="with splits train, validation and test: reviews, hatexplain, FOLDER/hatexplain"
+        "--data", required=True, help="with classes: reviews, hatexplain, FOLDER/hatexplain, reviews.csv:text:label"
     )
     classifiers.add_argument("--out", required=True, type=Path, help="folder for the tables and results.json")
     classifiers.add_argument("--layers", default="1,2,3,4,5", help="depths without a weight on entropy (1,2,3,4,5)")
     classifiers.add_argument(
         "--entropy-weights", default="0.0001,0.001,0.01,0.1", help="of one block (0.0001,0.001,0.01,0.1)"
     )
-    classifiers.add_argument("--sensitivity", action="store_true", help="also what the paper leaves open")
+    classifiers.add_argument(
+        "--sensitivity", default="", metavar="SEEDS", help="also what the paper leaves open, with these seeds"
+    )
     _add_seeds(classifiers, "0,1,2,3,4")
     classifiers.set_defaults(command=_classifiers)
 
@@ -229,9 +231,10 @@ def _classifiers(options: argparse.Namespace) -> None:
         "layers": _numbers("--layers", options.layers, int),
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, float),
         "seeds": _seeds(options),
+        "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, int) if options.sensitivity else [],
     }
     with _sole_writer(options.out):
-        trials.record(options.data, options.out, options.sensitivity, **settings)
+        trials.record(options.data, options.out, **settings)
     print(f"classifiers of {options.data} measured: {options.out}")
 
 

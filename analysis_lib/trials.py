@@ -265,27 +265,26 @@ def _by_dataset(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
 
 
-def record(data: str, folder: Path, variants: bool = False, **settings) -> None:
+def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **settings) -> None:
     """Run trials at full length and keep what they give: numbers, no texts and no weights.
 
-    Writes ``trials.csv``, with ``variants`` also ``sensitivity.csv``, and last ``results.json``, which says of what.
+    Writes ``trials.csv``, of :func:`sensitivity` ``sensitivity.csv``, and last ``results.json``, which says of what.
 
     Args:
         data: as of :func:`splits`.
         folder: where to write.
-        variants: whether to run :func:`sensitivity`, too, with the same seeds.
+        sensitivity_seeds: those with which to run :func:`sensitivity`, too, if any.
         settings: of :func:`trials`.
     """
     corpora = splits(data)
     tables = {"trials.csv": trials(*corpora, **settings)}
-    if variants:
-        shared = {name: value for name, value in settings.items() if name not in ("layers", "entropy_weights")}
-        tables["sensitivity.csv"] = sensitivity(*corpora, **shared)
+    if sensitivity_seeds:
+        tables["sensitivity.csv"] = sensitivity(*corpora, seeds=sensitivity_seeds)
     told = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
         "classes": list(corpora[0].classes),
-        "settings": settings,
+        "settings": {**settings, "sensitivity_seeds": list(sensitivity_seeds)},
         "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
         "versions": versions(),
     }

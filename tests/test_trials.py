@@ -155,6 +155,10 @@ def test_what_is_recorded_is_read_again(yelphat, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "analysis_lib.trials.trials", lambda *corpora, **settings: trials(*corpora, **settings, **SHORT)
     )
+    monkeypatch.setattr(
+        "analysis_lib.trials.sensitivity",
+        lambda *corpora, seeds: sensitivity(*corpora, seeds=seeds, variants={"as here": ({}, {})}, **SHORT),
+    )
     folder = tmp_path / "data" / "results" / "yelphat"
     record(str(yelphat), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
     assert {path.name for path in folder.iterdir()} == {"trials.csv", "results.json"}
@@ -177,6 +181,8 @@ def test_what_is_recorded_is_read_again(yelphat, tmp_path, monkeypatch):
         "test": 6,
         "seeds": 1,
     }
+    record(str(yelphat), folder, layers=[1], seeds=[0], sensitivity_seeds=[2])
+    assert recorded("sensitivity").groupby(["variant", "seed", "stage"]).ngroups == 2
 
 
 @pytest.mark.parametrize(
