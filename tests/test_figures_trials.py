@@ -90,5 +90,5 @@ def test_the_table_counts_the_difference_in_spreads():
     line = shown.frame.query("dataset == 'a' and quantity == 'key' and layers == 2 and layer == 2").iloc[0]
     assert line["mean"] == pytest.approx(0.8)
     assert line["spread over seeds"] == pytest.approx(0.1)
-    assert line["difference in spreads"] == pytest.approx(1.0)
+    assert line["difference in spreads"] == "+1.0"
     assert "seeds" not in shown.frame

@@ -96,6 +96,13 @@ def test_the_claims_on_entropy_hold_where_they_should():
     assert by_claim(found, "no accuracy")["value"] == pytest.approx(-0.01)
 
 
+def test_values_that_a_weight_does_not_change_have_no_trend(recwarn):
+    numbers = regularised((0.99, 0.99, 0.99), (0.7, 0.7, 0.7), (0.5, 0.5, 0.5), (1.0, 1.0, 1.0), (0.65, 0.65, 0.65))
+    same = numbers.assign(value=numbers["value"].round(2))
+    assert by_claim(papers.fosse_entropy_verdicts(same), "Values grow")["value"] == 0
+    assert not recwarn
+
+
 def test_the_claims_on_sparse_attention_fail_where_they_should():
     found = papers.fosse_entropy_verdicts(
         regularised((0.9, 0.6, 0.5), (0.7, 0.3, 0.1), (0.9, 0.7, 0.5), (2.0, 1.5, 1.0), (0.65, 0.6, 0.5))

@@ -27,7 +27,9 @@ def trials_table(
     """
     both = beside_published(found, published, on).drop(columns="seeds")
     names = {"entropy_weight": "λ", "spread": "spread over seeds", "difference": "difference in spreads"}
-    shown = both.rename(columns=names)
+    # The spread of a few seeds does not carry more decimals of a ratio to it.
+    ratios = ["–" if pd.isna(ratio) else f"{ratio:+.1f}" for ratio in both["difference"]]
+    shown = both.assign(difference=ratios).rename(columns=names)
     if "λ" in shown:
         shown["λ"] = shown["λ"].map("{:g}".format)
     return Table(shown, name, caption, digits)

@@ -139,7 +139,8 @@ def _entropy(found: pd.DataFrame) -> pd.DataFrame:
 
     def trend(rows: pd.DataFrame) -> float:
         values = by_weight(rows, "value")
-        return float(stats.spearmanr(values.index, values).statistic)
+        # Of values that are all the same it is not defined: they have no trend.
+        return float(stats.spearmanr(values.index, values).statistic) if values.nunique() > 1 else 0.0
 
     def kept(quantity: str) -> Callable[[pd.DataFrame], float]:
         """At the largest weight, over that without."""
