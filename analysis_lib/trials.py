@@ -276,6 +276,8 @@ def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **set
         sensitivity_seeds: those with which to run :func:`sensitivity`, too, if any.
         settings: of :func:`trials`.
     """
+    if min(sensitivity_seeds, default=0) < 0:
+        raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     corpora = splits(data)
     tables = {"trials.csv": trials(*corpora, **settings)}
     if sensitivity_seeds:

@@ -283,7 +283,7 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.1, 3), (2, 0.0, 3)]
     about = json.loads((out / "results.json").read_text())
     assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
-    assert about["settings"] == {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3]}
+    assert about["settings"] == {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3], "sensitivity_seeds": []}
     assert str(tmp_path) not in json.dumps(about)
 
 
@@ -299,6 +299,8 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
         (["--entropy-weights", "x"], ["--entropy-weights is 'x'", "0.001"]),
         (["--seeds", ""], ["--seeds is ''"]),
         (["--seeds", "0,-1"], ["from 0"]),
+        (["--sensitivity", "all"], ["--sensitivity is 'all'"]),
+        (["--sensitivity", "0,-1"], ["from 0"]),
     ],
 )
 def test_classifiers_that_cannot_be_trained(run, tmp_path, arguments, words):
