@@ -91,6 +91,11 @@ def _layer(activations: extraction.Activations) -> dict:
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
+def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
+    """Tables of one kind below each other, what each is of in a column in front."""
+    return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
+
+
 class Tables(Mapping[str, pd.DataFrame]):
     """The tables of a measurement by name, made when first asked for.
 

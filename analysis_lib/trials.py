@@ -11,13 +11,13 @@ import torch
 from tqdm import tqdm
 
 from analysis_lib import processes
-from analysis_lib.classifiers import UTTERANCES, fine_tuned, splits, stratified
+from analysis_lib.classifiers import UTTERANCES, splits, stratified
 from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measure import measure
+from analysis_lib.measure import grouped, measure
 from analysis_lib.models import load_model
 from analysis_lib.packages import data_directory
-from analysis_lib.training.classification import Classification, accuracy, predict, self_attention
+from analysis_lib.training.classification import Classification, accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write
 
 COLUMNS = ["quantity", "layer", "value"]
@@ -216,7 +216,7 @@ def trials_on(
         dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
         for spec, deepest in most
     }
-    return _by_dataset(frames)
+    return grouped(frames, "dataset")
 
 
 def finetuned(
@@ -225,7 +225,7 @@ def finetuned(
     """An encoder fine-tuned several times over, on several corpora: the first row of Table 1.
 
     Args:
-        model: as of :func:`fine_tuned`.
+        model: as ``load_model`` takes it.
         data: the corpora, as of :func:`splits`.
         limit, test_limit: as of :func:`splits`.
         seeds: of the draws of the texts and of the training.
@@ -238,15 +238,16 @@ def finetuned(
     _refuse_names(data)
     if not seeds:
         raise AnalysisError("there is no seed: give one or more")
-    frames = {}
+    encoder, frames = load_model(model), {}
     for spec in data:
         rows = []
         for seed in seeds:
-            tuned = fine_tuned(model, spec, limit, test_limit, seed, **settings)
-            found = accuracy(predict(tuned.folder, tuned.test))["accuracy"]
-            rows += [(seed, "accuracy", found), (seed, "epochs", _best_epoch(tuned.folder))]
+            train, validation, test = splits(spec, limit, test_limit, seed)
+            folder = finetune(encoder, train, validation, seed=seed, **settings)
+            found = accuracy(predict(folder, test))["accuracy"]
+            rows += [(seed, "accuracy", found), (seed, "epochs", _best_epoch(folder))]
         frames[dataset_name(spec)] = pd.DataFrame(rows, columns=["seed", "quantity", "value"])
-    return _by_dataset(frames)
+    return grouped(frames, "dataset")
 
 
 def _refuse_names(data: Sequence[str]) -> None:
@@ -259,10 +260,6 @@ def _refuse_names(data: Sequence[str]) -> None:
 def _best_epoch(folder: Path) -> float:
     epochs = pd.read_csv(folder / "epochs.csv")
     return float(epochs["epoch"][epochs["accuracy"].idxmax()])
-
-
-def _by_dataset(frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(frames, names=["dataset"]).reset_index("dataset").reset_index(drop=True)
 
 
 def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **settings) -> None:
@@ -309,7 +306,8 @@ def recorded(table: str = "trials") -> pd.DataFrame:
         AnalysisError: there are none.
     """
     types = {"layer": "Int64", "entropy_weight": float}
-    return _by_dataset({name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()})
+    frames = {name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()}
+    return grouped(frames, "dataset")
 
 
 def _recorded(file: str) -> dict[str, Path]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis_lib.comparison import Comparison
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.measure import Tables
+from analysis_lib.measure import Tables, grouped
 from analysis_lib.packages import data_directory
 
 TableSet = Mapping[str, pd.DataFrame]
@@ -106,11 +106,6 @@ def estimated(claims: Iterable[EstimatedClaim], paper: str) -> pd.DataFrame:
         for source, statement, quantity, bound, estimate in claims
     ]
     return pd.DataFrame(rows, columns=list(VERDICTS))
-
-
-def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
-    """Tables of one kind below each other, what each is of in a column in front."""
-    return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
 def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iterable[Claim]]) -> pd.DataFrame:

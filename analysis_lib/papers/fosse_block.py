@@ -8,7 +8,8 @@ import pandas as pd
 from scipy import stats
 
 from analysis_lib.intervals import seed_interval
-from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, grouped, published
+from analysis_lib.measure import grouped
+from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, published
 
 FOSSE = "Fosse et al. 2023"
 # How far below the published accuracy ours may lie.

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.intervals import seed_interval
+from analysis_lib.measure import grouped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.papers.claims import Claim, TableSet, decided, grouped
+from analysis_lib.papers.claims import Claim, TableSet, decided
 from analysis_lib.papers.godey_models import GODEY
 from analysis_lib.untrained import DRAW, of_draw
 
