@@ -7,11 +7,14 @@
 ['space', 'layer', 'head', 'cosine', 'ci_low', 'ci_high', 'tokens']
 """
 
-from analysis_lib import metrics
-from analysis_lib.comparison import Comparison, compare
+# Imported for the models that it gives a name.
+from analysis_lib import (
+    metrics,
+    training,  # noqa: F401
+)
 from analysis_lib.corpora import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measure import Tables, measure
+from analysis_lib.measurement import Comparison, Tables, compare, measure
 from analysis_lib.models import LoadedModel, load_model
 
 __all__ = [

@@ -158,7 +158,8 @@ def _add_seeds(parser: argparse.ArgumentParser, default: str = "0") -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, which `--help` and a misspelt option should not.
-    from analysis_lib import inputs, load_corpus, load_model, measure
+    from analysis_lib import load_corpus, load_model, measure
+    from analysis_lib.capture import inputs
     from analysis_lib.metrics import resolve
 
     if options.special_tokens not in ("keep", "drop"):
@@ -211,7 +212,7 @@ def _pretrain(options: argparse.Namespace) -> None:
 
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
-    from analysis_lib.dynamics import dynamics
+    from analysis_lib.papers.godey.dynamics import dynamics
     from analysis_lib.training import run_fingerprint
 
     seeds = _seeds(options)
@@ -225,7 +226,7 @@ def _dynamics(options: argparse.Namespace) -> None:
 
 
 def _classifiers(options: argparse.Namespace) -> None:
-    from analysis_lib import trials
+    from analysis_lib.papers.fosse import trials
 
     settings = {
         "layers": _numbers("--layers", options.layers, int),
@@ -263,7 +264,7 @@ def _json_object(path: Path) -> dict:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from analysis_lib import book
+    from analysis_lib.book import site as book
 
     if not options.notebook.is_file():
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
@@ -274,7 +275,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _book(options: argparse.Namespace) -> None:
-    from analysis_lib import book
+    from analysis_lib.book import site as book
 
     parameters = book.coerce(_pairs(options), book.book_parameters())
     print(f"the site is at {book.build_book(options.profile, parameters)}")
@@ -285,7 +286,7 @@ def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from analysis_lib.models import known_models
+    from analysis_lib.models.loading import known_models
 
     _print_names(
         known_models(),
@@ -294,7 +295,7 @@ def _models(options: argparse.Namespace) -> None:
 
 
 def _datasets(options: argparse.Namespace) -> None:
-    from analysis_lib.corpora import known_corpora
+    from analysis_lib.corpora.loading import known_corpora
 
     _print_names(
         known_corpora(), "or file.csv:COLUMN, a text file with an utterance a line, or a folder of images or of sounds"

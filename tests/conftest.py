@@ -20,12 +20,9 @@ SHARED = ROOT.parent / "shared" / "data"
 # Shapes and types in the annotations of the numerical modules are enforced while tests run. The accumulator
 # has no shapes, and beartype reads its `Self` only in a decorated class.
 KERNELS = [
-    "models",
-    "inputs",
-    "vectors",
-    "attention",
-    "extraction",
-    "untrained",
+    "models.loading",
+    "capture",
+    "papers.godey.untrained",
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
@@ -34,7 +31,7 @@ with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "bear
 
 import tiny  # noqa: E402
 
-from analysis_lib.book import build_book  # noqa: E402
+from analysis_lib.book.site import build_book  # noqa: E402
 
 # Small models on shared cores: a second thread waits for the first more than it computes.
 threadpoolctl.threadpool_limits(1)

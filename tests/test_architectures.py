@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from analysis_lib.architectures import (
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.architectures import (
     CharacterBertConfig,
     CharacterBertModel,
     CharacterBertTokenizer,
@@ -20,7 +21,6 @@ from analysis_lib.architectures import (
     VanConfig,
     VanModel,
 )
-from analysis_lib.errors import AnalysisError
 
 TEXTS = ["The cone of vectors points one way.", "Hi"]
 

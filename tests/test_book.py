@@ -15,15 +15,8 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from analysis_lib import book
-from analysis_lib.book import (
-    Parameter,
-    book_parameters,
-    build_book,
-    coerce,
-    notebook_parameters,
-    run_notebook,
-)
+from analysis_lib.book import site as book
+from analysis_lib.book.site import Parameter, book_parameters, build_book, coerce, notebook_parameters, run_notebook
 from analysis_lib.errors import AnalysisError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -381,7 +374,7 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
     models = {"a": "1", "b": "1"}
     monkeypatch.setattr("analysis_lib.models.fingerprint", lambda name: models[name])
     monkeypatch.setattr("analysis_lib.corpora.fingerprint", lambda spec: models["b"])
-    monkeypatch.setattr("analysis_lib.dynamics.fingerprint", lambda run: models[run])
+    monkeypatch.setattr("analysis_lib.papers.godey.dynamics.fingerprint", lambda run: models[run])
     parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
     first = book._inputs(parameters)
     models["b"] = "2"

@@ -14,15 +14,16 @@ import torch
 import transformers
 from scipy import stats
 
-from analysis_lib import AnalysisError, devices, load_corpus, load_model, measure
-from analysis_lib.architectures import (
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
+from analysis_lib.corpora.loading import Pair
+from analysis_lib.models import devices
+from analysis_lib.models.architectures import (
     CharacterBertTokenizer,
     SelfAttentionConfig,
     SelfAttentionForSequenceClassification,
 )
-from analysis_lib.architectures.self_attention import mean_normalised_entropy
-from analysis_lib.corpora import Pair
-from analysis_lib.tokenization import token_ids
+from analysis_lib.models.architectures.self_attention import mean_normalised_entropy
+from analysis_lib.models.tokenization import token_ids
 from analysis_lib.training import classification
 from analysis_lib.training.classification import accuracy, finetune, predict, self_attention
 from analysis_lib.training.wordpiece import word_pieces

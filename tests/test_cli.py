@@ -16,7 +16,7 @@ from reference import COLUMNS
 
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measure import measure_shard
+from analysis_lib.measurement.measuring import measure_shard
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_bad_input_is_one_line_and_leaves_no_table(run, tiny_folder, tmp_path, a
 
 
 def test_a_misspelt_model_is_offered_the_nearest(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
     result = run("measure", "--model", "minlm", "--data", "news", "--limit", 2, "--out", tmp_path / "out")
     assert_refused(result, "minlm", "minilm", "cannot be reached")
 
@@ -198,7 +198,7 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
     measured = []
     # The package's attribute of this name is the function.
     monkeypatch.setattr(
-        sys.modules["analysis_lib.measure"],
+        sys.modules["analysis_lib.measurement.measuring"],
         "measure_shard",
         lambda shard, *rest: measured.append(shard.index) or real(shard, *rest),
     )
@@ -366,7 +366,7 @@ def test_what_cannot_be_pretrained_leaves_no_folder(run, little, tmp_path, argum
     ],
 )
 def test_dynamics_that_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     if not any(argument == "--data" for argument in given):
@@ -425,7 +425,7 @@ def test_a_misspelt_notebook_or_parameter_is_refused(run, arguments, words):
 
 
 def test_the_paper_profile_says_offline_what_cannot_be_reached(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("analysis_lib.hub._reachable", lambda: False)
+    monkeypatch.setattr("analysis_lib.corpora.hub._reachable", lambda: False)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     assert_refused(run("book", "--profile", "paper"), "google-bert/bert-base-uncased", "cannot be reached")
 
@@ -479,7 +479,7 @@ def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, 
 
 def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch):
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
-    module = sys.modules["analysis_lib.measure"]
+    module = sys.modules["analysis_lib.measurement.measuring"]
     with monkeypatch.context() as patch:
         patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
         assert_refused(run(*arguments), "stopped")

@@ -7,7 +7,7 @@ from PIL import Image
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.comparison import compare, pixel_cosine
+from analysis_lib.measurement.comparison import compare, pixel_cosine
 
 
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):

@@ -23,8 +23,10 @@ from huggingface_hub.errors import GatedRepoError
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from analysis_lib import AnalysisError, Corpus, corpora, hub, load_corpus
-from analysis_lib.corpora import Pair
+from analysis_lib import AnalysisError, Corpus, load_corpus
+from analysis_lib.corpora import hub
+from analysis_lib.corpora import loading as corpora
+from analysis_lib.corpora.loading import Pair
 
 TEXTS = ["The first line.", "A second one, with a comma", "Ünïcödé – “quoted”", "last"]
 

@@ -14,7 +14,7 @@ from test_papers import Planted
 
 from analysis_lib import AnalysisError, metrics, papers
 from analysis_lib.figures import verdict_table
-from analysis_lib.metrics.drift import drift_by_layer, drift_correlation, permutation_p
+from analysis_lib.papers.godey.drift import drift_by_layer, drift_correlation, permutation_p
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:

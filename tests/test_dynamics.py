@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from analysis_lib import AnalysisError, Corpus, hub, load_corpus, load_model, packages
-from analysis_lib import dynamics as module
-from analysis_lib.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
-from analysis_lib.metrics.directions import singular_directions
+from analysis_lib import AnalysisError, Corpus, load_corpus, load_model
+from analysis_lib.corpora import hub, packages
+from analysis_lib.papers.godey import dynamics as module
+from analysis_lib.papers.godey.directions import singular_directions
+from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
 from analysis_lib.training import Pretraining, checkpoints, pretrain, runs
 
 SHIPPED = packages.data_directory() / "dynamics"
@@ -270,7 +271,7 @@ def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monke
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
     monkeypatch.setitem(runs.RUNS, "shipped", replace(runs.RUNS["bert-4"], data="absent.txt"))
     asked = {"data": "news", "limit": 2, "seed": 0, "seeds": [0, 1]}
-    Dynamics(found, {**found.about, **asked}).save(tmp_path / "dynamics" / "shipped")
+    Dynamics(found, {**found.about, **asked}).save(tmp_path / "measurements" / "shipped")
     assert frames(dynamics("shipped", **asked)) == frames(found)
     assert frames(dynamics("shipped", **{**asked, "seeds": [0, 1, 1]})) == frames(found)
     for change in ({"data": "reviews"}, {"limit": 3}, {"seed": 1}, {"seeds": [0]}, {"seeds": [1, 0]}):

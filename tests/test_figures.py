@@ -7,8 +7,8 @@ import pytest
 from analysis_lib import figures
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
-from analysis_lib.metrics.drift import drift_correlation
 from analysis_lib.metrics.isotropy import against_isoscore
+from analysis_lib.papers.godey.drift import drift_correlation
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis_lib import dynamics as runs
 from analysis_lib import figures, papers
-from analysis_lib.dynamics import QUANTITIES, Dynamics
 from analysis_lib.errors import AnalysisError
+from analysis_lib.papers.godey import dynamics as runs
+from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics
 
 STEPS = (0, 10, 100, 1000)
 LAYERS, HEADS, WIDTH = 6, 3, 8

@@ -8,7 +8,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis_lib.intervals import jackknife_interval, ratio_interval, seed_interval, wilson
+from analysis_lib.metrics.intervals import jackknife_interval, ratio_interval, seed_interval, wilson
 
 
 def test_the_interval_is_that_of_student_for_a_mean():

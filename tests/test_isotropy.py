@@ -16,15 +16,15 @@ from test_metrics import accumulated, activations_of, repeatable, seeds
 from test_papers import Planted, verdicts_of
 
 from analysis_lib import AnalysisError, measure, metrics, papers
-from analysis_lib.corpora import Corpus
-from analysis_lib.measure import Report, Tables
+from analysis_lib.capture.vectors import Vectors
+from analysis_lib.corpora.loading import Corpus
+from analysis_lib.measurement.measuring import Report, Tables
 from analysis_lib.metrics import isotropy
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
-from analysis_lib.vectors import Vectors
 
 # The package's attribute of this name is the function.
-MEASURE = importlib.import_module("analysis_lib.measure")
+MEASURE = importlib.import_module("analysis_lib.measurement.measuring")
 
 # --- The density of the cosine --------------------------------------------------------------------
 

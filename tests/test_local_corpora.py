@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 from conftest import SHARED
 
-from analysis_lib import AnalysisError, corpora, load_corpus
-from analysis_lib.corpora import Pair
-from analysis_lib.local_corpora import SPLITS, join_words
+from analysis_lib import AnalysisError, load_corpus
+from analysis_lib.corpora import loading as corpora
+from analysis_lib.corpora.loading import Pair
+from analysis_lib.corpora.splits import SPLITS, join_words
 
 YELP_PARTS = (1, 6, 7, 8)
 

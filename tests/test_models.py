@@ -13,10 +13,12 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from analysis_lib import AnalysisError, LoadedModel, hub, load_corpus, load_model, models
-from analysis_lib.extraction import key_projection
-from analysis_lib.layouts import LAYOUTS
-from analysis_lib.models import LONGEST_TEXT, MODELS, TOKEN_TYPES
+from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model
+from analysis_lib.capture.extraction import key_projection
+from analysis_lib.corpora import hub
+from analysis_lib.models import loading as models
+from analysis_lib.models.loading import LONGEST_TEXT, MODELS, TOKEN_TYPES
+from analysis_lib.models.parts import LAYOUTS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from sphinx_external_toc.parsing import parse_toc_yaml
 
-from analysis_lib.book import TYPES, notebook_parameters
+from analysis_lib.book.site import TYPES, notebook_parameters
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOK = ROOT / "book"

@@ -7,10 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.classifiers import fine_tuned, splits, stratified
-from analysis_lib.corpora import Corpus
-from analysis_lib.training import accuracy, predict, self_attention
-from analysis_lib.trials import (
+from analysis_lib.corpora.loading import Corpus
+from analysis_lib.papers.fosse.classifiers import fine_tuned, splits, stratified
+from analysis_lib.papers.fosse.trials import (
     VARIANTS,
     beside_published,
     dataset_name,
@@ -22,6 +21,7 @@ from analysis_lib.trials import (
     trials,
     trials_on,
 )
+from analysis_lib.training import accuracy, predict, self_attention
 from tests import tiny
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
@@ -135,7 +135,9 @@ def test_a_trial_in_other_processes_is_the_same(monkeypatch):
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
     few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
     more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
-    monkeypatch.setattr("analysis_lib.classifiers.load_corpus", lambda spec: more if spec.endswith("test") else few)
+    monkeypatch.setattr(
+        "analysis_lib.papers.fosse.classifiers.load_corpus", lambda spec: more if spec.endswith("test") else few
+    )
     with pytest.raises(AnalysisError, match="x:test has the class plot, which x:train lacks"):
         splits("x")
 
@@ -153,18 +155,18 @@ def test_trials_on_several_corpora_name_them(yelphat):
 
 def test_what_is_recorded_is_read_again(yelphat, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "analysis_lib.trials.trials", lambda *corpora, **settings: trials(*corpora, **settings, **SHORT)
+        "analysis_lib.papers.fosse.trials.trials", lambda *corpora, **settings: trials(*corpora, **settings, **SHORT)
     )
     monkeypatch.setattr(
-        "analysis_lib.trials.sensitivity",
+        "analysis_lib.papers.fosse.trials.sensitivity",
         lambda *corpora, seeds: sensitivity(*corpora, seeds=seeds, variants={"as here": ({}, {})}, **SHORT),
     )
-    folder = tmp_path / "data" / "results" / "yelphat"
+    folder = tmp_path / "data" / "measurements" / "yelphat"
     record(str(yelphat), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
     assert {path.name for path in folder.iterdir()} == {"trials.csv", "results.json"}
     text = (folder / "results.json").read_text()
     assert str(tmp_path) not in text
-    monkeypatch.setattr("analysis_lib.trials.data_directory", lambda: tmp_path / "data")
+    monkeypatch.setattr("analysis_lib.papers.fosse.trials.data_directory", lambda: tmp_path / "data")
     with pytest.raises(AnalysisError, match="no sensitivity"):
         recorded("sensitivity")
     found = recorded()

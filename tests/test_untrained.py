@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from analysis_lib import figures, papers, untrained
+from analysis_lib import figures, papers
 from analysis_lib.errors import AnalysisError
-from analysis_lib.intervals import seed_interval
+from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.papers.godey import untrained
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16

@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from analysis_lib.architectures import CharacterBertTokenizer
+from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # The texts that tokenizers are made from, and tests measure: punctuation, sub-words, other scripts.
 TEXTS = (

@@ -11,11 +11,7 @@ from analysis_lib.figures.anisotropy import (
     isotropic_density,
     isotropy_by_model,
 )
-from analysis_lib.figures.base import (
-    PageFigure,
-    Table,
-    verdict_table,
-)
+from analysis_lib.figures.base import PageFigure, Table, verdict_table
 from analysis_lib.figures.finetuning import (
     TextTable,
     cones,
@@ -23,12 +19,7 @@ from analysis_lib.figures.finetuning import (
     similarity_before_and_after,
     validation_accuracy,
 )
-from analysis_lib.figures.open_questions import (
-    accuracy_by_width,
-    circle,
-    directions_by_count,
-    shares_of_the_largest,
-)
+from analysis_lib.figures.open_questions import accuracy_by_width, circle, directions_by_count, shares_of_the_largest
 from analysis_lib.figures.outliers import (
     attention_by_token_type,
     contributions,
@@ -51,12 +42,7 @@ from analysis_lib.figures.training import (
     runs_table,
     share_outside_chance,
 )
-from analysis_lib.figures.trials import (
-    by_entropy_weight,
-    similarity_by_depth,
-    similarity_by_variant,
-    trials_table,
-)
+from analysis_lib.figures.trials import by_entropy_weight, similarity_by_depth, similarity_by_variant, trials_table
 from analysis_lib.figures.untrained import (
     block_cosines,
     block_norms,

@@ -22,7 +22,7 @@ from analysis_lib.figures.base import (
     stacked_axes,
 )
 from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
-from analysis_lib.metrics.drift import SIGNIFICANCE, drift_correlation
+from analysis_lib.papers.godey.drift import SIGNIFICANCE, drift_correlation
 
 _SPACES = {
     "query": ("queries", COLOURS[0], "o"),

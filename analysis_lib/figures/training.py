@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from analysis_lib.dynamics import QUANTITIES, Dynamics, chance_band, heads_shown
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.base import (
     COLOURS,
@@ -26,6 +25,7 @@ from analysis_lib.figures.base import (
     stacked_axes,
 )
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics, chance_band, heads_shown
 
 _SPACES = {"query": ("queries", COLOURS[0], "o"), "key": ("keys", COLOURS[1], "s")}
 _QUANTITIES = dict(zip(QUANTITIES, zip(COLOURS[:3], "os^", ("-", "--", ":"), strict=True), strict=True))

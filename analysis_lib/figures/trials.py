@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, Table, model_styles
-from analysis_lib.trials import beside_published
+from analysis_lib.papers.fosse.trials import beside_published
 
 _SPACES = {"key": "keys", "value": "values"}
 _OPEN = {"markerfacecolor": "white", "markersize": 6, "linestyle": "", "zorder": 3}

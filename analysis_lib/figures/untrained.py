@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, legend_below, model_styles, stacked_axes
-from analysis_lib.untrained import DRAW, of_draw, over_seeds
+from analysis_lib.papers.godey.untrained import DRAW, of_draw, over_seeds
 
 _BIAS = "norm of the bias, N"
 _INPUT = {"color": "black", "linestyle": "--", "marker": "", "label": "input"}

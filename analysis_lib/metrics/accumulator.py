@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from analysis_lib.capture.extraction import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.extraction import Activations
-from analysis_lib.intervals import jackknife_interval
+from analysis_lib.metrics.intervals import jackknife_interval
 
 # Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
 GROUPS = 20

@@ -8,18 +8,12 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
+from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.extraction import Activations
-from analysis_lib.intervals import jackknife_interval
-from analysis_lib.metrics.accumulator import (
-    VECTOR_SPACES,
-    Metric,
-    Sums,
-    in_order,
-    space_frame,
-)
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
-from analysis_lib.vectors import Vectors
+from analysis_lib.metrics.intervals import jackknife_interval
 
 # Two matrices of this width take 1 GiB a layer.
 WIDEST = 8192

@@ -11,7 +11,7 @@ from analysis_lib.papers.claims import (
     verdicts,
     verdicts_by_model,
 )
-from analysis_lib.papers.fosse_block import (
+from analysis_lib.papers.fosse.block_claims import (
     fosse_accuracy_verdicts,
     fosse_depth_verdicts,
     fosse_entropy_verdicts,
@@ -20,16 +20,20 @@ from analysis_lib.papers.fosse_block import (
     published_depths,
     published_entropies,
 )
-from analysis_lib.papers.fosse_finetuning import (
+from analysis_lib.papers.fosse.finetuning_claims import (
     compare_fosse_accuracy,
     compare_fosse_similarity,
     fosse_direction_verdicts,
     fosse_similarity_by_layer,
     fosse_similarity_verdicts,
 )
-from analysis_lib.papers.fosse_questions import fosse_count_verdicts, fosse_token_verdicts
-from analysis_lib.papers.godey_block import godey_block_claims, godey_fixed_point_claims, verdicts_by_architecture
-from analysis_lib.papers.godey_models import (
+from analysis_lib.papers.fosse.question_claims import fosse_count_verdicts, fosse_token_verdicts
+from analysis_lib.papers.godey.block_claims import (
+    godey_block_claims,
+    godey_fixed_point_claims,
+    verdicts_by_architecture,
+)
+from analysis_lib.papers.godey.models import (
     GODEY_DRIFT,
     GODEY_SPEECH,
     compare_with_untrained,
@@ -37,13 +41,13 @@ from analysis_lib.papers.godey_models import (
     godey_convolution_claims,
     training_effect,
 )
-from analysis_lib.papers.godey_training import (
+from analysis_lib.papers.godey.training_claims import (
     MULTIBERTS_TOKENS,
     godey_direction_verdicts,
     godey_training_verdicts,
     layers_of_figure,
 )
-from analysis_lib.papers.maruta import (
+from analysis_lib.papers.maruta.outliers import (
     MARUTA_ATTENTION,
     MARUTA_CONTRIBUTIONS,
     MARUTA_DIMENSIONS,

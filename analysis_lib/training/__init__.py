@@ -4,22 +4,15 @@ from analysis_lib.training.classification import accuracy, finetune, predict, se
 from analysis_lib.training.pretraining import Pretraining, pretrain
 from analysis_lib.training.recipes import RECIPES, Recipe, fingerprint, recipe_of, trained
 from analysis_lib.training.runs import (
-    MULTIBERTS,
-    MULTIBERTS_SEEDS,
-    MULTIBERTS_STEPS,
     RUNS,
     Checkpoint,
     checkpoints,
     losses,
-    multibert,
     run_fingerprint,
 )
 from analysis_lib.training.scores import scores
 
 __all__ = [
-    "MULTIBERTS",
-    "MULTIBERTS_SEEDS",
-    "MULTIBERTS_STEPS",
     "RECIPES",
     "RUNS",
     "Checkpoint",
@@ -30,7 +23,6 @@ __all__ = [
     "finetune",
     "fingerprint",
     "losses",
-    "multibert",
     "predict",
     "pretrain",
     "recipe_of",

@@ -18,18 +18,19 @@ from jaxtyping import Int
 from torch import Tensor
 from tqdm import tqdm
 
-from analysis_lib import devices, packages
-from analysis_lib.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.corpora import Corpus, Pair
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.loading import Corpus, Pair
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.intervals import wilson
-from analysis_lib.tokenization import Tokenizer, text_frame, token_ids
+from analysis_lib.metrics.intervals import wilson
+from analysis_lib.models import devices
+from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
 from analysis_lib.training.loop import alone, drawn_seed, one_thread, save_state, versions, write
 from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
 if TYPE_CHECKING:
-    from analysis_lib.models import LoadedModel
+    from analysis_lib.models.loading import LoadedModel
 
 # Counts changes of how classifiers are trained that the settings do not show.
 VERSION = 2

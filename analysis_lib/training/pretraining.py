@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.nn import functional
 from tqdm import tqdm
 
-from analysis_lib import corpora, devices, processes
+from analysis_lib import corpora
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.measurement import processes
+from analysis_lib.models import devices
 from analysis_lib.training.loop import alone, drawn_seed, one_thread, optimizer, save_state, versions, write
 from analysis_lib.training.tasks import IGNORED, mask_tokens
 from analysis_lib.training.wordpiece import SPECIAL, word_pieces

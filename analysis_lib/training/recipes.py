@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import transformers
 from tqdm import tqdm
 
-from analysis_lib import corpora, packages, speech
+from analysis_lib import corpora
+from analysis_lib.corpora import packages, speech
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.models import Maker, register
 from analysis_lib.training.loop import alone, one_thread, optimizer, split_settings, versions
 from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, SpokenDigits, Task
 
@@ -23,6 +26,9 @@ from analysis_lib.training.tasks import Digits, MaskedTokens, NextToken, Score, 
 VERSION = 2
 # How often the curve takes the held-out score, the start and the end apart.
 CURVE_POINTS = 4
+
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,16 @@ def _recipe(name: str, settings: dict[str, float]) -> Recipe:
 
 def _key(name: str, recipe: Recipe) -> str:
     return json.dumps([name, recipe.settings(), recipe.data(), versions()], sort_keys=True)
+
+
+def _of_name(function: Callable[..., Made]) -> Callable[[str], Made]:
+    """A function of a recipe and its settings as one of a name that says both."""
+
+    def of_name(name: str) -> Made:
+        recipe, settings = recipe_of(name)
+        return function(recipe, **settings)
+
+    return of_name
 
 
 @contextmanager
@@ -314,3 +330,12 @@ RECIPES = {
         learning_rate=1e-3,
     ),
 }
+
+register(
+    Maker(
+        {name: f"{recipe.description} (trained here, once)" for name, recipe in RECIPES.items()},
+        lambda name: recipe_of(name) is not None,
+        _of_name(trained),
+        _of_name(fingerprint),
+    )
+)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis_lib import packages
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
 from analysis_lib.training.loop import split_settings
-from analysis_lib.training.pretraining import DESCRIPTION, Pretraining, checkpoint_name, pretrain, trained_whole
+from analysis_lib.training.pretraining import DESCRIPTION, Pretraining, pretrain, trained_whole
 
 SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
 
@@ -36,9 +37,6 @@ RUNS = {
     "bert-12": Pretraining(configuration=_bert(12, 3), vocabulary=4000, steps=4000, batch=32, learning_rate=1e-3),
 }
 MULTIBERTS = "multiberts"
-# Seeds whose intermediate checkpoints were published, and their steps in thousands (Sellam et al. 2022, sec. 2).
-MULTIBERTS_SEEDS = range(5)
-MULTIBERTS_STEPS = (*range(0, 201, 20), *range(300, 2001, 100))
 
 
 @dataclass(frozen=True)
@@ -87,15 +85,6 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             )
     found = [checkpoint for checkpoint in _found(folder) if checkpoint.seed in seeds]
     return sorted(found, key=lambda checkpoint: (seeds.index(checkpoint.seed), checkpoint.step))
-
-
-def multibert(seed: int | str, step: int | str) -> str:
-    """The name of one of the MultiBERTs, after so many thousand steps.
-
-    >>> multibert(0, 20)
-    'multiberts-seed_0-step_20k'
-    """
-    return f"{MULTIBERTS}-{checkpoint_name(seed, step)}k"
 
 
 def _found(folder: Path) -> list[Checkpoint]:

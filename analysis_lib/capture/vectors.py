@@ -1,0 +1,67 @@
+"""The vectors of one space in one layer of a batch."""
+
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from analysis_lib.capture.inputs import Tokens
+
+
+class Vectors:
+    """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
+
+    Each sum is computed when first asked for, and once. They run over the tokens of one utterance, at most
+    a few hundred terms, in the model's precision; the sums over utterances are in float64.
+    """
+
+    def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
+        self.values = values
+        self.tokens = tokens
+
+    @property
+    def counts(self) -> Float[Tensor, " utterance"]:
+        """How many vectors of each utterance count."""
+        return self.tokens.counts
+
+    @cached_property
+    def norms(self) -> Float[Tensor, "utterance head token"]:
+        """The Euclidean norm of every vector, 0 where the token does not count."""
+        return torch.linalg.vector_norm(self.values, dim=-1) * self.tokens.counted.unsqueeze(1)
+
+    @cached_property
+    def nonzero(self) -> Float[Tensor, "utterance head"]:
+        """How many vectors that count have a direction: a zero vector has none, and is left out of cosines."""
+        # Not "> 0", which would take a NaN for a zero and drop it.
+        return (self.norms != 0).sum(-1).double()
+
+    @cached_property
+    def zeros(self) -> int:
+        """How many vectors that count are zero."""
+        return int((self.counts.unsqueeze(1) - self.nonzero).sum())
+
+    @cached_property
+    def unit_sum(self) -> Float[Tensor, "utterance head dim"]:
+        """Σ x / ‖x‖ over the tokens that count."""
+        inverse = torch.where(self.norms != 0, self.norms.reciprocal(), 0)
+        return (inverse.unsqueeze(-2) @ self.values).squeeze(-2)
+
+    @cached_property
+    def type_sums(self) -> Float[Tensor, "utterance head type dim"]:
+        """Σ x over the tokens of each type, special tokens included."""
+        masks = self.tokens.type_masks.to(self.values.dtype)
+        return masks.unsqueeze(1) @ self.values
+
+    @cached_property
+    def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
+        """Σ x over the tokens of each type that count."""
+        if self.tokens.silent is None:
+            return self.type_sums[:, :, self.tokens.counted_types]
+        masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
+        return (masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types]
+
+    @cached_property
+    def sum(self) -> Float[Tensor, "utterance head dim"]:
+        """Σ x over the tokens that count."""
+        return self.counted_type_sums.sum(2)

@@ -1,0 +1,6 @@
+"""Corpus x model x metrics -> tables."""
+
+from analysis_lib.measurement.comparison import Comparison, compare
+from analysis_lib.measurement.measuring import Tables, grouped, measure
+
+__all__ = ["Comparison", "Tables", "compare", "grouped", "measure"]

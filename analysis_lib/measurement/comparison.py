@@ -1,0 +1,104 @@
+"""Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from analysis_lib.capture import inputs
+from analysis_lib.capture.vectors import Vectors
+from analysis_lib.corpora.loading import Corpus, load_corpus
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement.measuring import Tables, measure
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.models.loading import UNTRAINED, LoadedModel, load_model
+
+
+class Comparison(Mapping[str, pd.DataFrame]):
+    """The tables of several models: each is one DataFrame, with the columns model, trained, stack and width in front.
+
+    Attributes:
+        runs: the tables of each model, by (model, trained).
+    """
+
+    def __init__(self, runs: dict[tuple[str, bool], Tables]):
+        self.runs = runs
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        frames = []
+        for (model, trained), tables in self.runs.items():
+            about = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
+            columns = {"model": model, "trained": trained, **{c: about[c].to_numpy() for c in about}}
+            frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
+        return pd.concat(frames, ignore_index=True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(next(iter(self.runs.values())))
+
+    def __len__(self) -> int:
+        return len(next(iter(self.runs.values())))
+
+    @property
+    def trained(self) -> dict[str, Tables]:
+        """The tables of the models as they are, by name, without their untrained twins."""
+        return {model: tables for (model, trained), tables in self.runs.items() if trained}
+
+    @property
+    def untrained(self) -> dict[str, Tables]:
+        """The tables of the untrained twins, by the name of the model."""
+        return {model: tables for (model, trained), tables in self.runs.items() if not trained}
+
+
+def compare(
+    models: Mapping[str, Sequence[str]],
+    metrics: str,
+    *,
+    limit: int | None = None,
+    seed: int | None = None,
+    twins: bool = True,
+    **settings,
+) -> Comparison:
+    """The metrics of several models, each on the corpus of its kind, and of their untrained twins.
+
+    Args:
+        models: by corpus, as ``load_corpus`` takes it, the models to measure on it, as ``load_model`` takes them.
+        metrics: as ``measure`` takes them.
+        limit: items of each corpus to read.
+        seed: with which to draw them.
+        twins: whether to measure each model with the random weights that its training starts from, too.
+        settings: of ``measure``.
+
+    Raises:
+        AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and ``measure`` raise.
+    """
+    names = [name for chosen in models.values() for name in chosen]
+    if not names:
+        raise AnalysisError("no model was given to compare: give one or more")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise AnalysisError(f"{repeated[0]} is there twice: give each model once")
+    runs = {}
+    for data, chosen in models.items():
+        corpus = load_corpus(data, limit, seed) if chosen else None
+        for name in chosen:
+            for trained in (True, False) if twins and not name.endswith(UNTRAINED) else (True,):
+                model = load_model(name if trained else name + UNTRAINED)
+                runs[name, trained] = measure(model, corpus, metrics, **settings)
+    return Comparison(runs)
+
+
+def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
+    """The average cosine of two images of a corpus before any layer: the pixels as the model reads them, flattened.
+
+    How alike the images themselves are, beside which the cosine of flattened maps is to be seen.
+
+    Raises:
+        AnalysisError: the corpus holds no images, or the model reads none.
+    """
+    if (model.kind, images.kind) != ("image", "image"):
+        raise AnalysisError(f"{model.name} on {images.name}: give a model that reads images, and images")
+    total, count = 0, 0
+    for batch in inputs.batches(model, images.items, [0] * len(images), inputs.Settings(), inputs.Reading()):
+        pixels = batch.inputs["pixel_values"].double().flatten(1)[:, None, None]
+        vectors = Vectors(pixels, inputs.unpadded(batch.groups, 1))
+        total = total + vectors.unit_sum.sum((0, 1))
+        count = count + vectors.nonzero.sum()
+    return float(mean_pair_cosine(total.cpu().numpy(), count.cpu().numpy()))

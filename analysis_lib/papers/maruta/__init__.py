@@ -1,0 +1,1 @@
+"""Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
