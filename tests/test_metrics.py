@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from tiny import TEXTS, build, items, kind
 
 from analysis_lib import AnalysisError, LoadedModel, measure, metrics
-from analysis_lib.capture import Activations, AttentionRows, Tokens, Visibility
+from analysis_lib.capture import Activations, AttentionRows, ScoreSums, Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora.loading import ArrayImage, Corpus
 from analysis_lib.metrics.accumulator import GROUPS
@@ -164,7 +164,7 @@ def test_a_row_of_one_key_has_no_normalised_entropy():
     assert table["entropy_normalised"].isna().item()
 
 
-def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> Scores:
+def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> ScoreSums:
     """The scores of one utterance: query heads x queries x d', inputs keys x dim, weight heads x d' x dim."""
     query, inputs, weight = (torch.as_tensor(part, dtype=torch.float64) for part in (query, inputs, weight))
     bias = None if bias is None else torch.as_tensor(bias, dtype=torch.float64)
