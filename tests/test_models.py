@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import constants
 
 from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model
-from analysis_lib.capture.extraction import key_projection
+from analysis_lib.capture.projections import key_projection
 from analysis_lib.corpora import hub
 from analysis_lib.models import loading as models
 from analysis_lib.models.loading import LONGEST_TEXT, MODELS, TOKEN_TYPES

@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Float
 from scipy import special, stats
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
