@@ -1,16 +1,5 @@
 """Tidy tables -> figures and numbered tables. Every function takes a table and returns what a cell can show."""
 
-from analysis_lib.figures.anisotropy import (
-    anisotropy_by_head,
-    anisotropy_by_layer,
-    anisotropy_by_model,
-    cosine_against_dimension,
-    dimensions_in_use,
-    drift_pvalues,
-    drift_scatter,
-    isotropic_density,
-    isotropy_by_model,
-)
 from analysis_lib.figures.base import PageFigure
 from analysis_lib.figures.contributions import contribution_peaks
 from analysis_lib.figures.finetuning import (
@@ -60,9 +49,6 @@ __all__ = [
     "alignment_against_chance",
     "alignment_along_training",
     "alignment_by_seed",
-    "anisotropy_by_head",
-    "anisotropy_by_layer",
-    "anisotropy_by_model",
     "band",
     "block_cosines",
     "block_norms",
@@ -70,19 +56,13 @@ __all__ = [
     "circle",
     "cones",
     "contribution_peaks",
-    "cosine_against_dimension",
     "cosines_by_class",
-    "dimensions_in_use",
     "directions_by_count",
     "divergence_by_bias",
     "dots_along_training",
-    "drift_pvalues",
-    "drift_scatter",
     "entropy_along_training",
     "fixed_point_beside_layers",
     "half_way_steps",
-    "isotropic_density",
-    "isotropy_by_model",
     "losses_along_training",
     "mean_paths",
     "quantities_along_training",

@@ -19,7 +19,7 @@ def contribution_peaks(
 ) -> Figure:
     """Mean C_j of every dimension, one panel per layer (Maruta and Matsuzaki 2024, Fig. 4 and 5).
 
-    All dimensions of all heads are thin lines. At the dimensions with the largest \\|C_j\\| the heads stand side by
+    All dimensions of all heads are thin lines. At the dimensions with the largest |C_j| the heads stand side by
     side, one marker each, so that they can be told apart.
 
     Args:

@@ -23,14 +23,6 @@ from analysis_lib.papers.godey.block_claims import (
     godey_fixed_point_claims,
     verdicts_by_architecture,
 )
-from analysis_lib.papers.godey.models import (
-    GODEY_DRIFT,
-    GODEY_SPEECH,
-    compare_with_untrained,
-    godey_claims,
-    godey_convolution_claims,
-    training_effect,
-)
 from analysis_lib.papers.godey.training_claims import (
     MULTIBERTS_TOKENS,
     godey_direction_verdicts,
@@ -40,13 +32,10 @@ from analysis_lib.papers.godey.training_claims import (
 from analysis_lib.papers.old_claims import Claim, verdict, verdicts, verdicts_by_model
 
 __all__ = [
-    "GODEY_DRIFT",
-    "GODEY_SPEECH",
     "MULTIBERTS_TOKENS",
     "Claim",
     "compare_fosse_accuracy",
     "compare_fosse_similarity",
-    "compare_with_untrained",
     "early_layers",
     "fosse_accuracy_verdicts",
     "fosse_count_verdicts",
@@ -58,8 +47,6 @@ __all__ = [
     "fosse_similarity_verdicts",
     "fosse_token_verdicts",
     "godey_block_claims",
-    "godey_claims",
-    "godey_convolution_claims",
     "godey_direction_verdicts",
     "godey_fixed_point_claims",
     "godey_training_verdicts",
@@ -71,7 +58,6 @@ __all__ = [
     "published_depths",
     "published_entropies",
     "representative_layers",
-    "training_effect",
     "verdict",
     "verdicts",
     "verdicts_by_architecture",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from analysis_lib.measurement.measuring import Tables
+from analysis_lib.measurement import Tables
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models.loading import TOKEN_TYPES
 from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published
@@ -34,7 +34,7 @@ def _zscores(means: pd.DataFrame) -> pd.DataFrame:
 
 
 def persistent_zscore(tables: TableSet) -> float:
-    """The z-score of \\|mean\\| of the most persistent dimension: its least over the layers, the largest of any dimension.
+    """The least z-score of |mean| over the layers, of the dimension where it is largest.
 
     The embedding output is left out: the claim is about the outputs of the layers.
 
@@ -57,7 +57,7 @@ def type_distance(tables: TableSet) -> float:
         tables: with ``dimension_means`` and ``outlier_dimensions``.
 
     Returns:
-        In standard deviations of the layer's \\|means\\|, as the z-score of an outlier dimension is; NaN where no layer
+        In standard deviations of the layer's |means|, as the z-score of an outlier dimension is; NaN where no layer
         has an outlier dimension.
     """
     outliers = tables["outlier_dimensions"]
@@ -135,7 +135,7 @@ def _overall(tables: TableSet) -> pd.DataFrame:
 
 
 def dominated_heads(tables: TableSet) -> pd.Series:
-    r"""By attention layer, the share of heads whose largest \|C_j\| is that of an outlier dimension of their input."""
+    """By attention layer, the share of heads whose largest |C_j| is that of an outlier dimension of their input."""
     sizes = _overall(tables).set_index("head", append=True)["contribution"].abs()
     largest = pd.MultiIndex.from_tuples(sizes.groupby(["layer", "head"]).idxmax(), names=sizes.index.names)
     hit = largest.droplevel("head").isin(_outliers_read(tables))
@@ -153,7 +153,7 @@ def dominated_share(tables: TableSet, layers: Layers) -> float:
 
 
 def outlier_share(tables: TableSet) -> pd.Series:
-    r"""By attention layer, the share of Σ_j \|C_j\| that comes from outlier dimensions of its input, mean over heads."""
+    """By attention layer, the share of Σ_j |C_j| that outlier dimensions of its input add, mean over heads."""
     sizes = _overall(tables).assign(size=lambda t: t["contribution"].abs())
     sizes["outlying"] = sizes["size"].where(sizes.index.isin(_outliers_read(tables)), 0.0)
     by_head = sizes.groupby(["layer", "head"])[["size", "outlying"]].sum()
