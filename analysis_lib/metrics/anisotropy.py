@@ -80,18 +80,6 @@ def _refuse_a_line(dimensions: int) -> None:
         )
 
 
-def heads_above_isotropy(table: pd.DataFrame, head_width: int) -> dict[str, str]:
-    """For queries, keys and values, how many heads lie above the isotropic 95th percentile, as in "11 of 72".
-
-    Args:
-        table: the ``anisotropy`` table.
-        head_width: dimensions of a head.
-    """
-    heads = table[table["space"] != "hidden"]
-    above = heads.assign(above=heads["cosine"] > isotropic_cosine_quantile(head_width)).groupby("space")["above"]
-    return {space: f"{row['sum']} of {row['size']}" for space, row in above.agg(["sum", "size"]).iterrows()}
-
-
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
     """Raise an AnalysisError if a row of the table has fewer than two vectors to compare."""
     few = table[table["tokens"] < 2]
