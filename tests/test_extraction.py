@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from clouds import repeatable, seeds, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import DoublePrecision
-from test_metrics import repeatable, seeds, tokens_of
 from torch.nn import functional
 
 from analysis_lib import AnalysisError, LoadedModel, load_model

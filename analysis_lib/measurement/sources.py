@@ -61,8 +61,16 @@ def _reached(modules: set[str]) -> set[str]:
     reached, waiting = set(), set(modules)
     while waiting:
         reached |= waiting
-        waiting = {found for module in waiting for found in _providers(_source(module).uses)} - reached
+        found = {module for name in waiting for module in _providers(_source(name).uses)}
+        waiting = (found | {package for name in waiting for package in _acting_packages(name)}) - reached
     return reached
+
+
+def _acting_packages(module: str) -> list[str]:
+    """The packages around a module that do more than define names once they are imported, such as registering them."""
+    parts = module.split(".")
+    packages = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return [package for package in packages if _source(package).acts]
 
 
 def _providers(uses: Iterable[Parts]) -> set[str]:
@@ -107,12 +115,21 @@ def _below(package: str) -> set[str]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A module as it is written: a digest of its code, what it uses, and the names that others can import from it."""
+    """A module as it is written: a digest of its code, what it uses, and the names that others can import from it.
+
+    Attributes:
+        digest: the sha256 of its code.
+        uses: dotted names of the library.
+        bound: by local name, the dotted name that an import gives it.
+        defined: names that are defined in it.
+        acts: whether it does more than define names when it is imported.
+    """
 
     digest: str
     uses: frozenset[Parts]
     bound: dict[str, Parts]
     defined: frozenset[str]
+    acts: bool
 
 
 def _source(module: str) -> _Source:
@@ -125,10 +142,16 @@ def _source(module: str) -> _Source:
 def _read(module: str, path: Path, changed: int, size: int) -> _Source:
     tree = _parsed(path.read_text(encoding="utf-8"), str(path))
     imports = _Imports(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+    # The docstring is an expression of a constant.
+    acts = any(not isinstance(node, plain) and not _is_constant(node) for node in tree.body)
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    digest = hashlib.sha256(ast.dump(_undocumented(tree)).encode()).hexdigest()
-    return _Source(digest, frozenset(imports.uses), imports.bound, frozenset(names))
+    return _Source(_digest(tree), frozenset(imports.uses), imports.bound, frozenset(names), acts)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _parsed(code: str, origin: str) -> ast.Module:
@@ -138,14 +161,19 @@ def _parsed(code: str, origin: str) -> ast.Module:
         raise AnalysisError(f"{origin} is no valid Python: {error.msg}, line {error.lineno}") from error
 
 
-def _undocumented(tree: ast.Module) -> ast.Module:
-    """The tree without its docstrings."""
+def code_hash(path: Path) -> str:
+    """The sha256 of the code of one file, without docstrings, comments and layout."""
+    return _digest(_parsed(path.read_text(encoding="utf-8"), str(path)))
+
+
+def _digest(tree: ast.Module) -> str:
+    """The sha256 of a tree, from which its docstrings are taken."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             match node.body:
                 case [ast.Expr(ast.Constant(str())), *rest]:
                     node.body = rest
-    return tree
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
 class _Imports(ast.NodeVisitor):

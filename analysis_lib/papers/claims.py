@@ -10,7 +10,7 @@ import pandas as pd
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.measurement.measuring import Tables, grouped
+from analysis_lib.measurement.tables import Tables, grouped
 
 TableSet = Mapping[str, pd.DataFrame]
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"

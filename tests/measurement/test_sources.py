@@ -57,7 +57,7 @@ def test_code_of_a_module_that_is_not_imported_changes_nothing(edit):
 
 def test_an_import_inside_a_function_counts(edit):
     before = source_hash(ANISOTROPY)
-    edit("metrics/intervals", "    share = ", "    import analysis_lib.metrics.mean_vector\n\n    share = ")
+    edit("metrics/intervals", "    ratio = ", "    import analysis_lib.metrics.mean_vector\n\n    ratio = ")
     hashes = {before, source_hash(ANISOTROPY)}
     edit("metrics/mean_vector", "axis=-1", "axis=-2")
     assert len({*hashes, source_hash(ANISOTROPY)}) == 3

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from analysis_lib.measurement.measuring import Tables
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.attention_by_token_type import by_layer
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models.loading import TOKEN_TYPES
