@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis_lib.corpora.loading import SPLITS, Corpus, load_corpus
+from analysis_lib.corpora import SPLITS
+from analysis_lib.corpora.loading import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.loading import LoadedModel, load_model
 from analysis_lib.training.classification import finetune

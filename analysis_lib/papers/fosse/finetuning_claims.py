@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import Tables
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.papers.claims import published
 from analysis_lib.papers.fosse.block_claims import FOSSE, published_accuracies
