@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib import corpora
-from analysis_lib.corpora import speech
-from analysis_lib.corpora.loading import load_corpus
+from analysis_lib.corpora import load_corpus, speech
 from analysis_lib.corpora.speech import RATE, WORDS, spoken_digits
 from analysis_lib.metrics.intervals import ratio_interval, wilson
 

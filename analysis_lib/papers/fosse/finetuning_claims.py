@@ -12,7 +12,7 @@ from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.papers.claims import EstimatedClaim, TableSet, estimated, published
 from analysis_lib.papers.fosse.block_claims import FOSSE, published_accuracies
 from analysis_lib.papers.fosse.class_directions import cosines, mean_areas, over_utterances, pair_cosines
-from analysis_lib.training.classification import accuracy
+from analysis_lib.training.text_classifiers import accuracy
 
 STAGES = ("before", "after")
 # What growth from nearly every layer to the next is here: in more than three steps of four.
