@@ -49,9 +49,9 @@ class Recipe:
     task: type[Task]
     model_type: str
     configuration: dict
-    steps: int
-    batch: int
-    learning_rate: float
+    steps: int = 600
+    batch: int = 64
+    learning_rate: float = 1e-3
     weight_decay: float = 0.01
     seed: int = 0
     task_options: dict = field(default_factory=dict)
@@ -222,36 +222,29 @@ _RESNET = {"layer_type": "basic", "embedding_size": 32, "hidden_sizes": [32, 64,
 _CONVNEXT = {"hidden_sizes": [40, 80, 160], "depths": [2, 2, 2], "num_stages": 3, "patch_size": 4}
 
 
+_TEXT = {"steps": 1000, "batch": 16, "learning_rate": 2e-3, "task_options": {"vocabulary": 2000}}
+
 RECIPES = {
     "text-bert": Recipe(
         "a BERT of 6 blocks that fills in masked tokens of Wikipedia, with a vocabulary of 2,000 byte pairs",
         MaskedTokens,
         "bert",
         _BERT,
-        steps=1000,
-        batch=16,
-        learning_rate=2e-3,
-        task_options={"vocabulary": 2000},
+        **_TEXT,
     ),
     "text-gpt2": Recipe(
         "a GPT-2 of 6 blocks that continues sentences of Wikipedia, with a vocabulary of 2,000 byte pairs",
         NextToken,
         "gpt2",
         _GPT2,
-        steps=1000,
-        batch=16,
-        learning_rate=2e-3,
-        task_options={"vocabulary": 2000},
+        **_TEXT,
     ),
     "bytes-gpt2": Recipe(
         "a GPT-2 of 6 blocks that continues sentences of Wikipedia byte by byte",
         NextToken,
         "gpt2",
         _GPT2,
-        steps=800,
-        batch=8,
-        learning_rate=2e-3,
-        task_options={"vocabulary": 257},
+        **{**_TEXT, "steps": 800, "batch": 8, "task_options": {"vocabulary": 257}},
     ),
     "speech-wav2vec2": Recipe(
         "a wav2vec 2.0 of 6 blocks that hears which digit a synthetic voice says",
@@ -260,28 +253,11 @@ RECIPES = {
         _WAV2VEC2,
         steps=400,
         batch=16,
-        learning_rate=1e-3,
     ),
-    "digits-vit": Recipe(
-        "a ViT of 6 blocks that reads handwritten digits", Digits, "vit", _VIT, steps=600, batch=64, learning_rate=1e-3
-    ),
-    "digits-resnet": Recipe(
-        "a ResNet of 6 blocks that reads handwritten digits",
-        Digits,
-        "resnet",
-        _RESNET,
-        steps=600,
-        batch=64,
-        learning_rate=1e-3,
-    ),
+    "digits-vit": Recipe("a ViT of 6 blocks that reads handwritten digits", Digits, "vit", _VIT),
+    "digits-resnet": Recipe("a ResNet of 6 blocks that reads handwritten digits", Digits, "resnet", _RESNET),
     "digits-convnext": Recipe(
-        "a ConvNeXt of 6 blocks, with layer norm, that reads handwritten digits",
-        Digits,
-        "convnext",
-        _CONVNEXT,
-        steps=600,
-        batch=64,
-        learning_rate=1e-3,
+        "a ConvNeXt of 6 blocks, with layer norm, that reads handwritten digits", Digits, "convnext", _CONVNEXT
     ),
 }
 
