@@ -188,7 +188,7 @@ def _state(table: Path) -> Path:
 class TrainingLog:
     """The steps or epochs of a training so far, and the state from which it resumes if its process is killed.
 
-    To end with the same weights, a step must draw random numbers that depend on its number alone.
+    It ends with the same weights if the random numbers of a step depend only on the number of the step.
 
     Args:
         table: the CSV file of the rows. The state is a hidden file beside it until the training is finished.
@@ -228,15 +228,17 @@ class TrainingLog:
                     saved = time.monotonic()
 
     def _save(self) -> None:
-        unfinished = self.table.with_name(f".{self.table.stem}.unfinished")
+        state, unfinished = _state(self.table), _state(self.table).with_suffix(".unfinished")
         torch.save({"log": self.rows, **{name: part.state_dict() for name, part in self.parts.items()}}, unfinished)
-        unfinished.rename(_state(self.table))
+        unfinished.rename(state)
         self._write()
 
     def _write(self) -> None:
         write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
 
     def finish(self) -> None:
-        """Mark the training as finished; all else that it leaves must be written."""
+        """Mark the training as finished. Everything else that it leaves must have been written."""
         self._write()
-        _state(self.table).unlink(missing_ok=True)
+        state = _state(self.table)
+        for left in (state.with_suffix(".unfinished"), state):
+            left.unlink(missing_ok=True)
