@@ -212,11 +212,11 @@ def _pretrain(options: argparse.Namespace) -> None:
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
     from analysis_lib.papers.godey.dynamics import dynamics
-    from analysis_lib.training import run_fingerprint
+    from analysis_lib.training import run_identity
 
     seeds = _seeds(options)
     # Misspelt names are told before anything is written.
-    run_fingerprint(options.run)
+    run_identity(options.run)
     corpora.fingerprint(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
