@@ -1,0 +1,282 @@
+"""The book: execute its notebooks, stage the pages, build the site.
+
+Only a site that Sphinx builds without a warning replaces the last good one.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from tqdm import tqdm
+
+from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
+from analysis_lib.book.notebook import cores, run_notebook
+from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
+from analysis_lib.corpora import packages
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement.sources import source_hash
+
+# What a browser may ask MathJax for: the rest of its wheel is other outputs and sources.
+MATHJAX_PARTS = ("tex-mml-chtml.js", "output/chtml", "input/tex", "a11y", "ui", "sre")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One notebook to execute, with the values of all its parameters."""
+
+    name: str
+    notebook: Path
+    parameters: Parameters
+    out: Path
+    key: str
+
+    @property
+    def up_to_date(self) -> bool:
+        if not self.out.exists():
+            return False
+        try:
+            return read_notebook(self.out).metadata.get("analysis_lib", {}).get("key") == self.key
+        except AnalysisError:
+            return False
+
+
+def build_book(
+    profile: str = "default", parameters: Parameters | None = None, root: Path = ROOT, out: Path | None = None
+) -> Path:
+    """Execute the notebooks that are not up to date, build the site, and return the path of its first page.
+
+    ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the
+    folder of the site, by default ``_build/html``.
+
+    Raises:
+        AnalysisError: an unknown parameter, a notebook that failed (the others are finished and
+            kept), or a site with a warning; the last good site is then left as it was.
+        KeyboardInterrupt: its message says what was kept; nothing is half-written.
+    """
+    root = root.resolve()
+    build = root / "_build"
+    out = out or build / "html"
+    tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
+    _execute([task for task in tasks if not task.up_to_date])
+    with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
+        stage = Path(scratch) / "stage"
+        _stage(root, profile, tasks, stage)
+        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
+        key = digest(file_hashes(stage), installed(), packages.fingerprint("django-static-mathjax"), builder)
+        if not _is_built(out, key):
+            site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
+            (site / ".key").write_text(key, encoding="utf-8")
+            _swap(site, out)
+    return out / "index.html"
+
+
+def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
+    notebook = root / "book" / f"{name}.ipynb"
+    out = root / "_build" / "executed" / profile / f"{name}.ipynb"
+    return Task(name, notebook, parameters, out, notebook_key(notebook, parameters, root))
+
+
+def _execute(tasks: list[Task]) -> None:
+    """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
+    if not tasks:
+        return
+    parallel = min(cores(), len(tasks))
+    stop, failures, done = threading.Event(), [], 0
+    cells = sum(_code_cells(task.notebook) for task in tasks)
+    bar = tqdm(total=cells, unit="cell", desc="notebooks")
+    with bar, ThreadPoolExecutor(parallel) as pool:
+        futures: dict[Future, Task] = {
+            pool.submit(
+                run_notebook,
+                task.notebook,
+                task.parameters,
+                task.out,
+                key=task.key,
+                threads=max(1, cores() // parallel),
+                on_cell=bar.update,
+                stop=stop,
+            ): task
+            for task in tasks
+        }
+        try:
+            for future in as_completed(futures):
+                if isinstance(future.exception(), AnalysisError):
+                    failures.append(future.exception())
+                else:
+                    future.result()
+                    done += 1
+                    bar.write(f"executed {futures[future].name}", file=sys.stderr)
+        except BaseException as error:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(_interrupted(done, len(tasks))) from None
+            raise
+    if failures:
+        raise AnalysisError("\n".join(str(failure) for failure in failures))
+
+
+def _interrupted(done: int, total: int) -> str:
+    return f"interrupted: {done} of {total} notebooks are executed and kept; run the command again to continue"
+
+
+def _code_cells(notebook: Path) -> int:
+    return sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in read_notebook(notebook).cells)
+
+
+def _is_built(site: Path, key: str) -> bool:
+    with contextlib.suppress(OSError):
+        return (site / ".key").read_text(encoding="utf-8") == key
+    return False
+
+
+def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
+    """Pages, executed notebooks, configuration and the status page, as one folder for Sphinx."""
+    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints")
+    shutil.copytree(root / "book", stage, ignore=leave)
+    for task in tasks:
+        copy = stage / f"{task.name}.ipynb"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(task.out, copy)
+    for name in ("_config.yml", "_toc.yml"):
+        shutil.copy(root / name, stage)
+    (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")
+
+
+def _status(profile: str, tasks: list[Task]) -> str:
+    """The page that says what was executed and when, with which parameters and versions."""
+    rows = [_status_row(task) for task in tasks]
+    system = f"{platform.system()} on {platform.machine()}"
+    return "\n".join(
+        [
+            "(status)=",
+            "# Execution status",
+            "",
+            f"The notebooks below were executed with the profile `{profile}`, Python {platform.python_version()} and "
+            f"{system}. The key is a hash of a notebook's cells and parameters, the parts of the library that it "
+            "imports, its models and data, and the installed versions. A notebook is executed again when its key "
+            "changes.",
+            "",
+            "```{list-table} Executed notebooks",
+            ":name: tab-status",
+            ":header-rows: 1",
+            "",
+            *_list_row(["notebook", "parameters", "seconds", "finished (UTC)", "key"]),
+            *(line for row in rows for line in _list_row(row)),
+            "```",
+            "",
+            "```{list-table} Versions of the packages on which the library depends",
+            ":name: tab-versions",
+            ":header-rows: 1",
+            "",
+            *_list_row(["package", "version"]),
+            *(line for row in _direct_versions() for line in _list_row(row)),
+            "```",
+            "",
+        ]
+    )
+
+
+def _status_row(task: Task) -> list[str]:
+    record = read_notebook(task.out).metadata["analysis_lib"]
+    finished = datetime.fromisoformat(record["finished"]).strftime("%Y-%m-%d %H:%M")
+    parameters = ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items())
+    return [
+        f"{{doc}}`{task.name}`",
+        parameters or "none",
+        f"{record['seconds']:.0f}",
+        finished,
+        f"`{task.key[:12]}`",
+    ]
+
+
+def _list_row(cells: Iterable[str]) -> list[str]:
+    first, *rest = cells
+    return [f"* - {first}", *(f"  - {cell}" for cell in rest)]
+
+
+def _direct_versions() -> list[tuple[str, str]]:
+    wanted = [Requirement(line) for line in importlib.metadata.requires("analysis_lib") or []]
+    names = [requirement.name for requirement in wanted if not requirement.marker]
+    return [(name, importlib.metadata.version(name)) for name in names]
+
+
+def _sphinx(stage: Path, target: Path, log: Path) -> Path:
+    """Build the staged book and return the folder of the site.
+
+    Raises:
+        AnalysisError: Sphinx warned; the message holds the warnings.
+    """
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"]
+    command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
+    with log.open("w", encoding="utf-8") as chatter, tqdm(desc="site", unit="page") as bar:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        try:
+            for line in process.stdout:
+                chatter.write(line)
+                bar.update("writing output" in line)
+            status = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+    site = target / "_build" / "html"
+    if status or not (site / "index.html").exists():
+        raise AnalysisError(_complaints(log, stage))
+    _add_mathjax(site / "_static" / "mathjax")
+    _add_downloads(site / "_sources")
+    return site
+
+
+def _complaints(log: Path, stage: Path) -> str:
+    """Sphinx's warnings, with paths that a reader knows, or its last lines."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8"))
+    lines = text.replace(f"{stage}/", "book/").splitlines()
+    wanted = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-10:]
+    return "\n".join([f"the site was not built (full log: {log}):", *dict.fromkeys(wanted)])
+
+
+def _add_mathjax(target: Path) -> None:
+    source = packages.extracted("django-static-mathjax", "mathjax/static/mathjax/es5/")
+    for part in MATHJAX_PARTS:
+        copy = shutil.copytree if (source / part).is_dir() else shutil.copy
+        target.mkdir(parents=True, exist_ok=True)
+        copy(source / part, target / part)
+
+
+def _add_downloads(sources: Path) -> None:
+    """Write each notebook once more, as a script that saves it: see ``book/_static/download.js``."""
+    for notebook in sources.rglob("*.ipynb"):
+        arguments = map(json.dumps, (notebook.name, notebook.read_text(encoding="utf-8")))
+        script = f"saveNotebook({', '.join(arguments)});\n"
+        notebook.with_name(f"{notebook.name}.js").write_text(script, encoding="utf-8")
+
+
+def _swap(site: Path, out: Path) -> None:
+    """Put the new site in the place of the old one with two renames, so that neither is half-written."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    old = site.parent / "replaced"
+    if out.exists():
+        os.rename(out, old)
+    os.rename(site, out)
