@@ -11,7 +11,7 @@ from analysis_lib.figures.anisotropy import (
     isotropic_density,
     isotropy_by_model,
 )
-from analysis_lib.figures.base import PageFigure, Table, verdict_table
+from analysis_lib.figures.base import PageFigure
 from analysis_lib.figures.finetuning import (
     TextTable,
     cones,
@@ -28,6 +28,8 @@ from analysis_lib.figures.outliers import (
     published_beside_ours,
 )
 from analysis_lib.figures.slider import Slider
+from analysis_lib.figures.tables import Table, verdict_table
+from analysis_lib.figures.theme import band, theme
 from analysis_lib.figures.training import (
     alignment_against_chance,
     alignment_along_training,
@@ -68,6 +70,7 @@ __all__ = [
     "anisotropy_by_layer",
     "anisotropy_by_model",
     "attention_by_token_type",
+    "band",
     "block_cosines",
     "block_norms",
     "by_entropy_weight",
@@ -105,6 +108,7 @@ __all__ = [
     "similarity_by_depth",
     "similarity_by_variant",
     "softmax_extremes",
+    "theme",
     "trials_table",
     "validation_accuracy",
     "verdict_table",

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.base import COLOURS, THEME, Table, layer_ticks, stacked_axes
+from analysis_lib.figures.base import COLOURS, THEME, layer_ticks, stacked_axes
+from analysis_lib.figures.tables import Table
 from analysis_lib.metrics.attention_by_token_type import by_layer
 
 # A marker beside every colour, so that no curve is told by its colour alone.

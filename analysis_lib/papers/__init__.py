@@ -1,16 +1,6 @@
 """Published numbers and claims, and the verdict of a model on each."""
 
-from analysis_lib.papers.claims import (
-    Claim,
-    early_layers,
-    late_layers,
-    middle_layers,
-    published,
-    representative_layers,
-    verdict,
-    verdicts,
-    verdicts_by_model,
-)
+from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published, representative_layers
 from analysis_lib.papers.fosse.block_claims import (
     fosse_accuracy_verdicts,
     fosse_depth_verdicts,
@@ -48,7 +38,6 @@ from analysis_lib.papers.godey.training_claims import (
     layers_of_figure,
 )
 from analysis_lib.papers.maruta.outliers import (
-    MARUTA_ATTENTION,
     MARUTA_CONTRIBUTIONS,
     MARUTA_DIMENSIONS,
     agreement,
@@ -60,11 +49,11 @@ from analysis_lib.papers.maruta.outliers import (
     outlier_share,
     tested_layers,
 )
+from analysis_lib.papers.old_claims import Claim, verdict, verdicts, verdicts_by_model
 
 __all__ = [
     "GODEY_DRIFT",
     "GODEY_SPEECH",
-    "MARUTA_ATTENTION",
     "MARUTA_CONTRIBUTIONS",
     "MARUTA_DIMENSIONS",
     "MULTIBERTS_TOKENS",

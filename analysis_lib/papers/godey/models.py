@@ -10,8 +10,8 @@ import pandas as pd
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED, Claim, TableSet, verdict
 from analysis_lib.papers.godey.drift import SIGNIFICANCE, drift_by_layer, drift_correlation
+from analysis_lib.papers.old_claims import FAILS, HOLDS, UNDECIDED, Claim, TableSet, verdict
 
 GODEY = "Godey et al. 2024"
 # What section 3.2 calls very anisotropic, of every layer of every speech model.

@@ -10,7 +10,8 @@ from analysis_lib.measurement.measuring import Tables
 from analysis_lib.metrics.attention_by_token_type import by_layer
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models.loading import TOKEN_TYPES
-from analysis_lib.papers.claims import Claim, TableSet, early_layers, late_layers, middle_layers, published
+from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published
+from analysis_lib.papers.old_claims import Claim, TableSet
 
 
 def _all_tokens(tables: TableSet) -> pd.DataFrame:
@@ -47,21 +48,34 @@ def _weights(tables: TableSet) -> pd.DataFrame:
     return layers.pivot(index="layer", columns="key_type", values="weight")
 
 
-def _weight_margin(layers: Callable[[int], list[int]], key_type: str) -> Callable[[TableSet], float]:
-    """The least margin, over the layers, of a type's mean weight per key over the best other type."""
+def weight_margin(tables: TableSet, layers: Callable[[int], list[int]], key_type: str) -> float:
+    """The least margin, over some layers, of a type's mean weight per key over the best other type.
 
-    def statistic(tables: TableSet) -> float:
-        weights = _weights(tables)
-        # reindex: a shallow model may lack such a layer, and the claim is then undecided.
-        chosen = weights.reindex(layers(int(weights.index.max())))
-        if key_type not in chosen:
-            return math.nan
-        return (chosen[key_type] - chosen.drop(columns=key_type).max(axis=1)).min()
+    Args:
+        tables: with ``attention_by_token_type``.
+        layers: gives the layers for the depth of the model, as ``claims.early_layers`` does.
+        key_type: cls, sep or punct.
 
-    return statistic
+    Returns:
+        In [-1, 1]; NaN where the model has no such key.
+    """
+    weights = _weights(tables)
+    # reindex: a shallow model may lack such a layer, and the claim is then undecided.
+    chosen = weights.reindex(layers(int(weights.index.max())))
+    if key_type not in chosen:
+        return math.nan
+    return (chosen[key_type] - chosen.drop(columns=key_type).max(axis=1)).min()
 
 
-def _late_rise(tables: TableSet) -> float:
+def late_rise(tables: TableSet) -> float:
+    """The least mean weight of a comma or full stop in the last layers, over its largest in the middle layers.
+
+    Args:
+        tables: with ``attention_by_token_type``.
+
+    Returns:
+        A ratio, 0 or more; NaN where the model sees no punctuation.
+    """
     weights = _weights(tables)
     if "punct" not in weights:
         return math.nan
@@ -185,31 +199,6 @@ MARUTA_DIMENSIONS = [
         _farthest_type,
         ("dimension_means", "outlier_dimensions"),
         bound=3.0,
-    ),
-]
-
-MARUTA_ATTENTION = [
-    Claim(
-        f"{_MARUTA}, sec. 2.2",
-        "In early layers (2 and 3 of 12), a [CLS] key receives the largest weight.",
-        "mean weight of a [CLS] key minus that of the type with the next largest, least over these layers",
-        _weight_margin(early_layers, "cls"),
-        ("attention_by_token_type",),
-    ),
-    Claim(
-        f"{_MARUTA}, sec. 2.2",
-        "In middle layers (5 to 10 of 12), a [SEP] key receives the largest weight.",
-        "mean weight of a [SEP] key minus that of the type with the next largest, least over these layers",
-        _weight_margin(middle_layers, "sep"),
-        ("attention_by_token_type",),
-    ),
-    Claim(
-        f"{_MARUTA}, sec. 2.2",
-        "In the last layers (11 and 12 of 12), the weight of commas and full stops rises sharply.",
-        "least mean weight of such a key in these layers over its largest in the middle layers",
-        _late_rise,
-        ("attention_by_token_type",),
-        bound=1.5,
     ),
 ]
 
