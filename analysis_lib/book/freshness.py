@@ -6,10 +6,8 @@ import importlib.metadata
 import json
 from pathlib import Path
 
-from analysis_lib import corpora, models
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
 from analysis_lib.measurement.sources import imported_modules, source_hash
-from analysis_lib.papers.godey import dynamics
 
 # What the modules of ``papers`` read beside their own sources.
 PAPER_DATA = ("reference", "claims", "measurements")
@@ -59,6 +57,10 @@ def installed() -> dict[str, str]:
 
 def _inputs(parameters: Parameters) -> dict[str, str]:
     """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
+    # Imported here: torch takes seconds to load, and a misspelt parameter should be refused at once.
+    from analysis_lib import corpora, models
+    from analysis_lib.papers.godey import dynamics
+
     found = {}
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]

@@ -7,9 +7,9 @@ import nbformat
 import pytest
 from sphinx_external_toc.parsing import parse_toc_yaml
 
-from analysis_lib.book.site import TYPES, notebook_parameters
+from analysis_lib.book.parameters import TYPES, notebook_parameters
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
 NAMES = sorted(
     path.relative_to(BOOK).with_suffix("").as_posix()

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator, Page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OWN = ("file:", "data:", "blob:")
 
 pytestmark = pytest.mark.browser
