@@ -43,7 +43,7 @@ def scripts(cells: Sequence[str]) -> list[str]:
     <BLANKLINE>
     print(math.pi * r**2)
     """
-    known = [_analysed(source) for source in cells]
+    known = [analyse(source) for source in cells]
     imported = {alias for cell in known for alias in cell.imports}
     for cell in known:
         cell.changes |= cell.called - imported
@@ -97,7 +97,8 @@ def _needs(cells: Sequence[Cell], index: int) -> set[int]:
     return found
 
 
-def _analysed(source: str) -> Cell:
+def analyse(source: str) -> Cell:
+    """What the code of a cell does to the names of its notebook; an empty ``Cell`` if it is not Python."""
     for text in (source, MAGIC.sub("", source)):
         with contextlib.suppress(SyntaxError):
             compile(text, "cell", "exec")

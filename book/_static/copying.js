@@ -5,6 +5,7 @@ window.addEventListener("load", () => {
   const answer = (words) => (event) => {
     const button = event.trigger;
     const label = button.getAttribute("aria-label");
+    button.focus(); // ClipboardJS moves the focus.
     button.dataset.tooltip = words;
     button.classList.add("success");
     button.insertAdjacentHTML("beforeend", `<span class="visually-hidden" role="status">${words}</span>`);

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from planted import alive, outputs, until, write
 
-from analysis_lib.book import freshness, notebook, site
+from analysis_lib.book import notebook, site
 from analysis_lib.book.parameters import book_parameters
 from analysis_lib.book.site import build_book
 from analysis_lib.errors import AnalysisError
@@ -173,18 +173,6 @@ def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
         build_book(root=root)
     assert state(root) == before
     assert not list((root / "_build").glob(".stage-*"))
-
-
-def test_the_key_holds_the_model_and_the_data(monkeypatch):
-    models = {"a": "1", "b": "1"}
-    monkeypatch.setattr("analysis_lib.models.fingerprint", lambda name: models[name])
-    monkeypatch.setattr("analysis_lib.corpora.fingerprint", lambda spec: models["b"])
-    monkeypatch.setattr("analysis_lib.papers.godey.dynamics.fingerprint", lambda run: models[run])
-    parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
-    first = freshness._inputs(parameters)
-    models["b"] = "2"
-    second = freshness._inputs(parameters)
-    assert {name for name in first if first[name] != second[name]} == {"model b", "data x", "run b"}
 
 
 def test_book_parameters_refuses_two_types_of_one_name(root):
