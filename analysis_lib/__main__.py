@@ -218,7 +218,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     seeds = _seeds(options)
     # Misspelt names are told before anything is written.
     run_fingerprint(options.run)
-    corpora.data_identity(options.data)
+    corpora.fingerprint(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
         found.save(options.out)
@@ -286,7 +286,7 @@ def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from analysis_lib.models import known_models
+    from analysis_lib.models.loading import known_models
 
     _print_names(
         known_models(),
@@ -295,7 +295,7 @@ def _models(options: argparse.Namespace) -> None:
 
 
 def _datasets(options: argparse.Namespace) -> None:
-    from analysis_lib.corpora import known_corpora
+    from analysis_lib.corpora.loading import known_corpora
 
     _print_names(
         known_corpora(), "or file.csv:COLUMN, a text file with an utterance a line, or a folder of images or of sounds"

@@ -15,7 +15,7 @@ import transformers
 from scipy import stats
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.corpora import Pair
+from analysis_lib.corpora.loading import Pair
 from analysis_lib.models import devices
 from analysis_lib.models.architectures import (
     CharacterBertTokenizer,

@@ -21,8 +21,8 @@ from analysis_lib.capture.attention import Scores, Visibility
 from analysis_lib.capture.extraction import SCORES, SPACES, WEIGHTS, Activations
 from analysis_lib.capture.inputs import Batch, Reading, Settings, Tokens, batches, make_batches
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora import ArrayImage, Sound
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.corpora.loading import ArrayImage, Sound
+from analysis_lib.models.loading import TOKEN_TYPES
 
 EVERYTHING = frozenset({*SPACES, WEIGHTS, SCORES})
 # Utterances of one batch: two lengths, so that there is padding; the longer with rows for the fused kernel or not.

@@ -17,12 +17,12 @@ from analysis_lib.capture.attention import AttentionRows, Scores, Visibility
 from analysis_lib.capture.extraction import Activations
 from analysis_lib.capture.inputs import Tokens
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora import ArrayImage, Corpus
+from analysis_lib.corpora.loading import ArrayImage, Corpus
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.models.loading import TOKEN_TYPES
 
 CLS, SEP, PUNCT, OTHER = range(4)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)

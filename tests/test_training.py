@@ -17,7 +17,8 @@ import torch
 import transformers
 
 from analysis_lib import load_model, training
-from analysis_lib.corpora import Corpus, packages, speech
+from analysis_lib.corpora import packages, speech
+from analysis_lib.corpora.loading import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.training import loop, recipes, tasks
 

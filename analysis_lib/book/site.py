@@ -424,7 +424,7 @@ def build_book(
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
-        key = _digest(_files(stage), installed(), packages.pin("django-static-mathjax"))
+        key = _digest(_files(stage), installed(), packages.fingerprint("django-static-mathjax"))
         if not _is_built(out, key):
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
@@ -520,7 +520,7 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
     for name, value in parameters.items():
         if name == "model" or name.endswith("models"):
             for model in [value] if isinstance(value, str) else value:
-                found[f"model {model}"] = models.weights_identity(model)
+                found[f"model {model}"] = models.fingerprint(model)
         if name in ("run", "runs"):
             for run in [value] if isinstance(value, str) else value:
                 found[f"run {run}"] = dynamics.fingerprint(run)
@@ -528,7 +528,7 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
             for spec in [value] if isinstance(value, str) else value:
-                found[f"{name} {spec}"] = corpora.data_identity(spec)
+                found[f"{name} {spec}"] = corpora.fingerprint(spec)
     return found
 
 

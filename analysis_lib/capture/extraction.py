@@ -29,7 +29,7 @@ from analysis_lib.capture.attention import AttentionRows, Scores, Visibility, at
 from analysis_lib.capture.inputs import Batch, Tokens, unpadded
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel
+from analysis_lib.models.loading import LoadedModel
 from analysis_lib.models.parts import Attention, Stack
 
 IMPLEMENTATION = "analysis_lib"

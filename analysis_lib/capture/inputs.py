@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models.loading import TOKEN_TYPES, LoadedModel
 from analysis_lib.models.tokenization import text_frame, token_ids
 
 LONG_TEXTS = ("cut", "window")

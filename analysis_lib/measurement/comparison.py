@@ -6,11 +6,11 @@ import pandas as pd
 
 from analysis_lib.capture import inputs
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora import Corpus, load_corpus
+from analysis_lib.corpora.loading import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import Tables, measure
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.models import UNTRAINED, LoadedModel, load_model
+from analysis_lib.models.loading import UNTRAINED, LoadedModel, load_model
 
 
 class Comparison(Mapping[str, pd.DataFrame]):

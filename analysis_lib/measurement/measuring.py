@@ -25,13 +25,13 @@ from tqdm import tqdm
 from analysis_lib.capture import extraction, inputs
 from analysis_lib.capture.extraction import SCORES, WEIGHTS
 from analysis_lib.capture.inputs import Reading, Settings
-from analysis_lib.corpora import PLURAL, Corpus
+from analysis_lib.corpora.loading import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.metrics import METRICS, Metric, resolve
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.models import LoadedModel, ModelSpec, load_model
+from analysis_lib.models.loading import LoadedModel, ModelSpec, load_model
 
 # A shard is what an interrupted run can lose, and what a worker takes at once.
 UTTERANCES_PER_SHARD = 512

@@ -11,8 +11,18 @@ import transformers
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
-from analysis_lib.models.loaded import LoadedModel, ModelSpec
-from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located
+from analysis_lib.models.loaded import (
+    TOKEN_TYPES,  # noqa: F401
+    LoadedModel,
+    ModelSpec,
+)
+from analysis_lib.models.names import (
+    UNTRAINED,
+    file_hashes,
+    known_model,
+    known_models,  # noqa: F401
+    located,
+)
 from analysis_lib.models.parts import MODEL_LAYOUTS, layout_for
 
 # One of these holds the vocabulary of a tokenizer.

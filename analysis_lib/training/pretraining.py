@@ -101,7 +101,7 @@ class Pretraining:
         """All that decides the weights, as JSON has it."""
         settings = {**dataclasses.asdict(self), "checkpoints": list(self.kept), "version": VERSION}
         return json.loads(
-            json.dumps({"settings": settings, "data": corpora.data_identity(self.data), "versions": versions()})
+            json.dumps({"settings": settings, "data": corpora.fingerprint(self.data), "versions": versions()})
         )
 
 

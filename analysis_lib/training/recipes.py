@@ -211,11 +211,11 @@ def _score(task: Task, model: transformers.PreTrainedModel) -> Score:
 
 
 def _wikipedia() -> str:
-    return corpora.data_identity("wikipedia:sentences")
+    return corpora.fingerprint("wikipedia:sentences")
 
 
 def _digits() -> str:
-    return corpora.data_identity("digits:train")
+    return corpora.fingerprint("digits:train")
 
 
 # In one epoch over the text no sentence comes twice: there is nothing for dropout to keep from being learned by heart.
@@ -272,7 +272,7 @@ RECIPES = {
     "speech-wav2vec2": Recipe(
         "a wav2vec 2.0 of 6 blocks that hears which digit a synthetic voice says",
         SpokenDigits,
-        speech.digits_identity,
+        speech.fingerprint,
         "wav2vec2",
         {
             "hidden_size": 96,

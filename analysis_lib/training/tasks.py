@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from torch.nn import functional
 
-from analysis_lib.corpora import load_corpus
+from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.corpora.speech import RATE, WORDS, spoken_digits
 from analysis_lib.metrics.intervals import ratio_interval, wilson
 

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import nn
 from tqdm import tqdm
 
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora.loading import Corpus
 from analysis_lib.measurement.measuring import measure
-from analysis_lib.models import load_model
+from analysis_lib.models.loading import load_model
 from analysis_lib.papers.fosse.class_directions import class_vectors, cosines, mean_areas, over_utterances
 from analysis_lib.papers.fosse.classifiers import largest_classes, splits, stratified
 from analysis_lib.training.classification import accuracy, predict, self_attention

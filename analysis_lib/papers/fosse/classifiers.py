@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis_lib.corpora import SPLITS, Corpus, load_corpus
+from analysis_lib.corpora.loading import SPLITS, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models.loading import LoadedModel, load_model
 from analysis_lib.training.classification import finetune
 
 # The paper measures on so many utterances of the test data.

@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from analysis_lib.corpora import SPLITS, Corpus
+from analysis_lib.corpora.loading import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.measuring import grouped, measure
-from analysis_lib.models import load_model
+from analysis_lib.models.loading import load_model
 from analysis_lib.papers.fosse.classifiers import UTTERANCES, splits, stratified
 from analysis_lib.training.classification import Classification, accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write

@@ -27,7 +27,7 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics import Anisotropy, MeanVector
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.models.parts import MODEL_LAYOUTS
+from analysis_lib.models.parts import LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Draw:
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
-        stack = MODEL_LAYOUTS[kind.model_type].stacks[0]
+        stack = LAYOUTS[kind.model_type].stacks[0]
         module = model.get_submodule(stack.blocks.replace("*", "0")).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.weights_seed)

@@ -9,7 +9,7 @@ import pandas as pd
 from analysis_lib.measurement.measuring import Tables
 from analysis_lib.metrics.attention_by_token_type import by_layer
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.models.loading import TOKEN_TYPES
 from analysis_lib.papers.claims import Claim, TableSet, early_layers, late_layers, middle_layers, published
 
 
