@@ -20,6 +20,7 @@ test: setup
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
+# A wheel that somebody has deleted since comes down again.
 setup: .venv/.installed packages
 
 # A stamp is written last, so a set-up that was killed half-way starts again.

@@ -158,8 +158,7 @@ def _add_seeds(parser: argparse.ArgumentParser, default: str = "0") -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds, which `--help` and a misspelt option should not.
-    from analysis_lib import load_corpus, load_model, measure
-    from analysis_lib.capture import inputs
+    from analysis_lib import capture, load_corpus, load_model, measure
     from analysis_lib.metrics import resolve
 
     if options.special_tokens not in ("keep", "drop"):
@@ -190,9 +189,9 @@ def _measure(options: argparse.Namespace) -> None:
     report = tables.report
     kind = {"audio": "sound"}.get(model.kind, model.kind)
     if report.cut:
-        _say(f"{report.cut} {kind}s are longer than the {inputs.longest(model)} the model reads and were cut there")
+        _say(f"{report.cut} {kind}s are longer than the {capture.longest(model)} the model reads and were cut there")
     if report.windowed:
-        _say(f"{report.windowed} {kind}s are longer than the {inputs.longest(model)} the model reads: read in windows")
+        _say(f"{report.windowed} {kind}s are longer than the {capture.longest(model)} the model reads: read in windows")
     if report.zero_vectors:
         _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
     print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")

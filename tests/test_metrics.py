@@ -13,9 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from tiny import TEXTS, build, items, kind
 
 from analysis_lib import AnalysisError, LoadedModel, measure, metrics
-from analysis_lib.capture.attention import AttentionRows, Scores, Visibility
-from analysis_lib.capture.extraction import Activations
-from analysis_lib.capture.inputs import Tokens
+from analysis_lib.capture import Activations, AttentionRows, ScoreSums, Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora.loading import ArrayImage, Corpus
 from analysis_lib.metrics.accumulator import GROUPS
@@ -166,13 +164,13 @@ def test_a_row_of_one_key_has_no_normalised_entropy():
     assert table["entropy_normalised"].isna().item()
 
 
-def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> Scores:
+def scores_of(query, inputs, weight, bias=None, types=None, causal: bool = False) -> ScoreSums:
     """The scores of one utterance: query heads x queries x d', inputs keys x dim, weight heads x d' x dim."""
     query, inputs, weight = (torch.as_tensor(part, dtype=torch.float64) for part in (query, inputs, weight))
     bias = None if bias is None else torch.as_tensor(bias, dtype=torch.float64)
     queries = tokens_of([[OTHER] * query.shape[1]])
     keys = queries if types is None and len(inputs) == query.shape[1] else tokens_of([types or [OTHER] * len(inputs)])
-    return Scores(query[None], Vectors(inputs[None, None], keys), weight, bias, Visibility(queries, keys, causal))
+    return ScoreSums(query[None], Vectors(inputs[None, None], keys), weight, bias, Visibility(queries, keys, causal))
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import papers
-from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED
+from analysis_lib.papers.old_claims import FAILS, HOLDS, UNDECIDED
 
 SEEDS = (0, 1, 2)
 

@@ -10,7 +10,7 @@ import tiny
 from reference import COLUMNS
 
 from analysis_lib import load_corpus, load_model, measure
-from analysis_lib.capture import attention
+from analysis_lib.capture import attention_rows
 from analysis_lib.corpora.loading import Corpus
 
 NAMES = tuple(COLUMNS)
@@ -118,7 +118,7 @@ def test_long_texts_under_the_bundled_model(dtype, tolerance, minilm, minilm64, 
     """Rows long enough for the fused kernel, some of them with padding."""
     model = minilm if dtype == "float32" else minilm64
     lengths = [len(ids) for ids in model.tokenizer(articles)["input_ids"]]
-    assert min(lengths) > attention.LONGEST_FORMED_ROW
+    assert min(lengths) > attention_rows.LONGEST_FORMED_ROW
     assert max(lengths) > 160
     tables = measure(model, Corpus("long", articles), tokens_per_batch=4096, progress=False)
     assert_agree(tables, long_tables, tolerance)

@@ -1,10 +1,9 @@
-"""What all figures share: the theme, colours and markers, stacked axes, and numbered tables."""
+"""What the figures that have not moved to their pages share."""
 
 import io
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -37,70 +36,6 @@ class PageFigure(Figure):
         buffer = io.BytesIO()
         self.savefig(buffer, format="png", bbox_inches="tight")
         return buffer.getvalue()
-
-
-class Table:
-    """A numbered table: MyST for the book, where ``{numref}`` reaches it by its name, and HTML in a notebook.
-
-    Args:
-        frame: what it shows, without its index.
-        name: the label, such as ``tbl-verdicts``.
-        caption: a sentence below its number.
-        digits: decimals of the numbers.
-    """
-
-    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3):
-        self.frame, self.name, self.caption = frame, name, caption
-        self.digits = digits
-
-    def _cell(self, value: object) -> str:
-        if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
-            return "–"
-        if isinstance(value, float):
-            return f"{value:z.{self.digits}f}"  # z: no minus before a zero
-        return str(value).replace("|", r"\|")
-
-    def _repr_html_(self) -> str:
-        return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
-
-    def _repr_markdown_(self) -> str:
-        header = " | ".join(self._cell(column) for column in self.frame.columns)
-        # Numbers are read column-wise: they align on the right.
-        rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
-        rows = [" | ".join(self._cell(v) for v in row) for row in self.frame.itertuples(index=False)]
-        body = "\n".join(f"| {line} |" for line in (header, *rows))
-        first, _, rest = body.partition("\n")
-        return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
-
-
-def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
-    """The verdicts of ``papers.verdicts``: the claim, the number that decides it with its interval, the verdict.
-
-    Those of ``papers.verdicts_by_model`` have the model in front, those of several corpora or variants the
-    dataset or the variant.
-    """
-    numbers = [
-        f"{quantity}: **{value:z.3f}**{_bracketed(low, high)}; the claim needs more than {bound:g}"
-        for quantity, value, low, high, bound in verdicts[
-            ["quantity", "value", "ci_low", "ci_high", "bound"]
-        ].itertuples(index=False)
-    ]
-    shown = pd.DataFrame(
-        {
-            "verdict": "**" + verdicts["verdict"] + "**",
-            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
-            "number that decides, with 95 % interval": numbers,
-        }
-    )
-    for group in ("dataset", "model", "variant"):
-        if group in verdicts:
-            shown.insert(0, group, verdicts[group])
-    return Table(shown, name, caption)
-
-
-def _bracketed(low: float, high: float) -> str:
-    """An interval after its number; nothing where there is none."""
-    return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]"
 
 
 def stacked_axes(rows: int = 1, height: float = 3.4, share_y: bool = False) -> tuple[PageFigure, list[Axes]]:

@@ -9,7 +9,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, Table, layer_ticks, legend_below, stacked_axes
+from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, layer_ticks, legend_below, stacked_axes
+from analysis_lib.figures.tables import Table
 
 _STAGES = {
     "before": ("before fine-tuning", {"color": COLOURS[0], "marker": "o", "linestyle": "--"}),

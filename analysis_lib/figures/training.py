@@ -19,11 +19,11 @@ from analysis_lib.figures.base import (
     THEME,
     WIDTH,
     PageFigure,
-    Table,
     legend_below,
     model_styles,
     stacked_axes,
 )
+from analysis_lib.figures.tables import Table
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics, chance_band, heads_shown
 

@@ -8,7 +8,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, Table, model_styles
+from analysis_lib.figures.base import COLOURS, THEME, WIDTH, PageFigure, model_styles
+from analysis_lib.figures.tables import Table
 from analysis_lib.papers.fosse.trials import beside_published
 
 _SPACES = {"key": "keys", "value": "values"}

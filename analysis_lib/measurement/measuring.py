@@ -22,9 +22,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from analysis_lib.capture import extraction, inputs
-from analysis_lib.capture.extraction import SCORES, WEIGHTS
-from analysis_lib.capture.inputs import Reading, Settings
+from analysis_lib import capture
+from analysis_lib.capture import SCORES, WEIGHTS, Reading, Settings
 from analysis_lib.corpora.loading import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
@@ -60,7 +59,7 @@ class Report(Reading):
             self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
         self.layers = self.layers or other.layers
 
-    def add(self, activations: extraction.Activations) -> None:
+    def add(self, activations: capture.Activations) -> None:
         """Take note of a layer of a batch."""
         if activations.layer == 0:
             hidden = activations.spaces.get("hidden")
@@ -76,7 +75,7 @@ class Report(Reading):
                 self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
 
 
-def _layer(activations: extraction.Activations) -> dict:
+def _layer(activations: capture.Activations) -> dict:
     sizes = {space: vectors.values.shape for space, vectors in activations.spaces.items()}
     return {
         "layer": activations.layer,
@@ -287,7 +286,7 @@ def _applicable(
             f"{model.name} reads {PLURAL[model.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[model.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
-    lacking = set() if model.layout.has_attention else {*extraction.SPACES, WEIGHTS, SCORES} - {"hidden"}
+    lacking = set() if model.layout.has_attention else {*capture.SPACES, WEIGHTS, SCORES} - {"hidden"}
     whole_maps = model.layout.maps and settings.maps == "flatten"
     senseless = {m.name: "it has no attention" for m in metrics if m.needs <= lacking}
     if whole_maps:
@@ -339,13 +338,13 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     needs = frozenset().union(*(metric.needs for metric in metrics.values()))
     groups = [(shard.first + i) % GROUPS for i in range(len(shard.items))]
 
-    def receive(activations: extraction.Activations) -> None:
+    def receive(activations: capture.Activations) -> None:
         for metric in metrics.values():
             metric.update(activations)
         report.add(activations)
 
-    for batch in inputs.batches(model, shard.items, groups, shard.settings, report):
-        extraction.run(model, batch, needs, receive, shard.settings.maps)
+    for batch in capture.batches(model, shard.items, groups, shard.settings, report):
+        capture.run(model, batch, needs, receive, shard.settings.maps)
         release_freed_memory()
     return metrics, report
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
 
@@ -30,7 +30,7 @@ class Metric(ABC):
 
     Attributes:
         name: of the table.
-        needs: the spaces of ``extraction.SPACES``, and ``weights``, that ``update`` reads.
+        needs: the spaces of ``capture.SPACES``, and ``weights``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
         of_pairs_within_utterances: whether it compares vectors of one utterance.
         on_request: whether it costs so much that ``all`` leaves it out.

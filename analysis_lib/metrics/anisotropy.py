@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Float
 from scipy import special, stats
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
@@ -78,18 +78,6 @@ def _refuse_a_line(dimensions: int) -> None:
         raise AnalysisError(
             f"a space of {dimensions} dimensions was given: the cosine of random directions has a density in 2 or more"
         )
-
-
-def heads_above_isotropy(table: pd.DataFrame, head_width: int) -> dict[str, str]:
-    """For queries, keys and values, how many heads lie above the isotropic 95th percentile, as in "11 of 72".
-
-    Args:
-        table: the ``anisotropy`` table.
-        head_width: dimensions of a head.
-    """
-    heads = table[table["space"] != "hidden"]
-    above = heads.assign(above=heads["cosine"] > isotropic_cosine_quantile(head_width)).groupby("space")["above"]
-    return {space: f"{row['sum']} of {row['size']}" for space, row in above.agg(["sum", "size"]).iterrows()}
 
 
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:

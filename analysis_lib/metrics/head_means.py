@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pandas as pd
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Metric, Sums, in_order
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Metric, Sums, head_column
 
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis_lib.capture.extraction import SCORES, Activations
+from analysis_lib.capture import SCORES, Activations
 from analysis_lib.metrics.accumulator import Metric, Sums
 from analysis_lib.models.loading import TOKEN_TYPES
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 

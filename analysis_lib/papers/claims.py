@@ -1,125 +1,168 @@
-"""What a claim is, how it is tested, and the published tables."""
+"""Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim and its interval."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
+import yaml
 
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.measurement.measuring import Tables, grouped
+from analysis_lib.measurement import Comparison, Tables, grouped
+
+PAPERS = {
+    "godey": "Godey et al. 2024",
+    "fosse": "Fosse et al. 2023",
+    "maruta": "Maruta and Matsuzaki 2024",
+}
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 TableSet = Mapping[str, pd.DataFrame]
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-VERDICTS = ("claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict")
+# Computes the number that decides a claim from the tables of a measurement.
+Statistic = Callable[[TableSet], float]
+# A value and the ends of its interval.
+Estimate = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A published claim as a number that lies above a bound if the claim is true.
+    """A published claim, and the number that decides it.
 
     Attributes:
-        source: paper and section.
-        statement: what the paper says, transferred to a model of any depth.
-        quantity: what is computed, in words.
-        statistic: computes it from the tables of ``needs``.
-        needs: the tables it reads.
-        bound: the claim holds where the statistic is larger.
-        limits: what the statistic cannot leave, and its interval neither.
-        sampled: False where the statistic is itself a verdict on chance, such as a p-value: it decides alone, without
-            an interval.
+        id: its name, such as ``maruta-persistent-outlier``; the paper comes first.
+        place: the section of the paper.
+        sentence: what the paper says, in our words, transferred to a model of any depth.
+        quantity: the number that decides, in words.
+        statistic: the function that computes it, by its full name, or ``cell`` where a cell of the page does.
+        page: the page that tests it.
+        rationale: why the bound is what it is, and when it was set.
+        bound: the claim holds where the whole interval of the quantity lies beyond it.
+        direction: ``above`` or ``below``: on which side of the bound the claim holds.
+        limits: the range of the quantity, which its interval cannot leave.
+        sampled: False where the quantity already is a statement about chance, such as a p-value: it decides
+            alone, without an interval.
     """
 
-    source: str
-    statement: str
+    id: str
+    place: str
+    sentence: str
     quantity: str
-    statistic: Callable[[TableSet], float]
-    needs: tuple[str, ...]
+    statistic: str
+    page: str
+    rationale: str
     bound: float = 0.0
+    direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     sampled: bool = True
 
+    @property
+    def source(self) -> str:
+        """Paper and section."""
+        return f"{PAPERS[self.id.partition('-')[0]]}, {self.place}"
 
-def verdict(low: float, high: float, bound: float) -> str:
-    """``holds`` where the whole interval lies above the bound, ``does not hold`` below it, else ``undecided``.
+
+@lru_cache
+def load(paper: str) -> dict[str, Claim]:
+    """The claims of a paper by their ids, in the order of ``data/claims/PAPER.yml``.
+
+    Raises:
+        AnalysisError: an unknown paper, or a file whose claims are not whole.
+    """
+    if paper not in PAPERS:
+        raise AnalysisError(f"there are no claims of a paper {paper}: {near_names(paper, PAPERS)}")
+    path = data_directory() / "claims" / f"{paper}.yml"
+    try:
+        claims = [Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+    except (OSError, TypeError, yaml.YAMLError) as error:
+        raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
+    return {claim.id: claim for claim in claims}
+
+
+def claim(name: str) -> Claim:
+    """One claim by its id.
+
+    Raises:
+        AnalysisError: its paper has no such claim (with the nearest ids), or there is no such paper.
+    """
+    claims = load(name.partition("-")[0])
+    if name not in claims:
+        raise AnalysisError(f"there is no claim {name}: {near_names(name, claims)}")
+    return claims[name]
+
+
+def verdict(low: float, high: float, bound: float, direction: str = "above") -> str:
+    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
+
+    An interval that contains the bound, or that is missing, leaves the claim ``undecided``.
 
     >>> verdict(0.1, 0.3, 0.0), verdict(-0.1, 0.3, 0.0), verdict(-0.3, -0.1, 0.0)
     ('holds', 'undecided', 'does not hold')
     """
+    if direction == "below":
+        low, high, bound = -high, -low, -bound
     if low > bound:
         return HOLDS
     return FAILS if high <= bound else UNDECIDED  # NaN compares false both times: undecided
 
 
-def verdicts(claims: Iterable[Claim], tables: Tables) -> pd.DataFrame:
-    """Every claim with the number that decides it, its 95 % jackknife interval over utterances, and the verdict.
+def verdicts(statistics: Mapping[str, Statistic], tables: Tables) -> pd.DataFrame:
+    """Each claim with the number that decides it, its 95 % jackknife interval over utterances, and the verdict.
+
+    Args:
+        statistics: by the id of a claim, what computes its number from the tables.
+        tables: of a measurement.
 
     Returns:
-        Columns claim, source, quantity, value, ci_low, ci_high (missing where the claim has no interval), bound,
-        verdict.
+        As :func:`verdicts_of_estimates`.
     """
-    claims = list(claims)
-    missing = {table for claim in claims for table in claim.needs} - set(tables)
-    if missing:
-        raise AnalysisError(f"these claims need the tables {', '.join(sorted(missing))}: measure them too")
-    value = np.array([claim.statistic(tables) for claim in claims], dtype=float)
-    low, high = np.full((2, len(claims)), math.nan)
-    if sampled := [i for i, claim in enumerate(claims) if claim.sampled]:
-        ends = tables.interval(lambda t: [claims[i].statistic(t) for i in sampled])[1:]
-        low[sampled], high[sampled] = (np.clip(end, *np.transpose([claims[i].limits for i in sampled])) for end in ends)
-    return decided(claims, value, low, high)
+    value = np.array([statistic(tables) for statistic in statistics.values()], dtype=float)
+    low, high = np.full((2, len(value)), math.nan)
+    claims = [claim(name) for name in statistics]
+    if sampled := [i for i, found in enumerate(claims) if found.sampled]:
+        several = [statistic for statistic, found in zip(statistics.values(), claims, strict=True) if found.sampled]
+        low[sampled], high[sampled] = tables.interval(lambda t: [statistic(t) for statistic in several])[1:]
+    return verdicts_of_estimates(dict(zip(statistics, zip(value, low, high, strict=True), strict=True)))
 
 
-def decided(claims: Sequence[Claim], value: np.ndarray, low: np.ndarray, high: np.ndarray) -> pd.DataFrame:
-    """The table of ``verdicts``, from the number of each claim and the ends of its interval."""
-    bounds = [claim.bound for claim in claims]
-    # What is not sampled decides by itself: an interval that is a point.
-    alone = np.array([not claim.sampled for claim in claims])
-    deciding = zip(np.where(alone, value, low), np.where(alone, value, high), bounds, strict=True)
-    return pd.DataFrame(
-        {
-            "claim": [claim.statement for claim in claims],
-            "source": [claim.source for claim in claims],
-            "quantity": [claim.quantity for claim in claims],
-            "value": value,
-            "ci_low": low,
-            "ci_high": high,
-            "bound": bounds,
-            "verdict": [verdict(*numbers) for numbers in deciding],
-        }
-    )
+def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
+    """Each claim with the number that decides it, its interval, which is known already, and the verdict.
+
+    Args:
+        estimates: by the id of a claim, the value and the lower and upper end of its 95 % interval.
+
+    Returns:
+        One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
+        claim has no interval), bound, direction, verdict.
+    """
+    rows = []
+    for name, (value, low, high) in estimates.items():
+        found = claim(name)
+        low, high = np.clip((low, high), *found.limits) if found.sampled else (math.nan, math.nan)
+        ends = (low, high) if found.sampled else (value, value)
+        decided = verdict(*ends, found.bound, found.direction)
+        about = (name, found.sentence, found.source, found.quantity)
+        rows.append((*about, float(value), float(low), float(high), found.bound, found.direction, decided))
+    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "direction", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-# A value and the ends of its interval.
-Estimate = tuple[float, float, float]
-# Section, statement, quantity, bound and what was found.
-EstimatedClaim = tuple[str, str, str, float, Estimate]
-
-
-def estimated(claims: Iterable[EstimatedClaim], paper: str) -> pd.DataFrame:
-    """The table of ``verdicts`` of claims whose number and interval are there already, as those over several seeds."""
-    rows = [
-        (statement, f"{paper}, {source}", quantity, *estimate, bound, verdict(*estimate[1:], bound))
-        for source, statement, quantity, bound, estimate in claims
-    ]
-    return pd.DataFrame(rows, columns=list(VERDICTS))
-
-
-def verdicts_by_model(comparison: Comparison, claims_of: Callable[[Tables], Iterable[Claim]]) -> pd.DataFrame:
+def verdicts_by_model(
+    comparison: Comparison, statistics: Mapping[str, Statistic] | Callable[[Tables], Mapping[str, Statistic]]
+) -> pd.DataFrame:
     """The verdicts on every model of a comparison, without the untrained twins.
 
     Args:
-        comparison: with the tables that the claims need.
-        claims_of: the claims to test on a model, from its tables: some depend on the widths of its layers.
+        comparison: with the tables that the statistics read.
+        statistics: as of :func:`verdicts`, or what gives them for the tables of a model, where they depend on it.
 
     Returns:
-        The column model, then those of ``verdicts``.
+        The column model, then those of :func:`verdicts_of_estimates`.
     """
-    found = {model: verdicts(claims_of(tables), tables) for model, tables in comparison.trained.items()}
-    return grouped(found, "model")
+    chosen = statistics if callable(statistics) else lambda _: statistics
+    return grouped({model: verdicts(chosen(tables), tables) for model, tables in comparison.trained.items()}, "model")
 
 
 def published(name: str) -> pd.DataFrame:
@@ -135,24 +178,24 @@ def published(name: str) -> pd.DataFrame:
     return pd.read_csv(folder / f"{name}.csv")
 
 
-# --- Depth: the papers' layers of a 12-layer model, in a model of any depth -------------------------
+# --- Depth: the layers of a 12-layer model that a paper names, in a model of any depth -----------------
 
 
 def early_layers(depth: int) -> list[int]:
-    """Layers 2 and 3 of 12, and the like of another depth: from 2 to a quarter of the layers."""
+    """Layers 2 and 3 of 12; in a model of another depth, from 2 to a quarter of the layers."""
     return list(range(2, max(2, round(depth / 4)) + 1))
 
 
 def middle_layers(depth: int) -> list[int]:
-    """Layers 5 to 10 of 12, and the like of another depth."""
+    """Layers 5 to 10 of 12, and those at the same relative depth of another model."""
     return list(range(math.ceil(5 * depth / 12), math.floor(10 * depth / 12) + 1))
 
 
 def late_layers(depth: int) -> list[int]:
-    """Layers 11 and 12 of 12, and the like of another depth: those after the middle ones."""
+    """Layers 11 and 12 of 12; in a model of another depth, those after the middle ones."""
     return list(range(math.floor(10 * depth / 12) + 1, depth + 1))
 
 
 def representative_layers(depth: int) -> list[int]:
-    """Layers 2, 6 and 12 of 12 (Maruta and Matsuzaki 2024, sec. 4.2), and the like of another depth."""
+    """Layers 2, 6 and 12 of 12 (Maruta and Matsuzaki 2024, sec. 4.2): an early, the middle and the last layer."""
     return [min(2, depth), max(1, depth // 2), depth]

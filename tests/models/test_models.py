@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import constants
 
 from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model, models
-from analysis_lib.capture.extraction import key_projection
+from analysis_lib.capture.projections import key_projection
 from analysis_lib.corpora import hub
 from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT

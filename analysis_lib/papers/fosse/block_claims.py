@@ -9,7 +9,8 @@ from scipy import stats
 
 from analysis_lib.measurement.measuring import grouped
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated, published
+from analysis_lib.papers.claims import published
+from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated
 
 FOSSE = "Fosse et al. 2023"
 # How far below the published accuracy ours may lie.

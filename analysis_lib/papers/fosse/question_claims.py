@@ -7,11 +7,11 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.claims import Estimate, EstimatedClaim, estimated
 from analysis_lib.papers.fosse.block_claims import FOSSE
 from analysis_lib.papers.fosse.class_counts import simplex_cosine
 from analysis_lib.papers.fosse.finetuning_claims import TOLD_APART
 from analysis_lib.papers.fosse.token_contributions import fewer_flips
+from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated
 
 # The entropy of attention that counts as nearly uniform, divided by the logarithm of the number of keys.
 NEARLY_UNIFORM = 0.9

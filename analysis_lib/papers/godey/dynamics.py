@@ -17,8 +17,7 @@ from jaxtyping import Float
 from scipy import stats
 from tqdm import tqdm
 
-from analysis_lib import corpora
-from analysis_lib.capture import extraction, inputs
+from analysis_lib import capture, corpora
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import Corpus
 from analysis_lib.measurement.measuring import measure
@@ -252,7 +251,7 @@ def sample_vectors(
     """
     found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
 
-    def receive(activations: extraction.Activations) -> None:
+    def receive(activations: capture.Activations) -> None:
         for layer, head in heads:
             if layer == activations.layer:
                 for space in ("query", "key"):
@@ -263,8 +262,8 @@ def sample_vectors(
                     found.setdefault((layer, head, space), []).append(counted.float().cpu())
 
     groups = [0] * len(corpus.items)
-    for batch in inputs.batches(model, corpus.items, groups, inputs.Settings(), inputs.Reading()):
-        extraction.run(model, batch, frozenset({"query", "key"}), receive)
+    for batch in capture.batches(model, corpus.items, groups, capture.Settings(), capture.Reading()):
+        capture.run(model, batch, frozenset({"query", "key"}), receive)
     frames = []
     for (layer, head, space), parts in sorted(found.items()):
         vectors = torch.cat(parts).numpy()

@@ -1,0 +1,71 @@
+"""Numbered tables, which the book can refer to, a notebook shows and a script prints."""
+
+import numpy as np
+import pandas as pd
+
+
+class Table:
+    """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook, text elsewhere.
+
+    Args:
+        frame: what it shows, without its index.
+        name: the label, such as ``tbl-verdicts``.
+        caption: a sentence below its number.
+        digits: decimals of the numbers.
+    """
+
+    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3):
+        self.frame, self.name, self.caption = frame, name, caption
+        self.digits = digits
+
+    def _cell(self, value: object) -> str:
+        if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+            return "–"
+        if isinstance(value, float):
+            return f"{value:z.{self.digits}f}"  # z: no minus before a zero
+        return str(value).replace("|", r"\|")
+
+    def __repr__(self) -> str:
+        text = self.frame.to_string(index=False, float_format=f"%.{self.digits}f", na_rep="–")
+        return f"{self.caption}\n{text}"
+
+    def _repr_html_(self) -> str:
+        return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
+
+    def _repr_markdown_(self) -> str:
+        header = " | ".join(self._cell(column) for column in self.frame.columns)
+        # Numbers are read column-wise: they align on the right.
+        rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
+        rows = [" | ".join(self._cell(v) for v in row) for row in self.frame.itertuples(index=False)]
+        body = "\n".join(f"| {line} |" for line in (header, *rows))
+        first, _, rest = body.partition("\n")
+        return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
+
+
+def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
+    """Verdicts of ``papers.claims``: the claim, the number that decides it with its interval, and the verdict.
+
+    A column model, dataset or variant comes first, where the verdicts have one.
+    """
+    more = {"above": "more", "below": "less"}
+    numbers = [
+        f"{row.quantity}: **{row.value:z.3f}**{_bracketed(row.ci_low, row.ci_high)}; "
+        f"the claim needs {more[row.direction]} than {row.bound:g}"
+        for row in verdicts.itertuples()
+    ]
+    shown = pd.DataFrame(
+        {
+            "verdict": "**" + verdicts["verdict"] + "**",
+            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
+            "number that decides, with 95 % interval": numbers,
+        }
+    )
+    for group in ("dataset", "model", "variant"):
+        if group in verdicts:
+            shown.insert(0, group, verdicts[group])
+    return Table(shown, name, caption)
+
+
+def _bracketed(low: float, high: float) -> str:
+    """An interval after its number; nothing where there is none."""
+    return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]"
