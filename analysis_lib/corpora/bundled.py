@@ -116,7 +116,7 @@ def _article_sentences(split: str) -> Callable[[], list[Labelled]]:
         for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
             title, sentence = line.split("\t")
             texts.setdefault(title, []).append(sentence)
-        return _divided({title: of for title, of in texts.items() if len(of) >= _FEWEST_SENTENCES}, split)
+        return _divided({title: kept for title, kept in texts.items() if len(kept) >= _FEWEST_SENTENCES}, split)
 
     return read
 

@@ -61,7 +61,7 @@ def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.nd
     >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
     array([0, 1, 2])
     """
-    labels, random = np.asarray(labels), np.random.default_rng(seed)
+    labels, random = np.asarray(list(labels)), np.random.default_rng(seed)
     places = [random.choice(np.flatnonzero(labels == name), size, replace=False) for name, size in sizes.items()]
     return np.sort(np.concatenate(places))
 

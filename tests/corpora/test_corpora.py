@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import soundfile
-from conftest import SHARED
+from conftest import ROOT, SHARED
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError
 from PIL import Image
@@ -308,6 +310,16 @@ def test_identities_change_with_the_file(write):
     assert "sha256" in corpora.data_identity("news")
     with pytest.raises(AnalysisError, match="did you mean news"):
         corpora.data_identity("newss")
+
+
+def test_corpora_import_neither_torch_nor_transformers():
+    # The package itself imports all of the library; here it is an empty one.
+    code = (
+        "import sys, types; package = sys.modules['analysis_lib'] = types.ModuleType('analysis_lib'); "
+        f"package.__path__ = [{str(ROOT / 'analysis_lib')!r}]; import analysis_lib.corpora; "
+        "print(*({'torch', 'transformers', 'sklearn'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 # --- Bundled corpora ------------------------------------------------------------------------------

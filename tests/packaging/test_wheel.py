@@ -52,6 +52,10 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
     assert files(installed / "analysis_lib" / "data", "*") == shipped
 
 
+def test_the_command_is_installed(installed):
+    assert "analysis_lib.__main__ import main" in (installed / "bin" / "analysis-lib").read_text()
+
+
 def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
     """No package is in the cache yet; pip finds them beside the clone, not on an index."""
     environment = {name: value for name, value in os.environ.items() if name != "ANALYSIS_LIB_DATA"} | {
