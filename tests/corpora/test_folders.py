@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 from conftest import SHARED
 
-from analysis_lib import AnalysisError, load_corpus
-from analysis_lib.corpora import loading as corpora
-from analysis_lib.corpora.loading import Pair
-from analysis_lib.corpora.splits import SPLITS, join_words
+from analysis_lib import AnalysisError, corpora, load_corpus
+from analysis_lib.corpora import SPLITS, Pair
+from analysis_lib.corpora.folders import join_words
 
 YELP_PARTS = (1, 6, 7, 8)
 
@@ -117,30 +116,30 @@ def test_yelphat_is_divided_with_the_balance_of_its_classes(yelphat):
         assert load_corpus(f"{yelphat}:{split}").sha256 == corpus.sha256
 
 
-# --- Fingerprints ---------------------------------------------------------------------------------
+# --- Identities -----------------------------------------------------------------------------------
 
 
-def test_fingerprints_change_with_the_files_of_the_folder(hatexplain, yelphat, tmp_path):
+def test_identities_change_with_the_files_of_the_folder(hatexplain, yelphat, tmp_path):
     specs = [f"{folder}:{split}" for folder in (hatexplain, yelphat) for split in SPLITS]
-    before = {spec: corpora.fingerprint(spec) for spec in specs}
+    before = {spec: corpora.data_identity(spec) for spec in specs}
     assert len(set(before.values())) == len(specs)
-    assert {spec: corpora.fingerprint(spec) for spec in specs} == before
+    assert {spec: corpora.data_identity(spec) for spec in specs} == before
     # Where the folder alone is named, all of its splits may be read.
-    assert corpora.fingerprint(hatexplain) == before[f"{hatexplain}:train"]
+    assert corpora.data_identity(hatexplain) == before[f"{hatexplain}:train"]
     (tmp_path / "hatexplain" / "hatexplain_val.csv").write_text("text,label\nother,normal\n")
-    changed = [spec for spec in specs if corpora.fingerprint(spec) != before[spec]]
+    changed = [spec for spec in specs if corpora.data_identity(spec) != before[spec]]
     assert changed == [f"{hatexplain}:{split}" for split in SPLITS]
     (tmp_path / "yelphat" / "yelphat_part8.csv").write_text("text,label\nother,1\n")
-    assert all(corpora.fingerprint(spec) != before[spec] for spec in specs)
+    assert all(corpora.data_identity(spec) != before[spec] for spec in specs)
 
 
 def test_a_split_needs_its_own_files_only(hatexplain, tmp_path):
     (tmp_path / "hatexplain" / "hatexplain_val.csv").unlink()
     assert load_corpus(f"{hatexplain}:train").items == ["fine", "rude"]
-    corpora.fingerprint(f"{hatexplain}:train")
+    corpora.data_identity(f"{hatexplain}:train")
     refused(f"{hatexplain}:validation", "there is no", "hatexplain_val.csv", "data/README.md")
     with pytest.raises(AnalysisError, match=r"there is no .*hatexplain_val\.csv"):
-        corpora.fingerprint(f"{hatexplain}:validation")
+        corpora.data_identity(f"{hatexplain}:validation")
 
 
 # --- Folders that are not as they should be -------------------------------------------------------

@@ -13,12 +13,14 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model
+from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model, models
 from analysis_lib.capture.projections import key_projection
 from analysis_lib.corpora import hub
-from analysis_lib.models import loading as models
-from analysis_lib.models.loading import LONGEST_TEXT, MODELS, TOKEN_TYPES
-from analysis_lib.models.parts import LAYOUTS
+from analysis_lib.models import TOKEN_TYPES, names
+from analysis_lib.models.loaded import LONGEST_TEXT
+from analysis_lib.models.names import MODELS
+from analysis_lib.models.parts import MODEL_LAYOUTS
+from analysis_lib.training import RECIPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -204,10 +206,10 @@ def test_key_projection_gives_the_keys(name, heads, tiny_folder):
 def test_revision_tells_weights_apart(folder, tiny_folder):
     before = load_model(str(folder)).revision
     assert before == load_model(str(tiny_folder("bert"))).revision
-    assert models.fingerprint(str(folder)) == before
+    assert models.weights_identity(str(folder)) == before
     edit_weights(folder, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-3))
     assert load_model(str(folder)).revision != before
-    assert models.fingerprint(str(folder)) != before
+    assert models.weights_identity(str(folder)) != before
 
 
 def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
@@ -223,7 +225,7 @@ def test_a_checkpoint_of_a_language_model_loads_without_pooler(tmp_path):
 
 def test_known_models_are_described():
     described = models.known_models()
-    assert set(described) == {*MODELS, "multiberts-seed_S-step_Tk"} >= {"minilm", "bert-base-uncased"}
+    assert set(described) == {*MODELS, *RECIPES, "multiberts-seed_S-step_Tk"}
     assert all(described.values())
     for name, known in MODELS.items():
         if known.repository:
@@ -254,7 +256,7 @@ def test_an_untrained_twin_has_the_same_shape_and_the_weights_of_its_seed(minilm
     again = load_model("minilm:untrained", dtype="float64").model.state_dict()
     assert all(torch.equal(value.double(), again[name].double()) for name, value in weights.items())
     assert again[key].dtype == torch.float64
-    assert models.fingerprint("minilm:untrained") == models.fingerprint("minilm")
+    assert models.weights_identity("minilm:untrained") == models.weights_identity("minilm")
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5", "canine", "whisper", "vit", "resnet-basic", "manta"])
@@ -300,13 +302,13 @@ def test_an_alias_reads_its_pinned_commit(offline_cache, tiny_folder):
 
 
 def test_the_multiberts_are_known_by_name(offline_cache, tiny_folder):
-    assert len(models.MULTIBERTS) == 5 * 29
-    assert all(known.pickled and known.repository == f"google/{name}" for name, known in models.MULTIBERTS.items())
+    assert len(names.MULTIBERTS) == 5 * 29
+    assert all(known.pickled and known.repository == f"google/{name}" for name, known in names.MULTIBERTS.items())
     name = "multiberts-seed_4-step_2000k"
     refused(name, f"google/{name} is not in the local cache")
     cached(offline_cache, f"google/{name}", tiny_folder("bert"))
     assert load_model(name).revision == f"google/{name}@{COMMIT}"
-    assert models.fingerprint(name) == f"google/{name}@{COMMIT}"
+    assert models.weights_identity(name) == f"google/{name}@{COMMIT}"
     assert load_model(f"{name}:untrained").revision.endswith(COMMIT)
 
 
@@ -382,7 +384,7 @@ def test_a_model_that_is_no_transformer(folder, model_type):
 def test_a_model_that_is_not_measured(folder, model_type):
     config = transformers.AutoConfig.for_model(model_type)
     (folder / "config.json").write_text(config.to_json_string())
-    refused(folder, f"a {model_type} model", "not measured", ", ".join(LAYOUTS))
+    refused(folder, f"a {model_type} model", "not measured", ", ".join(MODEL_LAYOUTS))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import io
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -17,16 +19,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import soundfile
-from conftest import SHARED
+from conftest import ROOT, SHARED
 from huggingface_hub import constants
 from huggingface_hub.errors import GatedRepoError
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from analysis_lib import AnalysisError, Corpus, load_corpus
-from analysis_lib.corpora import hub
-from analysis_lib.corpora import loading as corpora
-from analysis_lib.corpora.loading import Pair
+from analysis_lib import AnalysisError, Corpus, corpora, load_corpus
+from analysis_lib.corpora import Pair, hub, loading, media
 
 TEXTS = ["The first line.", "A second one, with a comma", "Ünïcödé – “quoted”", "last"]
 
@@ -300,16 +300,26 @@ def test_the_hash_is_that_of_the_texts(write):
     assert load_corpus(a.name, limit=1).sha256 != a.sha256
 
 
-def test_fingerprints_change_with_the_file(write):
+def test_identities_change_with_the_file(write):
     path = write("a.txt", "one\n")
-    before = corpora.fingerprint(path)
-    assert before == corpora.fingerprint(path)
+    before = corpora.data_identity(path)
+    assert before == corpora.data_identity(path)
     write("a.txt", "two\n")
-    assert corpora.fingerprint(path) != before
-    assert corpora.fingerprint("news") != corpora.fingerprint("wikipedia")
-    assert "sha256" in corpora.fingerprint("news")
+    assert corpora.data_identity(path) != before
+    assert corpora.data_identity("news") != corpora.data_identity("wikipedia")
+    assert "sha256" in corpora.data_identity("news")
     with pytest.raises(AnalysisError, match="did you mean news"):
-        corpora.fingerprint("newss")
+        corpora.data_identity("newss")
+
+
+def test_corpora_import_neither_torch_nor_transformers():
+    # The package itself imports all of the library; here it is an empty one.
+    code = (
+        "import sys, types; package = sys.modules['analysis_lib'] = types.ModuleType('analysis_lib'); "
+        f"package.__path__ = [{str(ROOT / 'analysis_lib')!r}]; import analysis_lib.corpora; "
+        "print(*({'torch', 'transformers', 'sklearn'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 # --- Bundled corpora ------------------------------------------------------------------------------
@@ -376,8 +386,8 @@ ON_THE_HUB = ("stsb", "wikitext-103", "imagenet-1k", "common_voice_11_0", "hatex
 
 
 def test_known_corpora_all_load_or_are_on_the_hub():
-    assert {name.partition(":")[0] for name in corpora.known_corpora()} == set(corpora.CORPORA)
-    for name, source in corpora.CORPORA.items():
+    assert {name.partition(":")[0] for name in corpora.known_corpora()} == set(loading.CORPORA)
+    for name, source in loading.CORPORA.items():
         if name not in ON_THE_HUB:
             assert all(len(load_corpus(f"{name}:{split}")) for split in source.splits)
 
@@ -521,24 +531,24 @@ def test_files_of_the_hub_that_are_not_as_they_were(cache):
     refused("imdb:test", "test-00000-of-00001.parquet", "cannot be read")
 
 
-def test_fingerprints_of_the_hub_are_those_of_the_cached_commit(cache, monkeypatch):
+def test_identities_on_the_hub_are_those_of_the_cached_commit(cache, monkeypatch):
     for spec in ("imdb", "e-snli:test", "hatexplain:validation"):
         with pytest.raises(AnalysisError, match="not in the local cache"):
-            corpora.fingerprint(spec)
+            corpora.data_identity(spec)
     put_imdb(cache)
-    assert corpora.fingerprint("imdb:validation") == f"imdb:validation from stanfordnlp/imdb@{IMDB}"
+    assert corpora.data_identity("imdb:validation") == f"imdb:validation from stanfordnlp/imdb@{IMDB}"
     put_converted(cache, "esnli/esnli", "test", {"premise": ["One."], "hypothesis": ["Two."], "label": [1]})
-    assert corpora.fingerprint("e-snli:test") == f"e-snli:test from esnli/esnli@{CONVERTED}"
+    assert corpora.data_identity("e-snli:test") == f"e-snli:test from esnli/esnli@{CONVERTED}"
     # What the branch holds is not known before it is fetched.
     monkeypatch.setattr(hub, "_reachable", lambda: True)
-    assert corpora.fingerprint("e-snli") == "e-snli from esnli/esnli@refs/convert/parquet"
+    assert corpora.data_identity("e-snli") == "e-snli from esnli/esnli@refs/convert/parquet"
 
 
 def test_yelphat_is_not_on_the_hub():
     for spec in ("yelphat", "yelphat:test"):
         refused(spec, "the hub has no YelpHat", "FOLDER/yelphat:train", "data/README.md")
         with pytest.raises(AnalysisError, match="FOLDER/yelphat:train"):
-            corpora.fingerprint(spec)
+            corpora.data_identity(spec)
     refused("yelphat:dev", "yelphat has no split dev")
 
 
@@ -853,8 +863,8 @@ def test_a_sample_of_items_keeps_their_labels(classes):
 
 def test_nothing_is_decoded_before_it_is_asked_for(classes, write, tmp_path, monkeypatch):
     write("calls/x.wav", recorded(TONE))
-    monkeypatch.setattr(corpora, "_image", None)
-    monkeypatch.setattr(corpora, "_sound", None)
+    monkeypatch.setattr(media, "_image", None)
+    monkeypatch.setattr(media, "_sound", None)
     assert len(load_corpus(classes, limit=5, seed=0).sha256) == 64
     assert len(load_corpus(str(tmp_path / "calls")).sha256) == 64
 
@@ -873,16 +883,16 @@ def test_the_hash_is_that_of_the_content(write, tmp_path):
         assert len(set(hashes)) == 3
 
 
-def test_fingerprints_of_folders(classes, write):
-    before = corpora.fingerprint(classes)
+def test_identities_of_folders(classes, write):
+    before = corpora.data_identity(classes)
     assert before.startswith("images of sha256:")
     os.utime(Path(classes) / "0" / "00.png", (0, 0))
-    assert corpora.fingerprint(classes) == before
+    assert corpora.data_identity(classes) == before
     (Path(classes) / "0" / "00.png").rename(Path(classes) / "1" / "00.png")
-    moved = corpora.fingerprint(classes)
+    moved = corpora.data_identity(classes)
     write("photos/1/00.png", encoded(picture(0), "PNG"))
-    assert len({before, moved, corpora.fingerprint(classes)}) == 3
-    assert corpora.fingerprint(f"{classes}/1/00.png").startswith("images of sha256:")
+    assert len({before, moved, corpora.data_identity(classes)}) == 3
+    assert corpora.data_identity(f"{classes}/1/00.png").startswith("images of sha256:")
 
 
 def test_items_are_small_and_can_be_sent_away(write, tmp_path, monkeypatch):
@@ -941,8 +951,8 @@ def test_digits_are_those_of_scikit_learn():
     assert all(abs(sizes[0][label] - sizes[1][label]) <= 1 for label in range(10))
 
 
-def test_digits_have_a_fingerprint_and_travel():
-    assert corpora.fingerprint("digits").endswith(f"scikit-learn=={importlib.metadata.version('scikit-learn')}")
+def test_digits_have_an_identity_and_travel():
+    assert corpora.data_identity("digits").endswith(f"scikit-learn=={importlib.metadata.version('scikit-learn')}")
     corpus = load_corpus("digits:train", limit=20, seed=1)
     sent = pickle.dumps(corpus)
     assert len(sent) < 20 * 400
@@ -977,7 +987,7 @@ def test_imagenet_from_the_cache(cache):
     assert len({corpus.sha256, sample.sha256, load_corpus("imagenet-1k", limit=9).sha256}) == 3
     again = pickle.loads(pickle.dumps(sample.items))
     assert brightness(Corpus("again", again, kind="image")) == brightness(sample)
-    assert IMAGENET in corpora.fingerprint("imagenet-1k")
+    assert IMAGENET in corpora.data_identity("imagenet-1k")
 
 
 def test_the_first_images_need_the_first_file_only(cache):
@@ -1034,13 +1044,13 @@ def test_common_voice_from_the_cache(cache):
     sample = load_corpus("common_voice_11_0:validation", limit=2, seed=5)
     assert set(sample.items) < set(corpus.items)
     assert sample.sha256 != corpus.sha256
-    assert COMMON_VOICE in corpora.fingerprint("common_voice_11_0")
+    assert COMMON_VOICE in corpora.data_identity("common_voice_11_0")
 
 
 def test_common_voice_that_is_not_there_or_not_whole(cache, tmp_path):
     refused("common_voice_11_0", "mozilla-foundation/common_voice_11_0", "not in the local cache", "October 2025")
     with pytest.raises(AnalysisError, match="October 2025"):
-        corpora.fingerprint("common_voice_11_0:test")
+        corpora.data_identity("common_voice_11_0:test")
     put_common_voice(cache, {"a.mp3": recorded(TONE, "MP3")}, ["a.mp3", "b.mp3"])
     refused("common_voice_11_0", "lacks 1 clips", "b.mp3")
     archive = next(tmp_path.rglob("en_dev_0.tar"))
