@@ -317,7 +317,7 @@ def _claims(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from analysis_lib.models.loading import known_models
+    from analysis_lib.models import known_models
 
     _print_names(
         known_models(),

@@ -6,12 +6,14 @@ import pandas as pd
 
 from analysis_lib import capture
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora.loading import Corpus, load_corpus
+from analysis_lib.corpora import Corpus
+from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.models.loading import UNTRAINED, LoadedModel, load_model
+from analysis_lib.models import UNTRAINED, LoadedModel
+from analysis_lib.models.loading import load_model
 
 
 class Comparison(Mapping[str, pd.DataFrame]):

@@ -13,7 +13,7 @@ from analysis_lib.measurement import processes
 from analysis_lib.measurement.definitions import is_own
 from analysis_lib.measurement.shards import Result, Shard, measure_shard
 from analysis_lib.measurement.stored import StoredShards
-from analysis_lib.models.loading import LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 def results(

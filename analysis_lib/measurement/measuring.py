@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora.loading import PLURAL, Corpus
+from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
@@ -19,7 +19,7 @@ from analysis_lib.measurement.stored import StoredShards
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.models.loading import LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 def measure(

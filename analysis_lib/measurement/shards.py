@@ -10,10 +10,11 @@ import torch
 
 from analysis_lib import capture
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
-from analysis_lib.models.loading import LoadedModel, ModelSpec, load_model
+from analysis_lib.models import LoadedModel, ModelSpec
+from analysis_lib.models.loading import load_model
 
 # A shard is what an interrupted run can lose, and what a worker takes at once.
 UTTERANCES_PER_SHARD = 512

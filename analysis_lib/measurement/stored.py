@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.definitions import definition_hash
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.tables import Report, writing
 from analysis_lib.metrics.accumulator import GROUPS, Metric
-from analysis_lib.models.loading import LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 class StoredShards:

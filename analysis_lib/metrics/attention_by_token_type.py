@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
 from analysis_lib.metrics.accumulator import Metric, Sums
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 
 
 class AttentionByTokenType(Metric):

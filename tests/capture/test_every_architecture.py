@@ -8,7 +8,7 @@ import tiny
 from reference import Reference, assert_agree
 
 from analysis_lib import load_model, measure
-from analysis_lib.corpora.loading import ArrayImage, Corpus, Sound
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
 from analysis_lib.models.parts import LAYOUTS
 
 FLOAT64 = (1e-9, 1e-11)

@@ -26,7 +26,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
-from analysis_lib.corpora.loading import ArrayImage, Corpus, Sound
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
 
 # The package's name for it is the function.
 module = importlib.import_module("analysis_lib.measurement.measuring")

@@ -11,7 +11,7 @@ from reference import COLUMNS
 
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 
 NAMES = tuple(COLUMNS)
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")

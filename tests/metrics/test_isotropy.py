@@ -16,7 +16,7 @@ from test_papers import Planted, verdicts_of
 
 from analysis_lib import AnalysisError, measure, metrics, papers
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import isotropy

@@ -16,12 +16,12 @@ from tiny import TEXTS, build, items, kind
 from analysis_lib import AnalysisError, LoadedModel, measure, metrics
 from analysis_lib.capture import Activations, AttentionRows, ScoreSums, Visibility
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora.loading import ArrayImage, Corpus
+from analysis_lib.corpora import ArrayImage, Corpus
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 
 
 def anisotropy_of(*utterances: np.ndarray) -> float:

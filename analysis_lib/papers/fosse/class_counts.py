@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import nn
 from tqdm import tqdm
 
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.models.loading import load_model
 from analysis_lib.papers.fosse.class_directions import class_vectors, cosines, mean_areas, over_utterances

@@ -8,11 +8,11 @@ from jaxtyping import Bool, Float, Int
 from scipy import special, stats
 
 from analysis_lib import capture
-from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.models.loading import LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 def class_vectors(model: LoadedModel, corpus: Corpus) -> Float[np.ndarray, "utterance width"]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from scipy import special, stats
 from torch import Tensor
 
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import seed_interval, wilson
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification

@@ -10,8 +10,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from analysis_lib.corpora import SPLITS
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes

@@ -18,12 +18,12 @@ from scipy import stats
 from tqdm import tqdm
 
 from analysis_lib import capture, corpora
-from analysis_lib.corpora import packages
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus, packages
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import wilson
-from analysis_lib.models.loading import LoadedModel, load_model
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.loading import load_model
 from analysis_lib.papers.godey.directions import singular_directions
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name

@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis_lib.measurement import Tables
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published
 
 TableSet = Mapping[str, pd.DataFrame]
