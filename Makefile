@@ -9,6 +9,7 @@ PYTHON ?= python3.11
 PROFILE ?= default
 P ?=
 BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: book lab test setup packages clean
 .DELETE_ON_ERROR:
@@ -16,10 +17,14 @@ BIN := .venv/bin
 book: setup
 	$(BIN)/python -m analysis_lib book --profile $(PROFILE) $(P)
 
+# What is measured must not depend on the processor: tests marked `kernels` run with the kernels of other processors, too.
+# The whole suite comes last, so that the last summary is its own.
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels
+	$(PYTEST)
 
 # What JupyterLab needs is installed when it is first asked for.
 lab: setup .venv/.lab

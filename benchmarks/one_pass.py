@@ -1,10 +1,10 @@
-"""What a measurement costs beside a bare forward pass, and whether its memory grows with the corpus.
+"""The cost of a measurement relative to a bare forward pass, and its memory as the corpus grows.
 
     .venv/bin/python benchmarks/one_pass.py
 
-Cost: every table in one pass over the same batches as a bare forward of the same model, in turn, pair by pair; the
-figure is the median ratio. Memory: the largest resident set of a process that measures 2,000 and of one that
-measures 20,000 sentences. Results are printed and written to ``benchmarks/one_pass.json``.
+Cost: the time of one pass that makes every table, divided by the time of a bare forward pass over the same batches. The
+two alternate; the result is the median ratio. Memory: the peak resident set of a process that measures 2,000 sentences,
+and of one that measures 20,000. Results are printed and written to ``benchmarks/one_pass.json``.
 """
 
 import argparse
@@ -32,14 +32,14 @@ RESULTS = Path(__file__).with_suffix(".json")
 
 
 def sentences(count: int) -> Corpus:
-    """So many sentences of the bundled corpora, shuffled so that every prefix is alike."""
+    """``count`` sentences of the bundled corpora, shuffled so that any number of them is a fair sample."""
     texts = [text for name in ("wikipedia", "news", "reviews") for text in load_corpus(name).texts]
     order = np.random.default_rng(0).permutation(len(texts))[:count]
     return Corpus("mixed", [texts[i] for i in order])
 
 
 def cost(batches: list[Batch], model, pairs: int) -> dict[str, object]:
-    """The ratio of one pass with every metric to a bare forward, over the same batches."""
+    """The time of one pass with every metric, divided by that of a bare forward pass over the same batches."""
     ratios = []
     for _ in tqdm(range(pairs + 1), desc="cost"):
         started = time.perf_counter()
@@ -47,7 +47,7 @@ def cost(batches: list[Batch], model, pairs: int) -> dict[str, object]:
             for batch in batches:
                 model.model(**batch.inputs)
         bare = time.perf_counter() - started
-        # Sums that a batch remembers would make the second pass cheaper than a first one.
+        # Sums that a batch has cached would make this pass cheaper than a first one.
         fresh = [replace(b, tokens=replace(b.tokens)) for b in batches]
         metrics = resolve("all")
         needs = frozenset().union(*(metric.needs for metric in metrics))
@@ -77,7 +77,7 @@ def batches_of(model, texts: list[str], tokens_per_batch: int = 2048) -> list[Ba
 
 
 def peak_memory(count: int) -> float:
-    """The largest resident set, in MiB, of a process that measures so many sentences."""
+    """The peak resident set, in MiB, of a process that measures ``count`` sentences."""
     command = [sys.executable, __file__, "--only-measure", str(count)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 

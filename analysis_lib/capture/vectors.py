@@ -12,8 +12,12 @@ from analysis_lib.capture.tokens import Tokens
 class Vectors:
     """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
 
-    Each sum is computed when first asked for, and once. They run over the tokens of one utterance, at most
-    a few hundred terms, in the model's precision; the sums over utterances are in float64.
+    Each sum is computed once, when it is first asked for. It runs over the tokens of one utterance, at most a few
+    hundred terms, in the model's precision; accumulators add the utterances in float64.
+
+    Attributes:
+        values: the vectors; hidden vectors have one head.
+        tokens: what they stand for.
     """
 
     def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
@@ -27,23 +31,23 @@ class Vectors:
 
     @cached_property
     def norms(self) -> Float[Tensor, "utterance head token"]:
-        """The Euclidean norm of every vector, 0 where the token does not count."""
+        """‖x‖₂ of every vector, 0 where the token does not count."""
         return torch.linalg.vector_norm(self.values, dim=-1) * self.tokens.counted.unsqueeze(1)
 
     @cached_property
     def nonzero(self) -> Float[Tensor, "utterance head"]:
-        """How many vectors that count have a direction: a zero vector has none, and is left out of cosines."""
-        # Not "> 0", which would take a NaN for a zero and drop it.
+        """How many vectors that count are not zero: a zero vector has no direction and enters no cosine."""
+        # Not "> 0", which would count NaN as zero and hide it.
         return (self.norms != 0).sum(-1).double()
 
     @cached_property
     def zeros(self) -> int:
-        """How many vectors that count are zero."""
+        """How many vectors that count are zero, in all utterances and heads."""
         return int((self.counts.unsqueeze(1) - self.nonzero).sum())
 
     @cached_property
     def unit_sum(self) -> Float[Tensor, "utterance head dim"]:
-        """Σ x / ‖x‖ over the tokens that count."""
+        """Σ x / ‖x‖₂ over the tokens that count."""
         inverse = torch.where(self.norms != 0, self.norms.reciprocal(), 0)
         return (inverse.unsqueeze(-2) @ self.values).squeeze(-2)
 

@@ -9,6 +9,8 @@ from torch.nn import functional
 from analysis_lib.capture import attention_rows
 from analysis_lib.models import TOKEN_TYPES
 
+pytestmark = pytest.mark.kernels
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])

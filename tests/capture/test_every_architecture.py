@@ -73,6 +73,7 @@ def test_a_vector_for_each_position_of_a_map(name, loaded, naive):
     assert_agree(tables, naive(name, maps="positions").tables(), FLOAT64)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_anisotropy_in_single_precision(name, tiny_folder, naive):
     """Equal to the naive mean over all pairs of vectors to 1e-5."""

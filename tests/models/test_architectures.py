@@ -466,7 +466,7 @@ def test_the_tokenizer_of_manta_is_byt5s(tmp_path):
 
 def test_what_manta_cannot_read_is_said():
     model = make("manta")
-    with pytest.raises(AnalysisError, match="a text of 81 bytes, and MANTa reads 64 at once"):
+    with pytest.raises(AnalysisError, match="a text has 81 bytes, but MANTa reads 64 at once"):
         model(**byte_inputs(model, ["x" * 80]))
-    with pytest.raises(AnalysisError, match="pooling_kernel_size has a kernel of 4 bytes: give odd numbers"):
+    with pytest.raises(AnalysisError, match="pooling_kernel_size has a kernel of 4 bytes: give an odd number"):
         MantaModel(MantaConfig(**MANTA.to_dict() | {"pooling_kernel_size": 4}))

@@ -1,7 +1,7 @@
-"""Architectures of the papers that transformers lacks: once imported, its Auto classes load them.
+"""Architectures of the papers that transformers lacks. Once this package is imported, its Auto classes load them.
 
-No code of a model's repository is run. Each adapter keeps the names and shapes of the published weights, and takes
-from transformers every block that it has: the attention of CharacterBERT and MANTa-LM is BERT's and T5's own.
+No code from a model's repository is run. Each architecture keeps the names and shapes of its published weights and is
+built from transformers' own blocks where they exist: CharacterBERT has BERT's attention, and MANTa-LM has T5's.
 """
 
 from transformers import (

@@ -1,4 +1,4 @@
-"""CharacterBERT: a BERT over whole words, each embedded by convolutions over its characters."""
+"""CharacterBERT: a BERT that reads whole words, each embedded by convolutions over its characters."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertEncoder, BertPooler, BertPreTrainedModel
 
-# A character is a byte of UTF-8 (0 to 255) or one of these; ids are one more, so that 0 is a word of padding.
+# A character is a byte of UTF-8 (0 to 255) or one of these. Its id is one more: a word of padding consists of zeros.
 _CLS, _SEP, _WORD_BEGINS, _WORD_ENDS, _PADDING, _MASK = range(256, 262)
 _SPECIAL_WORDS = {"[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
 CHARACTERS = 263
@@ -25,7 +25,7 @@ class CharacterBertConfig(BertConfig):
     vocab_size: int = CHARACTERS
     character_embeddings_dim: int = 16
     cnn_activation: str = "relu"
-    # Width in characters, and number of filters.
+    # Each kernel's width in characters and number of filters.
     cnn_filters: list[list[int]] | tuple[tuple[int, int], ...] = (
         (1, 32),
         (2, 32),
@@ -54,7 +54,7 @@ class Highway(nn.Module):
 
 
 class CharacterCnn(nn.Module):
-    """A vector a word: for each filter, its largest response along the word's characters."""
+    """One vector per word, from the largest response of each filter along the word's characters."""
 
     def __init__(self, config: CharacterBertConfig) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class CharacterCnn(nn.Module):
         self._projection = nn.Linear(responses, config.hidden_size)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """[text, word, character] ids to [text, word, width] vectors."""
+        """The vectors, [text, word, width], of words given by ids, [text, word, character]."""
         embedded = nn.functional.embedding(characters.flatten(0, 1), self._char_embedding_weights).transpose(1, 2)
         convolutions = (getattr(self, f"char_conv_{i}") for i in range(self._filters))
         responses = torch.cat([self._activation(conv(embedded).amax(-1)) for conv in convolutions], dim=-1)
@@ -76,7 +76,7 @@ class CharacterCnn(nn.Module):
 
 
 class CharacterBertEmbeddings(BertEmbeddings):
-    """BERT's sum of word, position and segment, with the word read from its characters."""
+    """BERT's sum of word, position and segment embeddings, with word embeddings computed from characters."""
 
     def __init__(self, config: CharacterBertConfig) -> None:
         super().__init__(config)
@@ -89,12 +89,12 @@ class CharacterBertEmbeddings(BertEmbeddings):
 
 
 class CharacterBertModel(BertModel):
-    """BERT's encoder over words; ``input_ids`` are [text, word, character] and ``attention_mask`` [text, word].
+    """BERT's encoder over words; ``input_ids`` are [text, word, character], ``attention_mask`` is [text, word].
 
-    Names and shapes of its weights are those of ``helboukkouri/character-bert`` and ``-medical``, where they have the
-    prefix ``character_bert.``, and of the authors' own ``general_character_bert``, which has none. Their test of that
-    one: on "Hello World!" the vector of [CLS] in the last layer begins -0.065009, 0.282772, -0.292036, -0.156121,
-    0.16317.
+    Names and shapes of the weights are those of ``helboukkouri/character-bert`` and ``-medical``, where they have the
+    prefix ``character_bert.``, and of the authors' ``general_character_bert``, which has none. The authors test the
+    latter on "Hello World!": the vector of [CLS] in the last layer begins with -0.065009, 0.282772, -0.292036,
+    -0.156121, 0.16317.
 
     Source: El Boukkouri et al. 2020, arXiv 2010.10392.
     """
@@ -105,7 +105,7 @@ class CharacterBertModel(BertModel):
     _keys_to_ignore_on_load_unexpected = (r"^cls\.", r"embeddings\.position_ids$")
 
     def __init__(self, config: CharacterBertConfig) -> None:
-        # Not BertModel's, which would make the embeddings of a word-piece vocabulary.
+        # Not BertModel's initialiser, which would create embeddings of a WordPiece vocabulary.
         BertPreTrainedModel.__init__(self, config)
         self.embeddings = CharacterBertEmbeddings(config)
         self.encoder = BertEncoder(config)
@@ -120,16 +120,16 @@ class CharacterBertModel(BertModel):
             weights[[0, _PADDING + 1]] = 0.0
             init.copy_(module._char_embedding_weights, weights)
         elif isinstance(module, nn.Conv1d):
-            # Torch's own, as in the published code.
+            # PyTorch's initialisation, as in the published code.
             bound = module.weight[0].numel() ** -0.5
             init.uniform_(module.weight, -bound, bound)
             init.uniform_(module.bias, -bound, bound)
 
 
 class CharacterBertTokenizer:
-    """Words as BERT's basic tokenisation cuts them, each a list of character ids; there is no vocabulary.
+    """The words of BERT's basic tokenisation, each as a list of character ids; there is no vocabulary.
 
-    A word is its first bytes of UTF-8 between a begin and an end sign, padded to ``max_word_length`` ids.
+    A word is the first bytes of its UTF-8 encoding between a begin and an end sign, padded to ``max_word_length`` ids.
 
     >>> tokenizer = CharacterBertTokenizer()
     >>> tokenizer.tokens("Hello, world")
@@ -181,19 +181,19 @@ class CharacterBertTokenizer:
         return [self.cls_token, *words, self.sep_token] if add_special_tokens else words
 
     def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, list]:
-        """The ids of a text, [word, character], or of each of several."""
+        """The ids of a text, [word, character], or of each text in a list."""
         if not isinstance(text, str):
             return {"input_ids": [self(one, add_special_tokens)["input_ids"] for one in text]}
         return {"input_ids": [self.word_ids(word) for word in self.tokens(text, add_special_tokens)]}
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``tokenizer_config.json``, all there is to keep."""
+        """Write ``tokenizer_config.json``, which holds all settings."""
         settings = {"tokenizer_class": type(self).__name__, **self.settings}
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, **_: object) -> "CharacterBertTokenizer":
-        """The tokenizer of a folder; what transformers passes along, such as a revision, says nothing about it."""
+        """The tokenizer saved in a folder; other arguments of transformers, such as a revision, are ignored."""
         path = Path(folder) / "tokenizer_config.json"
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         known = cls().settings

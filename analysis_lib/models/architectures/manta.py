@@ -1,4 +1,4 @@
-"""MANTa-LM: a T5 whose encoder reads blocks of bytes, pooled where a small network sees no frontier between them."""
+"""MANTa-LM: a T5 whose encoder reads blocks of bytes; a small network predicts where each block begins."""
 
 import copy
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from analysis_lib.errors import AnalysisError
 
 
 class MantaConfig(T5Config):
-    """Sizes of a MANTa-LM, those of T5 and of its pooling; ``almanach/manta-lm-base`` gives its own for all."""
+    """Sizes of a MANTa-LM: those of T5 and of the pooling. The configuration of ``almanach/manta-lm-base`` sets all."""
 
     model_type = "manta"
 
@@ -24,19 +24,19 @@ class MantaConfig(T5Config):
     frontier_predictor_num_attention_heads: int = 8
     frontier_predictor_attention_window: int = 16
     pooling_variance_regularization: float = 1e-6
-    # One kernel of all byte dimensions, or several: width in bytes, and number of filters.
+    # The width in bytes of one kernel for all dimensions; or of several, each with its number of filters.
     pooling_kernel_size: int | list[list[int]] = 3
     pooling_depthwise_convolution: bool = True
     pooling_mean_pool: bool = False
     max_length_inputs: int = 256
     max_length_encoder_decoder: int = 256
-    # The published configuration has none; its card starts the decoder with padding.
+    # Missing from the published configuration; its model card starts the decoder with padding.
     decoder_start_token_id: int | None = 0
 
 
 @dataclass
 class MantaEncoderOutput(BaseModelOutput):
-    """What the encoder made of the blocks, which blocks there are, and each byte's probability to begin one."""
+    """The encoder's output for each block, the mask of blocks, and the probability that a block begins at each byte."""
 
     attention_mask: Tensor | None = None
     frontier_probabilities: Tensor | None = None
@@ -44,14 +44,14 @@ class MantaEncoderOutput(BaseModelOutput):
 
 @dataclass
 class MantaModelOutput(Seq2SeqModelOutput):
-    """T5's output, with which blocks there are and each byte's probability to begin one."""
+    """T5's output, with the mask of blocks and the probability that a block begins at each byte."""
 
     encoder_attention_mask: Tensor | None = None
     frontier_probabilities: Tensor | None = None
 
 
 class MantaFrontierPredictor(nn.Module):
-    """The probability that a block begins at a byte, from attention within a window of bytes."""
+    """The probability that a block begins at each byte, from attention within a window of bytes."""
 
     def __init__(self, config: MantaConfig) -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class MantaFrontierPredictor(nn.Module):
                 hidden_dropout_prob=config.dropout_rate,
                 hidden_size=width,
                 intermediate_size=4 * width,
-                # The input is padded to whole windows, and position 0 is the padding's.
+                # The input is padded to whole windows; position 0 is reserved for padding.
                 max_position_embeddings=(config.max_length_inputs // window + 1) * window + 1,
                 num_attention_heads=config.frontier_predictor_num_attention_heads,
                 num_hidden_layers=config.frontier_predictor_num_layers,
-                # It reads vectors; a vocabulary of one is the padding's.
+                # It reads vectors: its vocabulary holds only padding.
                 vocab_size=1,
                 pad_token_id=0,
                 bos_token_id=None,
@@ -83,12 +83,12 @@ class MantaFrontierPredictor(nn.Module):
 
 
 class MantaConvolution(nn.Module):
-    """A convolution along bytes that keeps their number, its weights laid out as they were published."""
+    """A convolution along bytes that keeps their number; its weights have the published layout."""
 
     def __init__(self, channels: int, filters: int, kernel: int, depthwise: bool) -> None:
         super().__init__()
         if kernel % 2 == 0:
-            raise AnalysisError(f"pooling_kernel_size has a kernel of {kernel} bytes: give odd numbers")
+            raise AnalysisError(f"pooling_kernel_size has a kernel of {kernel} bytes: give an odd number")
         self.depthwise = depthwise
         shape = (1, 1, kernel, filters) if depthwise else (channels, filters, kernel)
         self.weight = nn.Parameter(torch.empty(shape))
@@ -102,15 +102,15 @@ class MantaConvolution(nn.Module):
 
 
 class MantaPooler(nn.Module):
-    """Bytes to blocks, softly: byte s lies in block b with a probability, and a block pools its share of all bytes.
+    """Bytes to blocks: each byte belongs to each block with some probability, by which the block pools all bytes.
 
     With p_s the probability that a block begins at byte s (0 at the first), the index of the block of byte s has the
     mean μ_s = Σ_{t≤s} p_t and the variance σ²_s = Σ_{t≤s} p_t (1 − p_t) + ε. Then
     P_bs ∝ exp(−(μ_s − b)² / 2σ_s), normalised over b = 0 .. min(bytes, ⌊max_s(μ_s + 3σ_s)⌋ + 1) − 1: the published
     code divides by 2σ, not 2σ². A block is the largest response (or the mean) along s of a convolution of P_bs x_s.
 
-    Where the published code lets padding of a batch into the blocks and counts them over the batch, here each text
-    gets what it gets alone, and blocks beyond its own are masked. Padding is on the right.
+    In the published code, padding enters the blocks and the number of blocks is that of the whole batch. Here, each
+    text has the blocks that it has alone, and further blocks are masked. Padding is on the right.
     """
 
     def __init__(self, config: MantaConfig) -> None:
@@ -127,16 +127,16 @@ class MantaPooler(nn.Module):
         self.out_projection = nn.Linear(sum(filters for _, filters in kernels), config.d_model)
 
     def forward(self, embedded: Tensor, frontiers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """[text, block, width] vectors and the [text, block] mask of those that are a text's own."""
+        """The blocks, [text, block, width], and their mask, [text, block]: True at a text's own blocks."""
         shares, own = self.shares(frontiers, mask)
         if self.mean_pool:
             shares = shares / shares.sum(-1, keepdim=True).clamp(min=1)
-        # One block at a time: all at once are blocks × bytes × channels.
+        # One block at a time: together they would need blocks × bytes × channels elements.
         blocks = [self._pool(embedded * share.unsqueeze(-1), mask) for share in shares.unbind(1)]
         return self.out_projection(torch.stack(blocks, dim=1)), own
 
     def shares(self, frontiers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """P, [text, block, byte], and the [text, block] mask of a text's own blocks."""
+        """P, [text, block, byte], and the mask of blocks, [text, block]."""
         begins = frontiers * mask
         begins[:, 0] = 0.0
         least = max(self.variance, 5 * torch.finfo(begins.dtype).resolution)
@@ -158,7 +158,7 @@ class MantaPooler(nn.Module):
 
 
 class MantaEncoder(nn.Module):
-    """Bytes to blocks, and T5's encoder over the blocks, which is called with their mask."""
+    """Bytes to blocks, then T5's encoder over the blocks, which gets their mask."""
 
     def __init__(self, config: MantaConfig) -> None:
         super().__init__()
@@ -167,13 +167,13 @@ class MantaEncoder(nn.Module):
         self.frontier_predictor = MantaFrontierPredictor(config)
         self.pooler = MantaPooler(config)
         self.t5_encoder = T5Stack(_stack_config(config, is_decoder=False, num_layers=config.num_layers))
-        # It reads blocks alone, and none is published.
+        # It reads only blocks; none is published.
         self.t5_encoder.embed_tokens = None
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs) -> MantaEncoderOutput:
         if input_ids.shape[1] > self.max_bytes:
             raise AnalysisError(
-                f"a text of {input_ids.shape[1]} bytes, and MANTa reads {self.max_bytes} at once: cut the text"
+                f"a text has {input_ids.shape[1]} bytes, but MANTa reads {self.max_bytes} at once: cut the text"
             )
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         embedded = self.byte_embeddings(input_ids)
@@ -195,10 +195,10 @@ class MantaModel(T5PreTrainedModel):
     The encoder reads bytes (ByT5's ids) pooled into blocks; the decoder reads the bytes themselves, each embedded at
     the model's width, and attends to the blocks.
 
-    Names and shapes of its weights are those of the authors' last code for transformers (NathanGodey/transformers,
-    ``models/manta``), which ``almanach/manta-lm-base`` and ``-small`` carry as their own, with the configuration that
-    is read here. Those weights were not at hand: the sizes of their files leave room for one matrix of bytes × width
-    less than these names and the head's, so that the head may share the decoder's embeddings.
+    Names and shapes of the weights are those of the authors' last code for transformers (NathanGodey/transformers,
+    ``models/manta``), which ``almanach/manta-lm-base`` and ``-small`` carry with the configuration that is read here.
+    Those weights have not been tried: their file sizes suggest one matrix of bytes × width fewer than these names and
+    the head's add up to, so the head may share the decoder's embeddings.
 
     Source: Godey et al. 2022, arXiv 2212.07284.
     """
@@ -221,7 +221,7 @@ class MantaModel(T5PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        # T5 scales what it knows; the rest keeps torch's own initialisation, as in the published code.
+        # T5 initialises its own modules; the others keep PyTorch's initialisation, as in the published code.
         if isinstance(module, MantaConvolution):
             fan_in = module.weight.shape[2] if module.depthwise else module.weight[0].numel()
             init.uniform_(module.weight, -(fan_in**-0.5), fan_in**-0.5)
@@ -238,7 +238,7 @@ class MantaModel(T5PreTrainedModel):
         decoder_attention_mask: Tensor | None = None,
         **kwargs,
     ) -> MantaModelOutput:
-        """The decoder's vectors of [text, byte] ``decoder_input_ids``, and the encoder's of the blocks."""
+        """The decoder's vectors for ``decoder_input_ids``, [text, byte], and the encoder's vectors for the blocks."""
         encoded = self.encoder(input_ids, attention_mask, **kwargs)
         decoded = self.decoder(
             input_ids=decoder_input_ids,
@@ -261,7 +261,7 @@ class MantaModel(T5PreTrainedModel):
 
 
 def _stack_config(config: MantaConfig, is_decoder: bool, num_layers: int) -> MantaConfig:
-    """The configuration of one of T5's stacks, attention implementation included."""
+    """The configuration of one of T5's stacks, including the attention implementation."""
     config = copy.deepcopy(config)
     config.is_decoder, config.num_layers = is_decoder, num_layers
     config.is_encoder_decoder = config.use_cache = False

@@ -1,4 +1,4 @@
-"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one head over the whole width, [CLS], a dense layer."""
+"""The classifier of Fosse et al. (2023, sec. 2.2): blocks of one full-width head, then a dense layer on [CLS]."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from transformers.utils import ModelOutput
 
 
 class SelfAttentionConfig(PreTrainedConfig):
-    """What the paper leaves open is here: the width, initial values, biases, and the epsilon of the norms.
+    """Sizes of the classifier, and what the paper leaves open: initial values, biases, and the epsilon of the norms.
 
-    Unless told, embeddings begin as BERT's do, and matrices and biases as PyTorch's linear layers do. At this width
-    the biases then are as long as the vectors that they are added to, which makes keys, and values, alike from the
-    start; with matrices of standard deviation 0.02 and biases of zero, as in BERT, they begin without likeness.
+    By default, embeddings are initialised as in BERT, and matrices and biases as in PyTorch's linear layers. At this
+    width the biases are then about as long as the vectors to which they are added, so that all keys, and all values,
+    are similar from the start. With matrices of standard deviation 0.02 and biases of zero, as in BERT, they are not.
 
     Attributes:
-        vocab_size: how many tokens there are.
-        hidden_size: the width d of the embeddings, and of the one head.
-        num_hidden_layers: how many blocks; the paper has 1 to 5.
+        vocab_size: the number of tokens.
+        hidden_size: the width d of the embeddings and of the single head.
+        num_hidden_layers: the number of blocks; 1 to 5 in the paper.
         embedding_std: the standard deviation of the embeddings' initial values.
-        initializer_range: that of the matrices' initial values, with biases of zero; None for PyTorch's own, uniform
-            in ±1/√d for both.
+        initializer_range: the standard deviation of the matrices' initial values, with biases of zero; None for
+            PyTorch's default, which is uniform in ±1/√d for both.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
-        entropy_weight: λ, how much the mean normalised entropy of the attention rows adds to the loss.
-        layer_norm_eps: of the norm after each block.
+        entropy_weight: λ, the weight of the attention rows' mean normalised entropy in the loss.
+        layer_norm_eps: the epsilon of the norm after each block.
     """
 
     model_type = "self_attention"
@@ -63,7 +63,7 @@ class SelfAttentionConfig(PreTrainedConfig):
 
 
 class SelfAttention(nn.Module):
-    """Equations 1 and 2: y_i = Σ_j a_ij v_j with a_ij the softmax over j of q_i · k_j / √d."""
+    """Equations 1 and 2: y_i = Σ_j a_ij v_j, where a_ij is the softmax over j of q_i · k_j / √d."""
 
     is_causal = False
 
@@ -117,7 +117,7 @@ class SelfAttentionPreTrainedModel(PreTrainedModel):
 
 
 class SelfAttentionModel(SelfAttentionPreTrainedModel):
-    """Word embeddings and blocks; the position of a token plays no part, as in the paper's equations."""
+    """Word embeddings and blocks. As in the paper's equations, positions are not encoded."""
 
     def __init__(self, config: SelfAttentionConfig):
         super().__init__(config)
@@ -138,17 +138,17 @@ class SelfAttentionModel(SelfAttentionPreTrainedModel):
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=hidden, attention_mask=attention_mask)
         weights = []
         for layer in self.layers:
-            hidden, of_layer = layer(hidden, mask)
-            weights.append(of_layer)
+            hidden, layer_weights = layer(hidden, mask)
+            weights.append(layer_weights)
         return BaseModelOutput(last_hidden_state=hidden, attentions=None if None in weights else tuple(weights))
 
 
 @dataclass
 class SelfAttentionClassifierOutput(ModelOutput):
     """Attributes:
-    loss: cross-entropy in nats, and λ times the entropy.
-    logits: of each class.
-    entropy: the mean normalised entropy of the attention rows, where λ is not zero.
+    loss: the cross-entropy in nats plus λ times ``entropy``.
+    logits: one per text and class.
+    entropy: the mean normalised entropy of the attention rows, in [0, 1]; None if λ is zero.
     """
 
     loss: Tensor | None = None
@@ -165,7 +165,7 @@ class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
         self.encoder = SelfAttentionModel(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         if config.entropy_weight:
-            # Fused attention hands back no weights, and the loss needs each of them.
+            # Fused attention does not return the weights, which the loss needs.
             self.set_attn_implementation("eager")
         self.post_init()
 
@@ -191,14 +191,14 @@ class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
 def mean_normalised_entropy(
     weights: Float[Tensor, "layer text head token key"], tokens: Int[Tensor, "text token"]
 ) -> Float[Tensor, ""]:
-    """The entropy of attention rows divided by the logarithm of the number of keys, averaged over rows; in [0, 1].
+    """Mean over attention rows of −Σ_j p_j ln p_j / ln n, where n is the number of keys; in [0, 1].
 
-    A row is that of a token in a text of two tokens or more; padding has none.
+    Rows of padding, and of texts of one token, are left out.
 
     Args:
         tokens: 1 at a token, 0 at padding.
     """
-    # Of a weight of 0, as padding has, p ln p has no gradient: that of ln p would be infinite, and 0 · ∞ no number.
+    # At a weight of 0, as padding has, the gradient of p ln p would be 0 · ∞ = NaN; 1 gives the same value, 0.
     positive = weights.where(weights > 0, 1.0)
     entropy = -(positive * positive.log()).sum(-1)
     keys = tokens.sum(-1)

@@ -1,4 +1,4 @@
-"""Visual Attention Network: a convolutional network whose large kernels multiply the map that they read."""
+"""Visual Attention Network: a convolutional network that multiplies feature maps by large-kernel convolutions."""
 
 import math
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttenti
 
 
 class VanConfig(PreTrainedConfig):
-    """Sizes of a VAN, a value a stage; the defaults are those of ``Visual-Attention-Network/van-base``."""
+    """Sizes of a VAN, one per stage; the defaults are those of ``Visual-Attention-Network/van-base``."""
 
     model_type = "van"
 
@@ -37,7 +37,7 @@ def _depthwise(width: int, kernel: int, dilation: int = 1) -> nn.Conv2d:
 
 
 class VanLargeKernelAttention(nn.Module):
-    """x ∘ W(D₇(D₅(x))): a map times what a 5×5, a 7×7 of dilation 3 and a 1×1 convolution make of it."""
+    """x ∘ W(D₇(D₅(x))), where D₅ is a 5×5, D₇ a 7×7 (dilation 3) and W a 1×1 convolution; D₅ and D₇ are depthwise."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class VanLargeKernelAttention(nn.Module):
 
 
 class VanSpatialAttention(nn.Module):
-    """Large-kernel attention between two projections, and a residual connection of its own."""
+    """Large-kernel attention between two projections, with a residual connection."""
 
     def __init__(self, width: int, activation: str) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class VanSpatialAttention(nn.Module):
 
 
 class VanLayerScaling(nn.Module):
-    """Each channel times a learnt factor."""
+    """Multiplies each channel by a learnt factor."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class VanLayerScaling(nn.Module):
 
 
 class VanLayer(nn.Module):
-    """A block: attention, then a perceptron with a 3×3 convolution inside, each scaled and added to its input."""
+    """A block: attention, then a perceptron that contains a 3×3 convolution; each is scaled and added to its input."""
 
     def __init__(self, config: VanConfig, width: int, ratio: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class VanLayer(nn.Module):
 
 
 class VanStage(nn.Module):
-    """Overlapping patches, blocks at one resolution, and a normalisation of each position's channels."""
+    """Overlapping patches, then blocks at one resolution, then a layer norm over the channels of each position."""
 
     def __init__(self, config: VanConfig, stage: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class VanStage(nn.Module):
 
 
 class VanEncoder(nn.Module):
-    """The stages, each on a coarser map than the one before."""
+    """The stages, each on a coarser map than the last."""
 
     def __init__(self, config: VanConfig) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class VanEncoder(nn.Module):
 class VanModel(PreTrainedModel):
     """A VAN without its classifier; block M of stage N is ``encoder.stages.N.layers.M``.
 
-    Names and shapes of its weights are those that transformers 4.16 to 4.30 published on the hub
+    Names and shapes of the weights are those on the hub, as transformers 4.16 to 4.30 saved them
     (``Visual-Attention-Network/van-tiny``, ``-small``, ``-base``, ``-large``), with or without their prefix
-    ``van.``. Dropout and stochastic depth, which those have at rate 0, are left out.
+    ``van.``. Dropout and stochastic depth, whose rates are 0 there, are left out.
 
     Source: Guo et al. 2022, arXiv 2202.09741.
     """
@@ -151,7 +151,7 @@ class VanModel(PreTrainedModel):
     def __init__(self, config: VanConfig) -> None:
         super().__init__(config)
         self.encoder = VanEncoder(config)
-        # Published, although nothing ever passes through it.
+        # Among the published weights, although nothing passes through it.
         self.layernorm = nn.LayerNorm(config.hidden_sizes[-1], eps=config.layer_norm_eps)
         self.post_init()
 
