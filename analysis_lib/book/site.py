@@ -3,7 +3,6 @@
 Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -47,8 +46,6 @@ class Task:
 
     @property
     def up_to_date(self) -> bool:
-        if not self.out.exists():
-            return False
         try:
             return read_notebook(self.out).metadata.get("analysis_lib", {}).get("key") == self.key
         except AnalysisError:
@@ -78,7 +75,8 @@ def build_book(
         _stage(root, profile, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
         key = digest(file_hashes(stage), installed(), packages.fingerprint("django-static-mathjax"), builder)
-        if not _is_built(out, key):
+        stamp = out / ".key"
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             _swap(site, out)
@@ -97,30 +95,19 @@ def _execute(tasks: list[Task]) -> None:
         return
     parallel = min(cores(), len(tasks))
     stop, failures, done = threading.Event(), [], 0
-    cells = sum(_code_cells(task.notebook) for task in tasks)
-    bar = tqdm(total=cells, unit="cell", desc="notebooks")
-    with bar, ThreadPoolExecutor(parallel) as pool:
-        futures: dict[Future, Task] = {
-            pool.submit(
-                run_notebook,
-                task.notebook,
-                task.parameters,
-                task.out,
-                key=task.key,
-                threads=max(1, cores() // parallel),
-                on_cell=bar.update,
-                stop=stop,
-            ): task
-            for task in tasks
-        }
+    cells = [cell for task in tasks for cell in read_notebook(task.notebook).cells]
+    total = sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in cells)
+    with tqdm(total=total, unit="cell", desc="notebooks") as bar, ThreadPoolExecutor(parallel) as pool:
+        settings = {"threads": max(1, cores() // parallel), "on_cell": bar.update, "stop": stop}
+        futures = [pool.submit(run_notebook, t.notebook, t.parameters, t.out, key=t.key, **settings) for t in tasks]
         try:
             for future in as_completed(futures):
                 if isinstance(future.exception(), AnalysisError):
                     failures.append(future.exception())
                 else:
-                    future.result()
+                    copy = future.result()
+                    bar.write(f"executed {copy.parent.name}/{copy.stem}", file=sys.stderr)
                     done += 1
-                    bar.write(f"executed {futures[future].name}", file=sys.stderr)
         except BaseException as error:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
@@ -130,16 +117,6 @@ def _execute(tasks: list[Task]) -> None:
             raise
     if failures:
         raise AnalysisError("\n".join(str(failure) for failure in failures))
-
-
-def _code_cells(notebook: Path) -> int:
-    return sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in read_notebook(notebook).cells)
-
-
-def _is_built(site: Path, key: str) -> bool:
-    with contextlib.suppress(OSError):
-        return (site / ".key").read_text(encoding="utf-8") == key
-    return False
 
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
