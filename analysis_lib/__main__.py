@@ -133,8 +133,7 @@ def _add_seeds(add: Callable, default: str = "0") -> None:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
-    from analysis_lib import load_corpus, load_model, measure
-    from analysis_lib.capture import inputs
+    from analysis_lib import capture, load_corpus, load_model, measure
     from analysis_lib.metrics import resolve
 
     if options.special_tokens not in ("keep", "drop"):
@@ -164,7 +163,7 @@ def _measure(options: argparse.Namespace) -> None:
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     kind = {"audio": "sound"}.get(model.kind, model.kind)
-    longer = f"{kind}s are longer than the {inputs.longest(model)} the model reads"
+    longer = f"{kind}s are longer than the {capture.longest(model)} the model reads"
     if report.cut:
         _note(f"{report.cut} {longer} and were cut there")
     if report.windowed:
@@ -189,11 +188,11 @@ def _pretrain(options: argparse.Namespace) -> None:
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
     from analysis_lib.papers.godey.dynamics import dynamics
-    from analysis_lib.training import run_fingerprint
+    from analysis_lib.training import run_identity
 
     seeds = _seeds(options)
     # Misspelt names are refused before anything is written.
-    run_fingerprint(options.run)
+    run_identity(options.run)
     corpora.fingerprint(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
@@ -268,7 +267,7 @@ def _claims(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from analysis_lib.models.loading import known_models
+    from analysis_lib.models import known_models
 
     _print_names(
         known_models(),

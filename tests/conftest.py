@@ -20,7 +20,7 @@ SHARED = ROOT.parent / "shared" / "data"
 # Shapes and types in the annotations of the numerical modules are enforced while tests run. The accumulator
 # has no shapes, and beartype reads its `Self` only in a decorated class.
 KERNELS = [
-    "models.loading",
+    "models.loaded",
     "capture",
     "papers.godey.untrained",
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),

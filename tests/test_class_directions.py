@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.papers.fosse.class_directions import (
     attention_vectors,

@@ -16,7 +16,7 @@ from reference import COLUMNS
 
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import measure_shard
+from analysis_lib.measurement.shards import measure_shard
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ def test_other_sources_or_another_run_are_measured_anew(found, asked, monkeypatc
 
 
 def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monkeypatch, tmp_path):
-    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    monkeypatch.setattr(packages, "data_directory", lambda: tmp_path)
     monkeypatch.setitem(runs.RUNS, "shipped", replace(runs.RUNS["bert-4"], data="absent.txt"))
     asked = {"data": "news", "limit": 2, "seed": 0, "seeds": [0, 1]}
     Dynamics(found, {**found.about, **asked}).save(tmp_path / "measurements" / "shipped")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from analysis_lib import AnalysisError
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.figures import open_questions as figures
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.papers.fosse import class_counts

@@ -9,7 +9,7 @@ import pytest
 from analysis_lib import figures, load_corpus, measure, papers
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 
 
 class Planted(dict):

@@ -8,7 +8,7 @@ import transformers
 from scipy import stats
 
 from analysis_lib import AnalysisError
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.papers.fosse import token_contributions as tokens
 from analysis_lib.training import self_attention

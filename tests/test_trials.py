@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.papers.fosse.classifiers import fine_tuned, splits, stratified
 from analysis_lib.papers.fosse.trials import (
     VARIANTS,

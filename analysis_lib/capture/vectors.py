@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from analysis_lib.capture.inputs import Tokens
+from analysis_lib.capture.tokens import Tokens
 
 
 class Vectors:

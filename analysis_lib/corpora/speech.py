@@ -14,7 +14,7 @@ from analysis_lib.errors import AnalysisError, near_names
 RATE = 16000
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ACCENTS = ("English (Great Britain)", "English (America)", "English (Scotland)")
-# Pitch as a factor of the voice's own, and words a minute.
+# Pitch as a factor of the voice's own, and words per minute.
 MANNERS = ((0.85, 150), (1.15, 200))
 # Without the robots and whispers among eSpeak's variants; a test voice is no variant of a training voice.
 VOICES = {
@@ -28,9 +28,13 @@ VOICES = {
 VERSION = 1
 
 
-def fingerprint() -> str:
+def digits_identity() -> str:
     """What the spoken digits depend on."""
     return f"spoken digits {VERSION}, praat-parselmouth=={importlib.metadata.version('praat-parselmouth')}"
+
+
+# The old name, until every caller has the new one.
+fingerprint = digits_identity
 
 
 def spoken_digits(split: str) -> list[tuple[np.ndarray, int, int]]:
@@ -49,7 +53,7 @@ def spoken_digits(split: str) -> list[tuple[np.ndarray, int, int]]:
     """
     if split not in VOICES:
         raise AnalysisError(f"the spoken digits have no split {split}: {near_names(split, VOICES)}")
-    folder = packages.derived(fingerprint(), "spoken-digits", _synthesise_apart)
+    folder = packages.derived(digits_identity(), "spoken-digits", _synthesise_apart)
     with np.load(folder / f"{split}.npz") as kept:
         ends = kept["lengths"].cumsum()[:-1]
         sounds = np.split(kept["samples"].astype(np.float32) / 32768, ends)
@@ -82,7 +86,7 @@ def _say(word: str, accent: str, voice: str, pitch: float, speed: int) -> np.nda
     from parselmouth import praat
 
     voiced = praat.call("Create SpeechSynthesizer", accent, voice)
-    # Rate, gap between words (s), pitch factor, pitch range factor, words a minute, phoneme alphabet.
+    # Rate, gap between words (s), pitch factor, pitch range factor, words per minute, phoneme alphabet.
     praat.call(voiced, "Speech output settings", RATE, 0.01, pitch, 1.0, speed, "IPA")
     samples = praat.call(voiced, "To Sound", word, "no")[0].values[0]
     # Some voices are louder than full scale.

@@ -1,87 +1,106 @@
-"""The corpora of Fosse et al. (2023) as folders of CSV files, laid out as ``data/README.md`` says."""
+"""Which items of a corpus are drawn: at random, with the balance of the classes, or as one split of three.
 
-import re
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+Every draw depends on its arguments alone. The generators are numpy's, not scikit-learn's: the measurements in
+``data/measurements`` are of the texts that these draw.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from analysis_lib.corpora.loading import Labelled
+from analysis_lib.corpora.corpus import Corpus, Labelled
+from analysis_lib.errors import AnalysisError
 
 # Of a corpus with classes: to train on, to stop training by, and to measure on.
 SPLITS = ("train", "validation", "test")
 
-# Of YelpHat, which comes without a division: what is left is for training.
-VALIDATION_SHARE, TEST_SHARE = 0.15, 0.25
 
-# The marks that word-level corpora set apart, with the blank before them.
-_SET_APART = re.compile(r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ")
+def check_draw(limit: int | None, seed: int | None) -> None:
+    """Raise an AnalysisError if no items can be drawn so: a limit below 1 or a negative seed."""
+    if limit is not None and limit < 1:
+        raise AnalysisError(f"the limit is {limit}: give 1 or more, or leave it out to read the whole corpus")
+    if seed is not None and seed < 0:
+        raise AnalysisError(f"the seed is {seed}: give 0 or more")
 
 
-def join_words(text: str) -> str:
-    """A text whose punctuation and contractions are set apart by blanks, as it would be written.
+def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
+    """At most ``limit`` items of a corpus, in its order: without a seed the first, with one a uniform sample."""
+    if limit is None or limit >= len(corpus):
+        return corpus
+    if seed is None:
+        return corpus.take(range(limit))
+    return corpus.take(np.sort(np.random.default_rng(seed).choice(len(corpus), size=limit, replace=False)))
 
-    >>> print(join_words("A man , who does n't smile , says ( twice ) it 's `` late '' ."))
-    A man, who doesn't smile, says (twice) it's "late".
+
+def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
+    """``count`` items of a corpus, drawn without replacement so that each class keeps its share; in its order.
+
+    The corpus itself if it has no more than ``count`` items.
+
+    Raises:
+        AnalysisError: the corpus has no classes, or ``count`` is below 1.
+
+    >>> stratified(Corpus("letters", "aabbbb", labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"]), 3).items
+    ['a', 'b', 'b']
     """
-    quoted = text.replace("``", "\u201c").replace("''", "\u201d")
-    return _SET_APART.sub("", quoted).replace("\u201c", '"').replace("\u201d", '"')
+    if corpus.labels is None or count < 1:
+        raise AnalysisError(f"{count} items of {corpus.name}: give one or more, of a corpus with classes")
+    if count >= len(corpus):
+        return corpus
+    classes, sizes = np.unique(corpus.labels, return_counts=True)
+    exact = count * sizes / len(corpus)
+    whole = np.floor(exact).astype(int)
+    # What rounding down has left goes to the classes that lost most by it.
+    whole[np.argsort(whole - exact, kind="stable")[: count - whole.sum()]] += 1
+    return corpus.take(drawn(corpus.labels, dict(zip(classes, whole, strict=True)), seed))
 
 
-Prepare = Callable[[list["Labelled"]], list["Labelled"]]
+def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:
+    """The places of so many items of each class, drawn without replacement by one generator; in order.
 
-
-def _pairs_as_written(rows: list["Labelled"]) -> list["Labelled"]:
-    return [row._replace(text=row.text._make(map(join_words, row.text))) for row in rows]
-
-
-def part(order: np.ndarray, split: str, validation: int, test: int) -> np.ndarray:
-    """What a split has of texts in a drawn order: the first are for the test, the next for validation.
-
-    >>> [part(np.arange(6), split, 1, 2).tolist() for split in SPLITS]
-    [[3, 4, 5], [2], [0, 1]]
+    >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
+    array([0, 1, 2])
     """
-    parts = {"test": order[:test], "validation": order[test : test + validation]}
-    return parts.get(split, order[test + validation :])
+    labels, random = np.asarray(list(labels)), np.random.default_rng(seed)
+    places = [random.choice(np.flatnonzero(labels == name), size, replace=False) for name, size in sizes.items()]
+    return np.sort(np.concatenate(places))
 
 
-def divided(split: str, validation: float, test: float = 0.0) -> Prepare:
-    """The rows of a split, drawn with the balance of the classes; in the order of the corpus.
+def division(
+    labels: Sequence,
+    classes: Iterable,
+    split: str,
+    validation: float,
+    test: float = 0.0,
+    rounding: Callable[[float], int] = round,
+    most: int | None = None,
+) -> list[int]:
+    """The places of a split's items, class after class, each in an order drawn with the class's place as the seed.
+
+    The first of a class are for the test, the next for validation, and the rest for training.
 
     Args:
+        labels: the class of each item.
+        classes: the classes that are divided, in order.
+        split: one of ``SPLITS``.
         validation: the share of each class that is for validation.
-        test: the share that is for the test.
+        test: the share of each class that is for the test.
+        rounding: makes a number of items of a share of them.
+        most: how many items of a class are kept at most; None keeps all.
+
+    >>> [sorted(division("aaaaabbbbb", "ab", split, 0.2, 0.2)) for split in SPLITS]
+    [[0, 1, 3, 6, 7, 8], [4, 5], [2, 9]]
     """
-
-    def draw(rows: list["Labelled"]) -> list["Labelled"]:
-        labels = np.array([row.label for row in rows])
-        found: list[int] = []
-        for seed, label in enumerate(np.unique(labels)):
-            order = np.random.default_rng(seed).permutation(np.flatnonzero(labels == label))
-            found += part(order, split, round(validation * len(order)), round(test * len(order))).tolist()
-        return [rows[i] for i in sorted(found)]
-
-    return draw
+    labels, found = np.asarray(list(labels)), []
+    for seed, name in enumerate(classes):
+        order = np.random.default_rng(seed).permutation(np.flatnonzero(labels == name))[:most]
+        first, second = rounding(test * len(order)), rounding(validation * len(order))
+        parts = np.split(order, [first, first + second])
+        found += dict(zip(("test", "validation", "train"), parts, strict=True))[split].tolist()
+    return found
 
 
-def whole(rows: list["Labelled"]) -> list["Labelled"]:
-    return rows
-
-
-# The files of each split, their columns of texts, and what becomes of the rows.
-_Layout = dict[str, tuple[Sequence[str], str, Prepare]]
-_YELP_PARTS = [f"yelphat_part{part}.csv" for part in (1, 6, 7, 8)]
-
-LAYOUTS: dict[str, _Layout] = {
-    "hatexplain": {
-        split: ([f"hatexplain_{name}.csv"], "text", whole)
-        for split, name in zip(SPLITS, ("train", "val", "test"), strict=True)
-    },
-    "yelphat": {split: (_YELP_PARTS, "text", divided(split, VALIDATION_SHARE, TEST_SHARE)) for split in SPLITS},
-    "esnli": {
-        "train": (["snli_train_subset.csv"], "sentence1,sentence2", whole),
-        "validation": (["esnli_dev.csv"], "sentence1,sentence2", _pairs_as_written),
-        "test": (["esnli_test.csv"], "sentence1,sentence2", _pairs_as_written),
-    },
-}
+def divided(rows: Sequence[Labelled], split: str, validation: float, test: float = 0.0) -> list[Labelled]:
+    """The rows of a split, drawn with the balance of the classes as :func:`division` does; in their order."""
+    labels = [row.label for row in rows]
+    return [rows[i] for i in sorted(division(labels, np.unique(labels), split, validation, test))]

@@ -1,17 +1,7 @@
 """Tidy tables -> figures and numbered tables. Every function takes a table and returns what a cell can show."""
 
-from analysis_lib.figures.anisotropy import (
-    anisotropy_by_head,
-    anisotropy_by_layer,
-    anisotropy_by_model,
-    cosine_against_dimension,
-    dimensions_in_use,
-    drift_pvalues,
-    drift_scatter,
-    isotropic_density,
-    isotropy_by_model,
-)
 from analysis_lib.figures.base import PageFigure
+from analysis_lib.figures.contributions import contribution_peaks
 from analysis_lib.figures.finetuning import (
     TextTable,
     cones,
@@ -20,13 +10,6 @@ from analysis_lib.figures.finetuning import (
     validation_accuracy,
 )
 from analysis_lib.figures.open_questions import accuracy_by_width, circle, directions_by_count, shares_of_the_largest
-from analysis_lib.figures.outliers import (
-    attention_by_token_type,
-    contributions,
-    dimension_means,
-    outlier_values,
-    published_beside_ours,
-)
 from analysis_lib.figures.slider import Slider
 from analysis_lib.figures.tables import Table, verdict_table
 from analysis_lib.figures.theme import band, theme
@@ -66,35 +49,22 @@ __all__ = [
     "alignment_against_chance",
     "alignment_along_training",
     "alignment_by_seed",
-    "anisotropy_by_head",
-    "anisotropy_by_layer",
-    "anisotropy_by_model",
-    "attention_by_token_type",
     "band",
     "block_cosines",
     "block_norms",
     "by_entropy_weight",
     "circle",
     "cones",
-    "contributions",
-    "cosine_against_dimension",
+    "contribution_peaks",
     "cosines_by_class",
-    "dimension_means",
-    "dimensions_in_use",
     "directions_by_count",
     "divergence_by_bias",
     "dots_along_training",
-    "drift_pvalues",
-    "drift_scatter",
     "entropy_along_training",
     "fixed_point_beside_layers",
     "half_way_steps",
-    "isotropic_density",
-    "isotropy_by_model",
     "losses_along_training",
     "mean_paths",
-    "outlier_values",
-    "published_beside_ours",
     "quantities_along_training",
     "queries_and_keys",
     "query_key_clouds",

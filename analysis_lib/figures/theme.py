@@ -53,6 +53,7 @@ def band(
     *,
     data: pd.DataFrame,
     hue: str | None = None,
+    units: str | None = None,
     low: str = "ci_low",
     high: str = "ci_high",
     palette: Mapping[Hashable, object] | None = None,
@@ -67,7 +68,8 @@ def band(
     Args:
         x: the column of the horizontal axis.
         data: the table.
-        hue: the column whose values have a band each.
+        hue: the column whose values have a colour and a band each.
+        units: the column whose values have a band each in the same colour, as the ``units`` of ``lineplot`` have lines.
         low, high: the columns of the lower and the upper edge.
         palette: the colour of each value of ``hue``, where it is not seaborn's default.
         ax: where to draw; the current axes by default.
@@ -76,5 +78,6 @@ def band(
     groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False, observed=True))
     colours = palette or dict(zip([name for name, _ in groups], sns.color_palette(n_colors=len(groups)), strict=True))
     for name, rows in groups:
-        rows = rows.sort_values(x)
-        ax.fill_between(rows[x], rows[low], rows[high], color=colours[name], alpha=0.2, linewidth=0)
+        for _, unit in [(None, rows)] if units is None else rows.groupby(units):
+            unit = unit.sort_values(x)
+            ax.fill_between(unit[x], unit[low], unit[high], color=colours[name], alpha=0.2, linewidth=0)

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from analysis_lib.capture import inputs
+from analysis_lib import capture
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora.loading import Corpus, load_corpus
+from analysis_lib.corpora import Corpus
+from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import Tables, measure
+from analysis_lib.measurement.measuring import measure
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.models.loading import UNTRAINED, LoadedModel, load_model
+from analysis_lib.models import UNTRAINED, LoadedModel
+from analysis_lib.models.loading import load_model
 
 
 class Comparison(Mapping[str, pd.DataFrame]):
@@ -96,9 +99,9 @@ def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
     if (model.kind, images.kind) != ("image", "image"):
         raise AnalysisError(f"{model.name} on {images.name}: give a model that reads images, and images")
     total, count = 0, 0
-    for batch in inputs.batches(model, images.items, [0] * len(images), inputs.Settings(), inputs.Reading()):
+    for batch in capture.batches(model, images.items, [0] * len(images), capture.Settings(), capture.Reading()):
         pixels = batch.inputs["pixel_values"].double().flatten(1)[:, None, None]
-        vectors = Vectors(pixels, inputs.unpadded(batch.groups, 1))
+        vectors = Vectors(pixels, capture.unpadded(batch.groups, 1))
         total = total + vectors.unit_sum.sum((0, 1))
         count = count + vectors.nonzero.sum()
     return float(mean_pair_cosine(total.cpu().numpy(), count.cpu().numpy()))

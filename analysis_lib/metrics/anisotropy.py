@@ -7,7 +7,7 @@ import pandas as pd
 from jaxtyping import Float
 from scipy import special, stats
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
 
@@ -80,18 +80,6 @@ def _refuse_a_line(dimensions: int) -> None:
         )
 
 
-def heads_above_isotropy(table: pd.DataFrame, head_width: int) -> dict[str, str]:
-    """For queries, keys and values, how many heads lie above the isotropic 95th percentile, as in "11 of 72".
-
-    Args:
-        table: the ``anisotropy`` table.
-        head_width: dimensions of a head.
-    """
-    heads = table[table["space"] != "hidden"]
-    above = heads.assign(above=heads["cosine"] > isotropic_cosine_quantile(head_width)).groupby("space")["above"]
-    return {space: f"{row['sum']} of {row['size']}" for space, row in above.agg(["sum", "size"]).iterrows()}
-
-
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
     """Raise an AnalysisError if a row of the table has fewer than two vectors to compare."""
     few = table[table["tokens"] < 2]
@@ -114,12 +102,13 @@ class Anisotropy(Metric):
     name: ClassVar[str] = "anisotropy"
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "cosine"
+    counts: ClassVar[str] = "tokens"
 
     def update(self, activations: Activations) -> None:
         for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
-                self._add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-                self._add(("vectors", space, activations.layer), vectors.nonzero, activations)
+                self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+                self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

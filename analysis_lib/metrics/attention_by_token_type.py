@@ -5,20 +5,9 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis_lib.capture.extraction import WEIGHTS, Activations
+from analysis_lib.capture import WEIGHTS, Activations
 from analysis_lib.metrics.accumulator import Metric, Sums
-from analysis_lib.models.loading import TOKEN_TYPES
-
-
-def by_layer(table: pd.DataFrame) -> pd.DataFrame:
-    """The mean of mass and weight over the heads of each layer: columns layer, key_type, mass, weight."""
-    return table.groupby(["layer", "key_type"], sort=False, as_index=False)[["mass", "weight"]].mean()
-
-
-def majority_layers(table: pd.DataFrame, key_type: str) -> list[int]:
-    """The layers that give more than half of their attention, averaged over heads, to keys of the type."""
-    layers = by_layer(table)
-    return layers.loc[(layers["key_type"] == key_type) & (layers["mass"] > 0.5), "layer"].tolist()
+from analysis_lib.models import TOKEN_TYPES
 
 
 class AttentionByTokenType(Metric):
@@ -36,9 +25,9 @@ class AttentionByTokenType(Metric):
         if activations.rows is None:
             return
         layer = activations.layer
-        self._add(("mass", layer), activations.rows.type_mass, activations)
-        self._add(("queries", layer), activations.tokens.counts, activations)
-        self._add(("pairs", layer), activations.rows.pairs, activations)
+        self.add(("mass", layer), activations.rows.type_mass, activations)
+        self.add(("queries", layer), activations.tokens.counts, activations)
+        self.add(("pairs", layer), activations.rows.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -5,9 +5,9 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Metric, Sums
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 
 
 class DimensionMeans(Metric):
@@ -24,8 +24,8 @@ class DimensionMeans(Metric):
         if (hidden := activations.spaces.get("hidden")) is not None:
             tokens, layer = hidden.tokens, activations.layer
             counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
-            self._add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
-            self._add(("tokens", layer), counts[:, tokens.counted_types], activations)
+            self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
+            self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

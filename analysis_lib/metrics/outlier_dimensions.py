@@ -26,24 +26,6 @@ def magnitude_zscores(means: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " d
     return (magnitudes - magnitudes.mean()) / spread if spread > 0 else np.zeros_like(magnitudes)
 
 
-def persistence(table: pd.DataFrame) -> pd.DataFrame:
-    """How far each outlier dimension persists over the layers, the most persistent first.
-
-    Args:
-        table: the ``outlier_dimensions`` table.
-
-    Returns:
-        Columns dimension, layers (in how many it is an outlier), in_layers (which, as text) and zscore (its
-        largest); ties go to the larger z-score.
-    """
-    found = table.groupby("dimension").agg(
-        layers=("layer", "size"),
-        in_layers=("layer", lambda layers: ", ".join(map(str, sorted(layers)))),
-        zscore=("zscore", "max"),
-    )
-    return found.sort_values(["layers", "zscore"], ascending=False).reset_index()
-
-
 class OutlierDimensions(DimensionMeans):
     """Dimensions whose |mean| lies more than 3 standard deviations above the layer's average |mean|.
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from analysis_lib.capture.extraction import Activations
+from analysis_lib.capture import Activations
 from analysis_lib.metrics.accumulator import Metric, Sums, head_column
 
 
@@ -23,8 +23,8 @@ class QueryKeyAlignment(Metric):
             return
         for space in ("query", "key"):
             vectors = activations.spaces[space]
-            self._add((space, activations.layer), vectors.sum, activations)
-            self._add((f"{space} tokens", activations.layer), vectors.counts, activations)
+            self.add((space, activations.layer), vectors.sum, activations)
+            self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

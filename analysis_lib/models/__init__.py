@@ -1,19 +1,26 @@
-"""A model by name, folder, hub id or object, and where its architecture keeps its parts."""
+"""A model by name, folder, hub id or object, and where its architecture keeps its parts.
 
-from analysis_lib.models.loading import (
+To add an architecture that transformers has, add a row to ``MODEL_LAYOUTS`` in ``parts.py``; one that it lacks is a
+file in ``architectures/``, registered in ``architectures/__init__.py``, as well. A tiny random model of it in
+``tests/tiny.py`` is then checked in every way that the others are. A model known by name is a row of ``MODELS`` in
+``names.py``.
+"""
+
+from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec
+from analysis_lib.models.loading import load_model
+from analysis_lib.models.names import (
     MULTIBERTS_SEEDS,
     MULTIBERTS_STEPS,
-    TOKEN_TYPES,
     UNTRAINED,
-    LoadedModel,
     Maker,
-    ModelSpec,
-    fingerprint,
     known_models,
-    load_model,
     multibert,
     register,
+    weights_identity,
 )
+
+# The old name, until every caller has the new one.
+fingerprint = weights_identity
 
 __all__ = [
     "MULTIBERTS_SEEDS",
@@ -23,9 +30,9 @@ __all__ = [
     "LoadedModel",
     "Maker",
     "ModelSpec",
-    "fingerprint",
     "known_models",
     "load_model",
     "multibert",
     "register",
+    "weights_identity",
 ]

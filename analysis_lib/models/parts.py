@@ -1,10 +1,12 @@
-"""Where each architecture keeps its blocks, its attention and its keys: one row a model type, no class a model.
+"""Where each architecture keeps its blocks, its attention and its keys: one row per model type, no class per model.
 
 Almost all of them call transformers' attention interface, and need no more than the paths of their blocks and of
 the module that projects keys. The few that do not are reached by hooks on their projections.
 """
 
 from dataclasses import dataclass
+
+from analysis_lib.errors import AnalysisError
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ _MANTA = Layout(
 )
 _DINO = _vision("encoder.layer.*", class_tokens=1)
 
-LAYOUTS = {
+MODEL_LAYOUTS: dict[str, Layout] = {
     "bert": _BERT,
     "roberta": _BERT,
     "xlm-roberta": _BERT,
@@ -183,3 +185,19 @@ LAYOUTS = {
         ),
     ),
 }
+
+# The old name, until every caller has the new one.
+LAYOUTS = MODEL_LAYOUTS
+
+
+def layout_for(name: str, model_type: str) -> Layout:
+    """The layout of an architecture; ``name`` is the model's, for the error.
+
+    Raises:
+        AnalysisError: models of this architecture are not measured.
+    """
+    if model_type not in MODEL_LAYOUTS:
+        raise AnalysisError(
+            f"{name} is a {model_type} model, which is not measured: give one of {', '.join(MODEL_LAYOUTS)}"
+        )
+    return MODEL_LAYOUTS[model_type]

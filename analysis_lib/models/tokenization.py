@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import transformers
 
-from analysis_lib.corpora.loading import Pair
+from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 

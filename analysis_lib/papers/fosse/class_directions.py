@@ -7,12 +7,12 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy import special, stats
 
-from analysis_lib.capture import extraction, inputs
-from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib import capture
+from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.models.loading import LoadedModel
+from analysis_lib.models import LoadedModel
 
 
 def class_vectors(model: LoadedModel, corpus: Corpus) -> Float[np.ndarray, "utterance width"]:
@@ -29,14 +29,14 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Float[np.ndarray, "utte
     last = _depth(model)
     found: dict[int, np.ndarray] = {}
 
-    def receive(activations: extraction.Activations) -> None:
+    def receive(activations: capture.Activations) -> None:
         if activations.layer == last:
             vectors = activations.spaces["hidden"].values[:, 0, 0].double().cpu().numpy()
             found.update(zip(activations.tokens.groups.tolist(), vectors, strict=True))
 
     # The group of an utterance is its place: batches come in an order of their own.
-    for batch in inputs.batches(model, corpus.items, range(len(corpus)), inputs.Settings(), inputs.Reading()):
-        extraction.run(model, batch, frozenset({"hidden"}), receive)
+    for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
+        capture.run(model, batch, frozenset({"hidden"}), receive)
     return np.stack([found[i] for i in range(len(corpus))])
 
 
@@ -306,16 +306,16 @@ def attention_vectors(
         AnalysisError: the model has no such layer, or its weights are not those of equation 1, where every query
             sees every key and a score owes nothing to positions.
     """
-    found: list[extraction.Activations] = []
+    found: list[capture.Activations] = []
     layer = layer or _depth(model)
 
-    def receive(activations: extraction.Activations) -> None:
+    def receive(activations: capture.Activations) -> None:
         if activations.layer == layer and activations.scores is not None:
             found.append(activations)
 
-    needs = frozenset({"query", "key", "value", extraction.SCORES})
-    for batch in inputs.batches(model, [text], [0], inputs.Settings(), inputs.Reading()):
-        extraction.run(model, batch, needs, receive)
+    needs = frozenset({"query", "key", "value", capture.SCORES})
+    for batch in capture.batches(model, [text], [0], capture.Settings(), capture.Reading()):
+        capture.run(model, batch, needs, receive)
     if not found:
         raise AnalysisError(f"{model.name} has no attention layer {layer}: give one from 1 to its last")
     (seen,) = found

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis_lib.corpora.loading import SPLITS, Corpus, load_corpus
+from analysis_lib.corpora import SPLITS, Corpus
+from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.loading import LoadedModel, load_model
-from analysis_lib.training.classification import finetune
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.loading import load_model
+from analysis_lib.training.text_classifiers import finetune
 
 # The paper measures on so many utterances of the test data.
 UTTERANCES = 1000

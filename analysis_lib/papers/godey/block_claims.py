@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from analysis_lib.measurement.measuring import grouped
+from analysis_lib.measurement.tables import grouped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.godey.models import GODEY
 from analysis_lib.papers.godey.untrained import DRAW, of_draw
 from analysis_lib.papers.old_claims import Claim, TableSet, decided
+
+GODEY = "Godey et al. 2024"
 
 
 def _by_norm(table: pd.DataFrame, column: str) -> pd.Series:

@@ -1,13 +1,11 @@
 """Drift against anisotropy: does a layer's mean vector explain how alike its tokens are?"""
 
-import itertools
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.errors import AnalysisError
@@ -22,8 +20,8 @@ def drift_by_layer(tables: Mapping[str, pd.DataFrame], relative: bool = False) -
     """The norm of the mean hidden state beside the average cosine: columns layer, norm_of_mean, cosine.
 
     Args:
-        tables: with ``anisotropy`` and ``mean_vector``, of one model, or of several: their columns model and trained
-            come first, then.
+        tables: with ``anisotropy`` and ``mean_vector``, of one model or of several, whose columns model and trained
+            then come first.
         relative: take the norm of the mean as a share r of the mean norm, in [0, 1]. Were all N vectors of the same
             length, the average cosine would be (N r² − 1)/(N − 1).
     """
@@ -35,23 +33,21 @@ def drift_by_layer(tables: Mapping[str, pd.DataFrame], relative: bool = False) -
 
 
 def permutation_p(x: Float[np.ndarray, " layer"], y: Float[np.ndarray, " layer"]) -> float:
-    """The two-sided p-value of a correlation over all n! orders of ``y``: the share with one as strong or stronger.
+    """The two-sided p-value of a correlation over all n! orders: the share with one as strong or stronger.
 
     Args:
         x, y: values, or their ranks for Spearman's correlation; n of each, at most 9.
 
-    >>> permutation_p(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]))  # 2 of 6 orders
-    0.3333333333333333
+    >>> round(permutation_p(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0])), 6)  # 2 of 6 orders
+    0.333333
     """
-    products = (y - y.mean())[_orders(len(y))] @ (x - x.mean())
-    # The first order is the one observed. Sums in another order differ by rounding, which must not break a tie.
-    strength = np.abs(products)
-    return float((strength >= strength[0] * (1 - 1e-9)).mean())
 
+    def strength(order: np.ndarray, axis: int) -> np.ndarray:
+        return np.abs((order * (y - y.mean())).sum(axis))
 
-@lru_cache
-def _orders(count: int) -> Int[np.ndarray, "order layer"]:
-    return np.array(list(itertools.permutations(range(count))), dtype=np.int8)
+    # Of strengths, "greater" counts both signs: where ranks are tied, scipy's "two-sided" doubles one tail instead.
+    settings = {"permutation_type": "pairings", "alternative": "greater", "n_resamples": np.inf, "vectorized": True}
+    return float(stats.permutation_test((x,), strength, **settings).pvalue)
 
 
 def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
@@ -63,12 +59,12 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
     as the paper's measure, not as proof.
 
     Args:
-        table: columns model, layer, norm_of_mean, cosine; one row a layer.
+        table: columns model, layer, norm_of_mean, cosine; one row per layer.
 
     Returns:
-        One row a model: model, layers (how many), spearman, spearman_p, pearson, pearson_p, enough (whether so few
-        layers could give p < 0.05 at all: the least that Spearman's can be is 2/n!) and note, which says where the
-        p of Spearman comes from, or why there is none. A constant has no correlation: NaN.
+        One row per model: model, layers (how many), spearman, spearman_p, pearson, pearson_p, enough (whether so few
+        layers can give p < 0.05 at all: Spearman's is 2/n! or more) and note, which says how the p of Spearman was
+        computed, or why there is none. A constant has no correlation: NaN.
 
     Raises:
         AnalysisError: a column is missing, a value is, or a layer occurs twice.
@@ -84,7 +80,9 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
 def _correlate(model: str, table: pd.DataFrame) -> tuple:
     if table["layer"].duplicated().any():
         layer = table.loc[table["layer"].duplicated(), "layer"].iloc[0]
-        raise AnalysisError(f"{model} has several rows of layer {layer}: give its hidden states alone, one row a layer")
+        raise AnalysisError(
+            f"{model} has several rows of layer {layer}: give its hidden states alone, one row per layer"
+        )
     norm, cosine = (table[column].to_numpy(float) for column in ("norm_of_mean", "cosine"))
     if not np.isfinite([norm, cosine]).all():
         layer = table["layer"].iloc[np.argmin(np.isfinite(norm) & np.isfinite(cosine))]
@@ -102,3 +100,17 @@ def _correlate(model: str, table: pd.DataFrame) -> tuple:
     else:
         spearman_p, note = spearman.pvalue, "p from Student's t"
     return model, layers, spearman.statistic, spearman_p, pearson.statistic, pearson.pvalue, enough, note
+
+
+def drift_significance(tables: Mapping[str, pd.DataFrame], test: str) -> float:
+    """0.05 minus the p-value of the correlation of drift and average cosine: above 0 where it is significant.
+
+    Args:
+        tables: with ``anisotropy`` and ``mean_vector``, of one model.
+        test: ``spearman`` or ``pearson``.
+
+    Returns:
+        NaN where the layers are too few, or the drift or the cosine is the same in all.
+    """
+    row = drift_correlation(drift_by_layer(tables).assign(model="")).iloc[0]
+    return SIGNIFICANCE - row[f"{test}_p"] if row["enough"] else math.nan

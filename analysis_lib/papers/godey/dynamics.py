@@ -17,18 +17,17 @@ from jaxtyping import Float
 from scipy import stats
 from tqdm import tqdm
 
-from analysis_lib import corpora
-from analysis_lib.capture import extraction, inputs
-from analysis_lib.corpora import packages
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib import capture, corpora
+from analysis_lib.corpora import Corpus, packages
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import wilson
-from analysis_lib.models.loading import LoadedModel, load_model
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.loading import load_model
 from analysis_lib.papers.godey.directions import singular_directions
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name
-from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_fingerprint
+from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 TABLES = (*METRICS, "losses", "vectors")
@@ -141,7 +140,7 @@ def dynamics(
     about = {
         "run": run,
         **asked,
-        "checkpoints": run_fingerprint(run),
+        "checkpoints": run_identity(run),
         "texts": corpora.fingerprint(data),
         "training": run_description(run),
     }
@@ -166,9 +165,9 @@ def fingerprint(run: str) -> str:
         AnalysisError: there is no such run.
     """
     if (shipped := _shipped(run)) is None:
-        return run_fingerprint(run)
+        return run_identity(run)
     files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
-    return f"{run_fingerprint(run)} {hashlib.sha256(files).hexdigest()[:12]}"
+    return f"{run_identity(run)} {hashlib.sha256(files).hexdigest()[:12]}"
 
 
 def _shipped(run: str) -> Path | None:
@@ -252,7 +251,7 @@ def sample_vectors(
     """
     found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
 
-    def receive(activations: extraction.Activations) -> None:
+    def receive(activations: capture.Activations) -> None:
         for layer, head in heads:
             if layer == activations.layer:
                 for space in ("query", "key"):
@@ -263,8 +262,8 @@ def sample_vectors(
                     found.setdefault((layer, head, space), []).append(counted.float().cpu())
 
     groups = [0] * len(corpus.items)
-    for batch in inputs.batches(model, corpus.items, groups, inputs.Settings(), inputs.Reading()):
-        extraction.run(model, batch, frozenset({"query", "key"}), receive)
+    for batch in capture.batches(model, corpus.items, groups, capture.Settings(), capture.Reading()):
+        capture.run(model, batch, frozenset({"query", "key"}), receive)
     frames = []
     for (layer, head, space), parts in sorted(found.items()):
         vectors = torch.cat(parts).numpy()

@@ -9,8 +9,9 @@ from scipy import stats
 
 from analysis_lib.metrics.intervals import seed_interval, wilson
 from analysis_lib.papers.godey.dynamics import Dynamics, chance_band, cosine_of_layers, drift_along, heads_shown, thirds
-from analysis_lib.papers.godey.models import GODEY
 from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated
+
+GODEY = "Godey et al. 2024"
 
 # Layers that the figures of section 5 and appendix D show, of the 12 of a MultiBERT, here counted from 1.
 _SHOWN_LAYERS = {13: (1, 5, 10, 12), 23: (1, 3, 7, 12)}

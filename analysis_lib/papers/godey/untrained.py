@@ -20,8 +20,7 @@ from scipy import optimize
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis_lib.capture.extraction import IMPLEMENTATION, Activations, attended_by
-from analysis_lib.capture.inputs import unpadded
+from analysis_lib.capture import IMPLEMENTATION, Activations, attended_by, unpadded
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics import Anisotropy, MeanVector

@@ -1,0 +1,123 @@
+"""Items of a corpus -> batches that a model reads: texts, images, and sounds (``sounds.py``)."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from analysis_lib.capture.inputs import Batch, Reading, Settings
+from analysis_lib.capture.sounds import longest_sound, sound_batches
+from analysis_lib.capture.tokens import Tokens
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.tokenization import text_frame, token_ids
+
+# How many pixels of an image count as one token of a batch.
+PIXELS_PER_TOKEN = 256
+
+
+def batches(
+    loaded: LoadedModel, items: Sequence, groups: Sequence[int], settings: Settings, reading: Reading
+) -> Iterator[Batch]:
+    """The items as batches, not necessarily in their order.
+
+    Args:
+        items: texts; or images or sounds, each with a ``load()``.
+        groups: the jackknife group of each item.
+        reading: counts what was read.
+
+    Raises:
+        AnalysisError: an item cannot be read, or is too short for the model.
+    """
+    make = {"text": _text_batches, "image": _image_batches, "audio": sound_batches}[loaded.kind]
+    return make(loaded, items, groups, settings, reading)
+
+
+def longest(loaded: LoadedModel) -> str:
+    """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30 seconds``."""
+    if loaded.kind == "text":
+        return f"{loaded.max_length} tokens"
+    return f"{longest_sound(loaded):g} seconds"
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
+    prefix, suffix = text_frame(loaded.tokenizer)
+    limit = loaded.max_length - len(prefix) - len(suffix)
+    ids, owners = [], []
+    for body, group in zip(token_ids(loaded.tokenizer, texts), groups, strict=True):
+        parts = reading.split(len(body), limit, settings.long_texts == "window")
+        sequences = [[*prefix, *body[part], *suffix] for part in parts]
+        ids += [sequence for sequence in sequences if sequence]
+        owners += [group] * (len(ids) - len(owners))
+    reading.utterances += len(ids)
+    yield from make_batches(loaded, ids, owners, settings.special_tokens, settings.tokens_per_batch)
+
+
+def make_batches(
+    loaded: LoadedModel,
+    token_ids: Sequence[list],
+    groups: Sequence[int],
+    special_tokens: bool,
+    tokens_per_batch: int,
+) -> list[Batch]:
+    """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
+
+    If padding would change what the model computes, all texts of a batch have one length. A text that is longer than
+    ``tokens_per_batch`` is a batch of its own.
+    """
+    order = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
+    chunks: list[list[int]] = [[]]
+    for i in order:
+        full = (len(chunks[-1]) + 1) * len(token_ids[i]) > tokens_per_batch
+        longer = chunks[-1] and len(token_ids[i]) > len(token_ids[chunks[-1][0]])
+        if chunks[-1] and (full or (longer and loaded.layout.equal_lengths)):
+            chunks.append([])
+        chunks[-1].append(i)
+    return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks if c]
+
+
+def _pad(loaded: LoadedModel, token_ids: list[list], groups: list[int], special_tokens: bool) -> Batch:
+    pad = getattr(loaded.tokenizer, "pad_token_id", None)
+    # A word of characters is padded with zeros; some causal models have no padding token, and any id will do.
+    pad = pad if isinstance(pad, int) else 0
+    rows = [torch.tensor(ids) for ids in token_ids]
+    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(loaded.device)
+    lengths = torch.tensor([len(ids) for ids in token_ids])
+    mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).to(loaded.device)
+    owners = torch.tensor(groups, device=loaded.device)
+    inputs = {"input_ids": input_ids, "attention_mask": mask.long()}
+    batch = Batch(inputs, owners, special_tokens)
+    batch.tokens = Tokens(mask, loaded.token_types(input_ids), owners, special_tokens)
+    if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
+        shifted = loaded.model._shift_right(input_ids)
+        inputs |= {"decoder_input_ids": shifted, "decoder_attention_mask": mask.long()}
+        batch.shifted = Tokens(mask, loaded.token_types(shifted), owners, special_tokens)
+    if getattr(loaded.model.config, "use_cache", False):
+        inputs["use_cache"] = False
+    return batch
+
+
+# --- Images ---------------------------------------------------------------------------------------
+
+
+def _image_batches(loaded, images, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
+    mode = "L" if getattr(loaded.model.config, "num_channels", 3) == 1 else "RGB"
+    waiting, owners = [], []
+    for image, group in zip(images, groups, strict=True):
+        pixels = loaded.processor(images=image.load().convert(mode), return_tensors="pt")["pixel_values"]
+        # Processors that keep an image's proportions give each image its own size.
+        if waiting and (waiting[-1].shape != pixels.shape or _full(pixels, waiting, settings)):
+            yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
+            waiting, owners = [], []
+        waiting.append(pixels)
+        owners.append(group)
+        reading.utterances += 1
+    if waiting:
+        yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
+
+
+def _full(pixels: Tensor, waiting: list[Tensor], settings: Settings) -> bool:
+    size = pixels.shape[-1] * pixels.shape[-2]
+    return (len(waiting) + 1) * size > settings.tokens_per_batch * PIXELS_PER_TOKEN

@@ -1,0 +1,75 @@
+"""A forward pass that is captured only after the capture has been checked against the plain forward pass."""
+
+import math
+
+import torch
+
+from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Receive
+from analysis_lib.capture.forward_pass import captured_pass
+from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.precision import full_precision, in_double
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models import LoadedModel
+
+# How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
+# roundings pass without question; in float64, half of the digits must agree.
+ROUNDING = 64 * torch.finfo(torch.float32).eps
+AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
+
+
+def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str = "flatten") -> None:
+    """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0, 1, ... in turn.
+
+    Args:
+        needs: which of ``SPACES``, ``WEIGHTS`` and ``SCORES`` to capture.
+        maps: ``flatten`` or ``positions``, see :class:`Settings`.
+
+    Raises:
+        AnalysisError: the attention of a block was not captured, or not exactly.
+    """
+    if not getattr(loaded, "_checked", False):
+        _check(loaded, batch)
+    captured_pass(loaded, batch, needs, receive, maps)
+
+
+def _check(loaded: LoadedModel, batch: Batch) -> None:
+    """Compare the captured forward pass of two utterances with the plain one.
+
+    The two round differently, the more so the larger the scores, and each processor in its own way. Where they differ
+    by more than ``ROUNDING``, they are repeated in float64: an error of the capture is as large there, whereas
+    rounding shrinks by eight orders of magnitude.
+
+    Raises:
+        AnalysisError: they differ by more than rounding, so that no measurement could be trusted; or float64 is needed
+            to decide and cannot be had.
+    """
+    few = batch.head(2)
+    difference = _difference(loaded, few)
+    decided_in_double = loaded.model.dtype == torch.float64
+    if not decided_in_double and difference > ROUNDING:
+        decided_in_double, difference = True, _difference(*in_double(loaded, few))
+    if decided_in_double and difference > AGREEMENT:
+        raise AnalysisError(
+            f"{loaded.name}: the captured forward pass differs from the plain one by {difference:.1e} of the largest "
+            f"activation in float64, where rounding stays below {AGREEMENT:.1e}: the attention of this architecture "
+            f"is not captured exactly, so it cannot be measured; give another model"
+        )
+    # If activations are not finite, the measurement that follows stops at the first such layer and names it.
+    loaded._checked = not math.isnan(difference)
+
+
+def _difference(loaded: LoadedModel, batch: Batch) -> float:
+    """The largest difference between the captured and the plain output, as a share of the largest activation.
+
+    NaN if the plain output is not finite.
+    """
+    captured = captured_pass(loaded, batch, frozenset({*SPACES, WEIGHTS, SCORES}), lambda _: None)
+    with torch.inference_mode(), full_precision(loaded):
+        plain = loaded.model(**batch.inputs).last_hidden_state
+    if not plain.isfinite().all():
+        return math.nan
+    tokens = batch.shifted or batch.tokens
+    if tokens is not None and plain.shape[:2] == tokens.mask.shape:
+        captured, plain = captured[tokens.mask], plain[tokens.mask]
+    difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
+    return difference / plain.abs().max().item() if difference else 0.0

@@ -1,0 +1,150 @@
+"""One forward pass of a model, and the activations of its layers on the way.
+
+Hidden states come from hooks on the blocks (here); queries, keys and values of most models from transformers' attention
+interface (``interface.py``), and of the few that do not call it from hooks (``hooked.py``). Nothing is kept: the
+activations of a layer are handed on when its block is done.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from analysis_lib.capture.activations import Activations, Receive
+from analysis_lib.capture.current_layer import CurrentLayer
+from analysis_lib.capture.hooked import HookedAttention
+from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
+from analysis_lib.capture.maps import class_tokens, map_vectors, token_count
+from analysis_lib.capture.precision import full_precision
+from analysis_lib.capture.projections import ProjectionHooks
+from analysis_lib.capture.stack_tokens import TOKEN_RULES
+from analysis_lib.capture.tokens import Tokens
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.parts import Stack
+
+
+def captured_pass(
+    loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str = "flatten"
+) -> Tensor:
+    """One forward pass; the arguments are those of :func:`checked_pass.run`, without its check.
+
+    Returns:
+        The output of the model, utterance x token x width or image x channel x height x width.
+
+    Raises:
+        AnalysisError: the attention of a block was not captured.
+    """
+    blocks = _Blocks(loaded, batch, needs, receive, maps)
+    with loaded.lock, torch.inference_mode(), full_precision(loaded), _capturing(loaded, blocks):
+        output = loaded.model(**batch.inputs).last_hidden_state
+    if blocks.missed:
+        count = sum(len(blocks) for blocks in loaded.stacks.values())
+        raise AnalysisError(
+            f"{loaded.name}: attention was captured in {count - len(set(blocks.missed))} of {count} layers: "
+            f"this model does not call transformers' attention interface in {blocks.missed[0]}; give another model"
+        )
+    return output
+
+
+@contextmanager
+def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
+    """Inside it the model runs with all hooks and our attention function; afterwards it is as it was."""
+    before = loaded.model.config._attn_implementation
+    on_interface = any(stack.attention and not stack.attention.hooked for stack in loaded.stacks)
+    handles = []
+    try:
+        handles.extend(blocks.attach())
+        if on_interface:
+            loaded.model.set_attn_implementation(IMPLEMENTATION)
+        with attended_by(blocks.interface):
+            yield
+    finally:
+        if on_interface:
+            loaded.model.set_attn_implementation(before)
+        for handle in handles:
+            handle.remove()
+
+
+class _Blocks:
+    """Hooks on the blocks: they number the layers, and hand on the activations of each when its block is done.
+
+    Attributes:
+        missed: the blocks whose attention was not captured.
+    """
+
+    def __init__(self, loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str):
+        self.loaded = loaded
+        self.receive = receive
+        self.maps = maps
+        self.missed: list[str] = []
+        self.layer = CurrentLayer(batch, needs)
+        self.projections = ProjectionHooks()
+        self.interface = InterfaceAttention(self.layer, self.projections)
+        self.hooked = HookedAttention(self.layer, self.projections)
+        self._count = 0
+        self._begun: set[str] = set()
+        self._tokens: dict[tuple[str, int], Tokens] = {}
+        # First blocks whose output another module changes before the second reads it.
+        self._amended: set[nn.Module] = set()
+
+    def attach(self) -> Iterator[RemovableHandle]:
+        """Attach all hooks; the caller removes the handles."""
+        names = {module: name for name, module in self.loaded.model.named_modules()}
+        for stack, blocks in self.loaded.stacks.items():
+            for block in blocks:
+                # Before each block, not only the first: blocks that share weights run in any order.
+                yield block.register_forward_pre_hook(partial(self._before, stack, names[block]), with_kwargs=True)
+                yield block.register_forward_hook(partial(self._after, stack), with_kwargs=True)
+                if stack.attention is not None:
+                    module = block.get_submodule(stack.attention.module)
+                    yield from self.projections.attach(module, stack.attention)
+                    if stack.attention.hooked:
+                        yield self.hooked.attach(module, stack.attention)
+                    else:
+                        self.interface.own[module] = stack.attention
+            for module, name in names.items():
+                if name == stack.amended:
+                    self._amended.add(blocks[0])
+                    yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
+
+    def _before(self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict) -> None:
+        hidden = args[0] if args else next(kwargs[k] for k in ("hidden_states", "hidden_state") if k in kwargs)
+        if stack.name not in self._begun:
+            self._begun.add(stack.name)
+            self._begin(stack, "", hidden, args)
+            self._hand_on(stack, hidden, args)
+        self._begin(stack, name, hidden, args)
+
+    def _after(self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple) -> None:
+        if module not in self._amended:
+            self._hand_on(stack, output[0] if isinstance(output, tuple) else output, args)
+
+    def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
+        tokens = self._stack_tokens(stack, hidden, args)
+        self.layer.activations = Activations(self._count, stack.name, name, tokens)
+        self._count += 1
+
+    def _stack_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
+        if self.loaded.layout.maps:
+            return self.layer.unpadded(token_count(hidden), class_tokens(hidden, args))
+        key = (stack.name, hidden.shape[1])
+        if key not in self._tokens:
+            self._tokens[key] = TOKEN_RULES[stack.tokens](self.loaded, self.layer.batch, hidden.shape[1], args)
+        return self._tokens[key]
+
+    def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:
+        activations = self.layer.activations
+        if stack.attention is not None and activations.part and not activations.attended:
+            self.missed.append(activations.part)
+        tokens = activations.tokens
+        if self.loaded.layout.maps:
+            hidden = map_vectors(hidden, args, self.maps)
+            tokens = self.layer.unpadded(hidden.shape[1])
+        if "hidden" in self.layer.needs:
+            activations.spaces["hidden"] = self.layer.vectors(hidden, tokens)
+        self.receive(activations)

@@ -1,0 +1,186 @@
+"""Attention that calls transformers' interface: the function and the mask registered there, and what they capture.
+
+transformers lets a program register an attention function, which every model on its attention interface then calls
+with queries, keys and values after the split into heads and after any rotation. The function registered here leaves
+the computation to whoever asked for it with :func:`attended_by`.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from analysis_lib.capture.activations import SCORES, WEIGHTS
+from analysis_lib.capture.attention_rows import AttentionRows, attend_with_rows
+from analysis_lib.capture.current_layer import CurrentLayer
+from analysis_lib.capture.projections import ProjectionHooks, score_sums
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.parts import Attention
+
+# The name under which the attention function is registered.
+IMPLEMENTATION = "analysis_lib"
+# Arguments of an attention function that change its scores in ways that are not measured here.
+NOT_MEASURED = ("softcap", "s_aux")
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """What computes the attention of some modules in place of the plain function.
+
+    Attributes:
+        own: the modules.
+    """
+
+    own: Collection[nn.Module]
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        scaling: float,
+    ) -> Tensor:
+        """The output of attention by head; the arguments are those of ``attend_with_rows``."""
+
+
+_under_way: ContextVar[Attends | None] = ContextVar("_under_way", default=None)
+
+
+@contextmanager
+def attended_by(other: Attends) -> Iterator[None]:
+    """Let ``other`` compute the attention of its own modules, if they run with ``IMPLEMENTATION``."""
+    token = _under_way.set(other)
+    try:
+        yield
+    finally:
+        _under_way.reset(token)
+
+
+class InterfaceAttention:
+    """Captures the attention of modules that call the interface.
+
+    Attributes:
+        own: the modules whose attention is measured. A decoder's attention to an encoder is not among them.
+    """
+
+    def __init__(self, layer: CurrentLayer, projections: ProjectionHooks):
+        self.layer = layer
+        self.projections = projections
+        self.own: dict[nn.Module, Attention] = {}
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        scaling: float,
+    ) -> Float[Tensor, "utterance head token value_dim"]:
+        """The output of a module's attention; what is needed of it is captured."""
+        layer, call = self.layer, self.projections.call
+        visibility, mask = layer.visibility(mask, query.shape[2], key.shape[2])
+        layer.take(query, key, value, call.key_input, visibility.keys)
+        if SCORES in layer.needs:
+            position = None if bias is None else bias / scaling
+            inputs = layer.vectors(call.key_input, visibility.keys)
+            layer.activations.scores = score_sums(
+                module, self.own[module], call, query, key.shape[1], inputs, visibility, position
+            )
+        shared_by = query.shape[1] // key.shape[1]
+        if shared_by > 1:
+            key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
+        if WEIGHTS not in layer.needs:
+            return functional.scaled_dot_product_attention(query, key, value, _joined(mask, bias), scale=scaling)
+        counted, indicators = layer.activations.tokens.counted, visibility.keys.type_masks.to(query.dtype)
+        output, entropy, mass = attend_with_rows(query, key, value, mask, scaling, indicators, counted, bias)
+        layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs)
+        return output
+
+
+def _attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every attention module.
+
+    Raises:
+        AnalysisError: the model changes its scores in a way that is not measured.
+    """
+    unknown = sorted(name for name in NOT_MEASURED if kwargs.get(name) is not None)
+    if unknown:
+        raise AnalysisError(
+            f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}, which is not measured: "
+            f"give another model"
+        )
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling == 1 != getattr(module, "scaling", 1):
+        # Whisper scales its queries beforehand; as everywhere, queries are measured before scaling.
+        scaling = module.scaling
+        query = query / scaling
+    mask, bias = _mask_and_bias(attention_mask, position_bias)
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    if mask is None and causal and query.shape[2] > 1:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    capture = _under_way.get()
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    if capture is not None and module in capture.own:
+        output = capture.attend(module, query, key, value, mask, bias, scaling)
+    else:
+        grouped = query.shape[1] != key.shape[1]
+        output = functional.scaled_dot_product_attention(
+            query, key, value, _joined(mask, bias), dropout, scale=scaling, enable_gqa=grouped
+        )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Which pairs are allowed, and what is added to their scores; some models pass both in one tensor.
+
+    Raises:
+        AnalysisError: each head has a mask of its own.
+    """
+    if mask is not None and mask.dtype != torch.bool:
+        # Masked pairs hold the lowest finite number or −∞; BEiT passes its biases in this tensor, too.
+        allowed = mask > torch.finfo(mask.dtype).min / 2
+        added = None if (mask[allowed.expand_as(mask)] == 0).all() else torch.where(allowed, mask, 0)
+        bias = added if bias is None else bias if added is None else bias + added
+        mask = None if allowed.all() else allowed
+    if mask is not None and mask.shape[1] != 1:
+        raise AnalysisError("this model has a mask for each attention head, which is not measured: give another model")
+    return mask, bias
+
+
+def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Mask and bias in one tensor, for the fused kernel."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
+
+
+def _whole_mask(*args, **kwargs) -> Tensor | None:
+    """transformers' mask for fused attention, always written out: a causal mask left implicit cannot be captured."""
+    return sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention_function)
+AttentionMaskInterface.register(IMPLEMENTATION, _whole_mask)

@@ -1,0 +1,113 @@
+"""What attention scores are made of: the contribution C_j of each dimension, and the terms beside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from analysis_lib.capture.vectors import Vectors
+from analysis_lib.capture.visibility import Visibility
+
+BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
+
+
+@dataclass(eq=False)
+class ScoreSums:
+    r"""The scores q·k of a layer before scaling, summed over pairs of a query and a key that it sees.
+
+    A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n is what happens to a key after its
+    projection: nothing in BERT (the identity); a rotation by the key's position in rotary models, preceded by the
+    division by its norm where keys are normalised. A score is thus linear in x_n,
+
+        q_m · k_n = (T_nᵀ q_m) · (W_K x_n + b_K),
+
+    and the contribution of dimension j of x_n to it is (Maruta and Matsuzaki 2024, eq. 7)
+
+        C_j = (T_nᵀ q_m) · (W_K)_j x_nj, with (W_K)_j the column j of W_K.
+
+    T_n does not depend on the query, so the sum over pairs needs none of them:
+
+        Σ_m Σ_n C = Σ_n (W_Kᵀ T_nᵀ Σ_m q_m) ∘ x_n.
+
+    The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
+    DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
+
+    Attributes:
+        query: q, after bias, rotation and normalisation.
+        inputs: x_n, as vectors of one head.
+        weight: W_K of each head; grouped heads share theirs.
+        bias: b_K of each head, or None.
+        visibility: which queries see which keys.
+        back: applies T_nᵀ to one vector per key; None for the identity.
+        position: what is added to the score of each pair and does not depend on the key's input: a relative position
+            bias, or DeBERTa's content-to-position score.
+        position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K x_n) is added to the
+            score: DeBERTa's position-to-content score.
+    """
+
+    query: Float[Tensor, "utterance head token head_dim"]
+    inputs: Vectors
+    weight: Float[Tensor, "head head_dim width"]
+    bias: Float[Tensor, "head head_dim"] | None
+    visibility: Visibility
+    back: BackThroughKey | None = None
+    position: Float[Tensor, "#utterance head token key"] | None = None
+    position_query: Float[Tensor, "utterance head key head_dim"] | None = None
+
+    @cached_property
+    def content_gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
+        """Σ_m T_nᵀ q_m over the counted queries m that see key n; the key axis is 1 long if it is the same for all."""
+        counted = self.visibility.queries.counted[:, None, :, None]
+        gradient = self.visibility.over_queries(self.query * counted)
+        return gradient if self.back is None else self.back(gradient)
+
+    @cached_property
+    def gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
+        """∂(Σ scores)/∂(W_K x_n + b_K): the vectors that meet key n's projection, summed over queries."""
+        if self.position_query is None:
+            return self.content_gradient
+        return self.content_gradient + self.position_query
+
+    @cached_property
+    def contributions(self) -> Float[Tensor, "utterance head type width"]:
+        """Σ C_j over pairs, by the type of the key: what each dimension of x_n adds to the scores."""
+        gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
+        if self.visibility.everyone and gradient.shape[2] == 1:
+            # Every key meets the same gradient, so the sum of the inputs suffices.
+            return gradient * self.inputs.type_sums
+        return self._by_type(gradient.mul_(self.inputs.values))
+
+    @cached_property
+    def terms(self) -> dict[str, Float[Tensor, "utterance head type"]]:
+        """Σ over pairs of each term of the scores, by the type of the key.
+
+        The terms, as listed in ``metrics.ScoreTerms``, add up to the sum of the scores.
+        """
+        terms = {"content": self.contributions.sum(-1)}
+        if self.position_query is not None:
+            projected = torch.einsum("hed,bnd->bhne", self.weight, self.inputs.values.squeeze(1))
+            by_key = (self.position_query * projected).sum(-1, keepdim=True)
+            terms["position_query"] = self._by_type(by_key).squeeze(-1)
+            terms["content"] = terms["content"] - terms["position_query"]
+        if self.bias is not None:
+            by_key = (self.gradient * self.bias.unsqueeze(1)).sum(-1, keepdim=True)
+            by_key = by_key.expand(-1, -1, self.inputs.values.shape[2], -1)
+            terms["key_bias"] = self._by_type(by_key).squeeze(-1)
+        if self.position is not None:
+            terms["position"] = self._by_type(self._position_sums()).squeeze(-1)
+        return terms
+
+    def _position_sums(self) -> Float[Tensor, "utterance head key 1"]:
+        seen = self.visibility.queries.counted[:, :, None].to(self.position.dtype)
+        if self.visibility.causal:
+            keys = self.position.shape[-1]
+            seen = seen * torch.ones(keys, keys, dtype=seen.dtype, device=seen.device).tril()
+        elif self.visibility.seen_by is not None:
+            seen = seen * self.visibility.seen_by
+        return (self.position * seen.unsqueeze(1)).sum(2).unsqueeze(-1)
+
+    def _by_type(self, values: Float[Tensor, "utterance head key dim"]) -> Float[Tensor, "utterance head type dim"]:
+        return self.visibility.keys.type_masks.to(values.dtype).unsqueeze(1) @ values

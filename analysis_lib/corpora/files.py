@@ -1,0 +1,195 @@
+"""Files and folders as corpora: CSV and TSV columns, lines of text, and images or sounds."""
+
+import csv
+import hashlib
+import io
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+from analysis_lib.corpora.corpus import PLURAL, Labelled, Located, Pair, refuse_gaps
+from analysis_lib.corpora.media import ImageFile, SoundFile
+from analysis_lib.corpora.splits import SPLITS, divided
+from analysis_lib.errors import AnalysisError, near_names
+
+# Of each class of a file without a division; of a class of fewer texts, none would be left for validation.
+_VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
+_SUFFIXES = {
+    "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
+    "audio": {".flac", ".mp3", ".ogg", ".wav"},
+}
+_ITEMS = {"image": ImageFile, "audio": SoundFile}
+
+
+def located(spec: str, known: Iterable[str]) -> Located:
+    """The file or folder that ``spec`` names; ``known`` are the names to offer where there is none."""
+    path, column = _path_and_column(spec, known)
+    if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
+        kind, files, labels = _media(path)
+        items = [_ITEMS[kind](file.absolute()) for file in files]
+        return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
+    read = partial(_lines, path) if column is None else partial(read_column, path, column)
+    return Located("text", read, lambda: f"{column or 'lines'} of sha256:{_sha256(path.read_bytes())}")
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _lines(path: Path) -> list[str]:
+    text = _decode(path)
+    # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
+    return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
+
+
+def _media_identity(folder: Path, kind: str, files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
+        digest.update(name + b"\0" + _ITEMS[kind](file).digest())
+    return f"{PLURAL[kind]} of sha256:{digest.hexdigest()}"
+
+
+def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]:
+    """The file or folder and, for a CSV, the column that ``spec`` names."""
+    if not spec.strip() or "\0" in spec or len(spec) > 4096:
+        raise AnalysisError(
+            f"{spec[:40]!r} is no name or path: give a name of `datasets`, file.csv:COLUMN, lines.txt or a folder"
+        )
+    path, column = Path(spec), None
+    # The column alone, with that of the classes, or with a split, too; a path may have colons of its own.
+    for cuts in (1, 2, 3):
+        if not _is_file(path) and spec.count(":") >= cuts:
+            before, *columns = spec.rsplit(":", cuts)
+            path, column = Path(before), ":".join(columns)
+    if _is_file(path):
+        if column is None and path.suffix.lower() in {".csv", ".tsv"}:
+            header = ", ".join(_rows(path)[:1][0]) if path.stat().st_size else ""
+            raise AnalysisError(f"{path} is a table: name its column, as in {path}:COLUMN (it has: {header})")
+        return path, column
+    if os.path.isdir(path):
+        if column is not None:
+            raise AnalysisError(f"{path} is a folder: name a text or CSV file in it")
+        return path, None
+    if path.suffix or "/" in spec:
+        raise AnalysisError(f"there is no file {path}: check the path, or name a corpus of `datasets`")
+    raise AnalysisError(f"there is no corpus, file or folder named {spec}: {near_names(spec.partition(':')[0], known)}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.exists() and not path.is_dir()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def _decode(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise AnalysisError(f"{path} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`")
+    if b"\0" in content:
+        raise AnalysisError(f"{path} is no text (it has a zero byte): give a UTF-8 text or CSV file, unpacked")
+    try:
+        # utf-8-sig: spreadsheet programs put a byte-order mark before the first column's name.
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise AnalysisError(
+            f"{path} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start}): "
+            f"convert it first, for example with `iconv -f LATIN1 -t UTF-8`"
+        ) from error
+
+
+def _rows(path: Path) -> list[list[str]]:
+    # The field limit of the csv module is 128 KiB; an utterance may be longer.
+    csv.field_size_limit(2**31 - 1)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        return list(csv.reader(io.StringIO(_decode(path), newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise AnalysisError(f"{path} is not a well-formed table: {error}") from error
+
+
+def read_column(path: Path, column: str) -> list[str] | list[Pair] | list[Labelled]:
+    """The texts of a column, the pairs of two (``a,b``), either with classes (``a:label``), or a split of these."""
+    rows = _rows(path)
+    if not rows:
+        raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
+    header, *body = rows
+    if column in header:
+        return _cells(path, header, body, column)
+    names, _, label = column.partition(":")
+    label, _, split = (label, "", "") if label in header else label.partition(":")
+    if names in header or names.count(",") != 1:
+        texts = _cells(path, header, body, names)
+    else:
+        sides = (_cells(path, header, body, name) for name in names.split(","))
+        texts = [Pair(*pair) for pair in zip(*sides, strict=True)]
+    if ":" not in column:
+        return texts
+    rows = [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), strict=True)]
+    return _drawn_split(path, rows, split) if split else rows
+
+
+def _drawn_split(path: Path, rows: list[Labelled], split: str) -> list[Labelled]:
+    if split not in SPLITS:
+        raise AnalysisError(f"{path} has no split {split}: {near_names(split, SPLITS)}")
+    refuse_gaps(str(path), rows)
+    # A text that stands in the file twice would be trained on and tested on.
+    distinct = list(dict.fromkeys(rows))
+    name, count = Counter(row.label for row in distinct).most_common()[-1]
+    if count < _FEWEST_TEXTS:
+        raise AnalysisError(
+            f"{path} has {count} distinct texts of the class {name}: to be divided, it needs {_FEWEST_TEXTS} or more"
+        )
+    return divided(distinct, split, _VALIDATION_SHARE, _TEST_SHARE)
+
+
+def _cells(path: Path, header: list[str], body: list[list[str]], column: str) -> list[str]:
+    if header.count(column) > 1:
+        raise AnalysisError(f"{path} has {header.count(column)} columns named {column}: rename all but one")
+    if column not in header:
+        raise AnalysisError(f"{path} has no column {column}: {near_names(column, header)}")
+    index = header.index(column)
+    short = next((i for i, row in enumerate(body, 2) if row and len(row) <= index), None)
+    if short is not None:
+        raise AnalysisError(f"{path}: row {short} has no column {column}: mend the row or its quotes")
+    return [row[index] for row in body if row]
+
+
+def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
+    """The kind of a file or of the files in a folder, their paths, sorted, and their labels."""
+    files = sorted(_visible_files(path)) if path.is_dir() else [path]
+    found = {kind: [file for file in files if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES}
+    images, sounds = found["image"], found["audio"]
+    if not images and not sounds:
+        formats = ", ".join(suffix.removeprefix(".") for kind in _SUFFIXES for suffix in sorted(_SUFFIXES[kind]))
+        raise AnalysisError(
+            f"{path} is a folder without images or sounds ({formats}): name another, or a text or CSV file"
+        )
+    if images and sounds:
+        raise AnalysisError(f"{path} has {len(images)} images and {len(sounds)} sound files: give a folder of one kind")
+    kind, files = ("image", images) if images else ("audio", sounds)
+    parts = [file.relative_to(path).parts for file in files]
+    if not all(len(part) > 1 for part in parts):
+        return kind, files, [None] * len(files)
+    classes = {name: label for label, name in enumerate(sorted({part[0] for part in parts}))}
+    return kind, files, [classes[part[0]] for part in parts]
+
+
+def _visible_files(folder: Path) -> Iterator[Path]:
+    def unreadable(error: OSError) -> None:
+        raise AnalysisError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    above = set()
+    for home, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        above.add(os.path.realpath(home))
+        # A link back to a folder that is being searched would lead round for ever.
+        folders[:] = [
+            name for name in folders if name[0] != "." and os.path.realpath(os.path.join(home, name)) not in above
+        ]
+        yield from (Path(home, name) for name in names if name[0] != ".")

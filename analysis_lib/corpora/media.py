@@ -1,0 +1,235 @@
+"""Images and sounds as items of a corpus: small objects that know where their content lies and read it when asked."""
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from analysis_lib.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from pyarrow import ChunkedArray
+    from pyarrow.parquet import ParquetFile
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """A recording, and so an item that is in memory already.
+
+    Attributes:
+        samples: of one channel, float32 in [-1, 1], shape (samples,).
+        rate: samples a second.
+    """
+
+    samples: np.ndarray
+    rate: int
+
+    def load(self) -> "Sound":
+        """The recording itself."""
+        return self
+
+    def digest(self) -> bytes:
+        """sha256 of the rate and the samples."""
+        return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image in a file of its own."""
+
+    path: Path
+
+    def load(self) -> "Image":
+        """The image, upright, in mode L if it is grey and in mode RGB if not; transparency is dropped.
+
+        Raises:
+            AnalysisError: the file is not there, is no image, or is cut short.
+        """
+        with _opened(self.path) as file:
+            return _image(file, str(self.path))
+
+    def digest(self) -> bytes:
+        """sha256 of the file."""
+        return file_digest(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image in a row of a Parquet file whose column ``image`` holds the bytes of image files."""
+
+    path: Path
+    group: int
+    row: int
+
+    def load(self) -> "Image":
+        """As ``ImageFile.load``."""
+        return _image(io.BytesIO(self._content()), f"row {self.row} of row group {self.group} in {self.path}")
+
+    def digest(self) -> bytes:
+        """sha256 of the image file in the row."""
+        return hashlib.sha256(self._content()).digest()
+
+    def _content(self) -> bytes:
+        return _row_group(self.path, self.group)[self.row].as_py()["bytes"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ArrayImage:
+    """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if not."""
+
+    pixels: np.ndarray
+
+    def load(self) -> "Image":
+        """The image in mode L or RGB."""
+        from PIL import Image
+
+        return Image.fromarray(self.pixels)
+
+    def digest(self) -> bytes:
+        """sha256 of the shape and the pixels."""
+        return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class SoundFile:
+    """A recording in a file of its own."""
+
+    path: Path
+
+    def load(self) -> Sound:
+        """The recording at its own rate; several channels are averaged.
+
+        What a lossy format decodes to beyond [-1, 1] is cut off there, as it is when played.
+
+        Raises:
+            AnalysisError: the file is not there, is no sound, is empty or cut short, has samples that
+                are not finite, or holds numbers that are not scaled to [-1, 1].
+        """
+        with _opened(self.path) as file:
+            return _sound(file, str(self.path))
+
+    def digest(self) -> bytes:
+        """sha256 of the file."""
+        return file_digest(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedSound:
+    """A recording in a tar archive: the file of ``size`` bytes that begins at byte ``offset``."""
+
+    path: Path
+    name: str
+    offset: int
+    size: int
+
+    def load(self) -> Sound:
+        """As ``SoundFile.load``."""
+        return _sound(io.BytesIO(self._content()), f"{self.name} in {self.path}")
+
+    def digest(self) -> bytes:
+        """sha256 of the file in the archive."""
+        return hashlib.sha256(self._content()).digest()
+
+    def _content(self) -> bytes:
+        with _opened(self.path) as file:
+            file.seek(self.offset)
+            return file.read(self.size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def file_digest(path: Path) -> bytes:
+    with _opened(path) as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+# Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
+@lru_cache(maxsize=1)
+def _row_group(path: Path, group: int) -> "ChunkedArray":
+    with parquet_file(path) as file:
+        return file.read_row_group(group, columns=["image"])["image"]
+
+
+@contextmanager
+def parquet_file(path: Path) -> Iterator["ParquetFile"]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except (OSError, ArrowException) as error:
+        raise AnalysisError(f"{path} cannot be read ({str(error).splitlines()[0]}): fetch it again") from error
+
+
+def _image(file: BinaryIO, name: str) -> "Image":
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(file) as opened:
+            opened.load()
+            image = ImageOps.exif_transpose(opened)
+    except UnidentifiedImageError as error:
+        raise AnalysisError(f"{name} is no image, or of a format that cannot be read: mend or remove it") from error
+    except Exception as error:  # Whatever a decoder of Pillow meets in a damaged file.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AnalysisError(f"{name} is an image that cannot be read ({reason}): mend or remove it") from error
+    if image.mode.startswith("I;16"):  # Pillow would cut sixteen bits off at 255, not scale them.
+        return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise AnalysisError(f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel")
+    if image.mode == "P":  # Straight to RGB, a palette with transparency gives a warning.
+        image = image.convert("RGBA")
+    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+# libsndfile plays what is left of a WAV file that was cut short; only its log tells.
+_CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)$", re.MULTILINE)
+# Programs that write to a pipe cannot know the length and declare about the largest there is.
+_UNKNOWN_LENGTH = 0x7FFF0000
+_MPEG_FRAME = 1152
+
+
+def _sound(file: BinaryIO, name: str) -> Sound:
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(file) as sound:
+            # In blocks: a damaged header may declare more samples than memory holds.
+            blocks = [np.zeros(0, np.float32)]
+            while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
+                blocks.append(block.mean(axis=1))
+            samples = np.concatenate(blocks)
+            rate, frames, stored, log = sound.samplerate, sound.frames, sound.subtype, sound.extra_info
+    except soundfile.SoundFileError as error:
+        raise AnalysisError(
+            f"{name} is no sound, or is damaged or of a format that cannot be read: mend or remove it"
+        ) from error
+    declared = _CUT_SHORT.search(log)
+    lost = declared is not None and int(declared[2]) < int(declared[1]) < _UNKNOWN_LENGTH
+    # Encoders of MP3 disagree about the padding of the last frame.
+    if lost or len(samples) + _MPEG_FRAME < frames:
+        raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
+    if not len(samples):
+        raise AnalysisError(f"{name} holds no sound: remove it")
+    if not np.isfinite(samples).all():
+        raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
+    peak = np.abs(samples).max()
+    if stored in ("FLOAT", "DOUBLE") and peak > 2:
+        raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
+    return Sound(samples.clip(-1, 1), rate)

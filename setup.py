@@ -1,0 +1,8 @@
+"""What pyproject.toml cannot say: a wheel holds the folder data/ as analysis_lib/data."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["analysis_lib*"]), "analysis_lib.data"],
+    package_dir={"analysis_lib.data": "data"},
+)

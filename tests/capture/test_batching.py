@@ -1,0 +1,34 @@
+"""Items become batches."""
+
+from passes import batch_of
+
+from analysis_lib import load_model
+from analysis_lib.capture.batching import make_batches
+
+
+def test_batches_hold_every_utterance_once_within_the_budget(tiny_folder):
+    loaded = load_model(str(tiny_folder("bert")))
+    lengths = [3, 9, 4, 4, 30, 12, 2, 5, 5]
+    ids = [[7 + i] * length for i, length in enumerate(lengths)]
+    groups = list(range(len(ids)))
+    for budget in (1, 10, 24, 10**6):
+        batches = make_batches(loaded, ids, groups, True, budget)
+        found = {}
+        for batch in batches:
+            assert batch.tokens.mask.numel() <= budget or len(batch.tokens.mask) == 1
+            for row, real, group in zip(batch.inputs["input_ids"], batch.tokens.mask, batch.groups, strict=True):
+                found[int(group)] = row[real].tolist()
+                assert (row[~real] == loaded.tokenizer.pad_token_id).all()
+        assert found == dict(enumerate(ids))
+    assert len(make_batches(loaded, ids, groups, True, 10**6)) == 1
+    assert len(make_batches(loaded, ids, groups, True, 1)) == len(ids)
+
+
+def test_special_tokens_count_or_not(tiny_folder):
+    loaded = load_model(str(tiny_folder("bert")))
+    batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=True)
+    assert batch.tokens.counts.tolist() == batch.tokens.mask.sum(1).tolist() == [3, 6]
+    batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=False)
+    assert batch.tokens.counts.tolist() == [1, 4]
+    assert batch.tokens.mask.sum(1).tolist() == [3, 6]
+    assert batch.tokens.type_masks.sum(-1).tolist() == [[1, 1, 0, 1], [1, 1, 1, 3]]

@@ -1,0 +1,112 @@
+"""Models that cannot be captured, or not exactly, are refused; rounding is no reason to."""
+
+import types
+
+import pytest
+import tiny
+import torch
+from passes import EVERYTHING, SHORT, attentions, batch_of, captured, first_batch
+from torch.nn import functional
+
+from analysis_lib import AnalysisError, LoadedModel
+from analysis_lib.capture import Activations, interface, precision, run
+
+
+def _own_attention(self, hidden_states, attention_mask=None, *args, **kwargs):
+    """An attention that computes by itself what BERT's does, without the interface."""
+    shape = (*hidden_states.shape[:-1], -1, self.attention_head_size)
+    query, key, value = (
+        getattr(self, name)(hidden_states).view(shape).transpose(1, 2) for name in ("query", "key", "value")
+    )
+    output = functional.scaled_dot_product_attention(query, key, value, attention_mask)
+    return output.transpose(1, 2).flatten(2), None
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 2], [1]], ids=["all", "one"])
+def test_a_model_that_does_not_call_the_interface_is_refused(layers):
+    model, words = tiny.build("bert")
+    loaded = LoadedModel("by itself", "seed 0", model, words)
+    for layer in layers:
+        attentions(loaded)[layer].forward = types.MethodType(_own_attention, attentions(loaded)[layer])
+    with pytest.raises(AnalysisError, match=rf"by itself.*{3 - len(layers)} of 3 layers"):
+        captured(loaded, batch_of(loaded, SHORT))
+
+
+def rescaled(monkeypatch, error: float, dtypes=(torch.float32, torch.float64)) -> None:
+    """Plant an error in the capture: attention of these precisions is computed with a scaling that is slightly off."""
+    right = interface.attend_with_rows
+
+    def wrong(query, key, value, mask, scaling, *args):
+        return right(query, key, value, mask, scaling * (1 + error * (query.dtype in dtypes)), *args)
+
+    monkeypatch.setattr(interface, "attend_with_rows", wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("error", [1e-2, 1e-4])
+def test_a_model_whose_captured_pass_differs_is_refused(monkeypatch, dtype, error):
+    model, words = tiny.build("bert")
+    loaded = LoadedModel("different", "seed 0", model.to(dtype), words)
+    rescaled(monkeypatch, error)
+    with pytest.raises(AnalysisError, match="different: the captured forward pass differs"):
+        captured(loaded, batch_of(loaded, SHORT))
+
+
+@pytest.mark.parametrize("error", [1e-2, 1e-4])
+def test_a_difference_that_vanishes_in_double_precision_is_rounding(monkeypatch, error):
+    """Whatever its size: a processor's kernels may round as they like."""
+    model, words = tiny.build("bert")
+    loaded = LoadedModel("rounded", "seed 0", model, words)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rescaled(monkeypatch, error, (torch.float32,))
+    batch = batch_of(loaded, SHORT)
+    layers = captured(loaded, batch)
+    assert layers[-1].spaces["hidden"].values.dtype == torch.float32
+    # The copy in float64 left the model, its blocks and the batch alone.
+    assert loaded.model is model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(value.dtype == before[name].dtype for name, value in model.state_dict().items())
+    assert all(isinstance(module, torch.nn.Module) and module in set(model.modules()) for module in attentions(loaded))
+
+
+@pytest.mark.parametrize("sharpness", [1, 60])
+def test_large_scores_amplify_rounding_and_hide_no_error(sharpness, monkeypatch):
+    """T5 does not scale its scores: their rounding is no reason to refuse a model, and hides no error."""
+    model, words = tiny.build("byt5")
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            weight.mul_(sharpness if name.endswith("SelfAttention.q.weight") else 1)
+    sizes = []
+
+    def receive(activations: Activations) -> None:
+        if activations.attended:
+            query, key = (activations.spaces[space].values for space in ("query", "key"))
+            sizes.append((query @ key.mT).abs().max().item())
+
+    loaded = LoadedModel("large scores", "seed 0", model, words)
+    batch = first_batch(loaded, tiny.items("byt5"))
+    run(loaded, batch, EVERYTHING, receive)
+    assert max(sizes) > 20 * sharpness
+    rescaled(monkeypatch, 1e-5)
+    with pytest.raises(AnalysisError, match="large scores: the captured forward pass differs"):
+        captured(LoadedModel("large scores", "seed 0", model, words), batch)
+
+
+def test_no_memory_for_double_precision_is_said(monkeypatch):
+    model, words = tiny.build("bert")
+    loaded = LoadedModel("large", "seed 0", model, words)
+    rescaled(monkeypatch, 1e-2)
+
+    def no_memory(*_):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(precision.copy, "deepcopy", no_memory)
+    with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
+        captured(loaded, batch_of(loaded, SHORT))
+
+
+@pytest.mark.parametrize("extra", ["softcap", "s_aux"])
+def test_scores_with_more_than_queries_and_keys_are_refused(extra):
+    zeros = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(AnalysisError, match=extra):
+        interface._attention_function(torch.nn.Identity(), zeros, zeros, zeros, None, **{extra: 1.0})

@@ -1,0 +1,664 @@
+"""Whole measurements: the same bytes however they are run, resumed after any interruption, and saved whole."""
+
+import importlib.metadata
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import distributed
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+from conftest import SHARED
+from distributed import Client, LocalCluster
+from reference import COLUMNS, Reference, assert_agree
+from sklearn.metrics.pairwise import cosine_similarity
+
+from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
+from analysis_lib.__main__ import main
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
+
+# The package's name for it is the function.
+module = importlib.import_module("analysis_lib.measurement.measuring")
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
+CORPUS = Corpus("texts", TEXTS)
+FEW = "anisotropy,attention_entropy"
+OF_ATTENTION = [
+    "qk_alignment",
+    "head_means",
+    "attention_entropy",
+    "attention_by_token_type",
+    "score_contributions",
+    "score_terms",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_folder) -> LoadedModel:
+    return load_model(str(tiny_folder("bert")))
+
+
+@pytest.fixture
+def small_shards(monkeypatch) -> int:
+    """Eight shards for the 64 texts of ``CORPUS``."""
+    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 8)
+    return 8
+
+
+@pytest.fixture
+def measured_shards(monkeypatch) -> list[int]:
+    """The indices of the shards that this process measures."""
+    measured: list[int] = []
+    original = module.measure_shard
+
+    def recording(shard, *args):
+        measured.append(shard.index)
+        return original(shard, *args)
+
+    monkeypatch.setattr(module, "measure_shard", recording)
+    return measured
+
+
+def assert_same_bytes(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]) -> None:
+    assert list(found) == list(expected)
+    for name in expected:
+        pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+# --- One pass, whoever does it --------------------------------------------------------------------
+
+
+def test_shards_and_batches_do_not_change_the_result(model, small_shards, monkeypatch):
+    tables = measure(model, CORPUS, progress=False)
+    assert (tables.report.utterances, list(tables)) == (64, list(COLUMNS))
+    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 512)
+    one = measure(model, CORPUS, tokens_per_batch=100, progress=False)
+    for name in tables:
+        pd.testing.assert_frame_equal(tables[name], one[name], rtol=1e-4, atol=1e-5)
+    assert tables.report == one.report
+
+
+def test_two_processes_and_other_thread_counts_give_the_same_bytes(minilm, monkeypatch):
+    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 16)
+    texts = (*load_corpus("news:articles", limit=1).texts, *load_corpus("news", limit=19).texts)
+    corpus = Corpus("news", texts)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = measure(minilm, corpus, progress=False)
+        torch.set_num_threads(2)
+        assert_same_bytes(measure(minilm, corpus, progress=False), expected)
+    finally:
+        torch.set_num_threads(before)
+    assert_same_bytes(measure(minilm, corpus, workers=2, progress=False), expected)
+
+
+def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
+    # Slow enough to be half-way: many shards, one text at a time.
+    corpus = Corpus("long", TEXTS * 4)
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
+    done: list[int] = []
+
+    def kill_one() -> None:
+        wait_until(lambda: list(tmp_path.rglob("shard-*.npz")))
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        done.append(len(list(tmp_path.rglob("shard-*.npz"))))
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    tables = measure(model, corpus, FEW, tokens_per_batch=1, workers=2, checkpoints=tmp_path, progress=False)
+    killer.join()
+    assert done
+    assert done[0] < len(corpus) // small_shards
+    assert_same_bytes(tables, expected)
+    assert tables.report == expected.report
+
+
+def test_workers_that_keep_dying_are_an_error(model, small_shards, monkeypatch):
+    monkeypatch.setattr(module.futures, "ProcessPoolExecutor", _Dying)
+    with pytest.raises(AnalysisError, match="worker processes died"):
+        measure(model, CORPUS, workers=2, progress=False)
+
+
+class _Dying(module.futures.ThreadPoolExecutor):
+    """A pool whose workers die at once."""
+
+    def __init__(self, *_):
+        super().__init__(1)
+        self._processes: dict = {}
+
+    def submit(self, *_):
+        raise module.BrokenProcessPool
+
+
+def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch):
+    """While a slow shard holds up the others, they must not pile up: memory would grow with the corpus."""
+    started: list[int] = []
+    slow = threading.Event()
+
+    def shard_of(shard):
+        started.append(shard.index)
+        if shard.index == 0:
+            slow.wait(20)
+        return {}, module.Report()
+
+    monkeypatch.setattr(module, "measure_shard", shard_of)
+    shards = module._shards(model, Corpus("many", TEXTS * 4), [metrics.Anisotropy()], module.Settings())
+    assert len(shards) == 32
+    with module.futures.ThreadPoolExecutor(2) as executor:
+        results = module._in_order(executor, shards, 4, module._Checkpoints(None, ""), {})
+        threading.Timer(0.5, slow.set).start()
+        next(results)
+        assert len(started) <= 5
+        slow.set()
+        assert len(list(results)) == 31
+
+
+def test_workers_need_a_model_that_others_can_load():
+    transformer, words = tiny.build("bert")
+    alone = LoadedModel("alone", "seed 0", transformer, words)
+    for elsewhere in ({"workers": 2}, {"scheduler": "tcp://127.0.0.1:1"}):
+        with pytest.raises(AnalysisError, match=r"alone.*save it to a folder"):
+            measure(alone, CORPUS, progress=False, **elsewhere)
+    with pytest.raises(AnalysisError, match="workers is 0"):
+        measure(alone, CORPUS, workers=0)
+
+
+def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
+    twin = load_model(f"{tiny_folder('bert')}:untrained")
+    (shard, *_) = module._shards(twin, CORPUS, metrics.resolve(FEW), module.Settings())
+    module._model_of.cache_clear()
+    (here, _), (there, _) = module.measure_shard(shard, twin), module.measure_shard(shard)
+    assert_same_bytes({n: m.table() for n, m in there.items()}, {n: m.table() for n, m in here.items()})
+
+
+# --- On a cluster ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        yield cluster
+
+
+def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster, measured_shards):
+    tables = measure(model, CORPUS, scheduler=cluster.scheduler_address, progress=False)
+    assert measured_shards == []
+    assert_same_bytes(tables, measure(model, CORPUS, progress=False))
+
+
+def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, cluster, tmp_path):
+    corpus = Corpus("long", TEXTS * 4)
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
+    done: list[int] = []
+    with Client(cluster.scheduler_address, set_as_default=False) as client:
+        wait_until(lambda: len(client.ncores()) == 2)
+        processes = list(client.run(os.getpid).values())
+
+    def kill_one() -> None:
+        wait_until(lambda: list(tmp_path.rglob("shard-*.npz")))
+        os.kill(processes[0], signal.SIGKILL)
+        done.append(len(list(tmp_path.rglob("shard-*.npz"))))
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    address = cluster.scheduler_address
+    settings = {"tokens_per_batch": 1, "checkpoints": tmp_path, "progress": False}
+    tables = measure(model, corpus, FEW, scheduler=address, **settings)
+    killer.join()
+    assert done
+    assert done[0] < len(corpus) // small_shards
+    assert_same_bytes(tables, expected)
+
+
+def test_workers_with_several_threads_give_the_same_bytes(model, small_shards):
+    """Dask gives a worker a thread a core unless told otherwise: two shards then run in one process at once."""
+    corpus = Corpus("long", TEXTS * 4)
+    expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
+    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as threads:
+        address = threads.scheduler_address
+        tables = measure(model, corpus, FEW, tokens_per_batch=1, scheduler=address, progress=False)
+    assert_same_bytes(tables, expected)
+
+
+@pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])
+def test_a_scheduler_that_does_not_answer(model, address, monkeypatch):
+    patient = distributed.Client
+    monkeypatch.setattr(distributed, "Client", lambda *args, **options: patient(*args, **{**options, "timeout": "1s"}))
+    with pytest.raises(AnalysisError, match="no Dask scheduler answers at") as caught:
+        measure(model, CORPUS, scheduler=address, progress=False)
+    assert "\n" not in str(caught.value)
+
+
+# --- Interrupted and resumed ----------------------------------------------------------------------
+
+
+def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, tmp_path, monkeypatch, measured_shards):
+    expected = measure(model, CORPUS, progress=False)
+    recording = module.measure_shard
+
+    def failing(shard, *args):
+        if shard.index == 3:
+            raise KeyboardInterrupt
+        return recording(shard, *args)
+
+    monkeypatch.setattr(module, "measure_shard", failing)
+    with pytest.raises(KeyboardInterrupt):
+        measure(model, CORPUS, checkpoints=tmp_path, progress=False)
+    monkeypatch.setattr(module, "measure_shard", recording)
+    measured_shards.clear()
+    tables = measure(model, CORPUS, checkpoints=tmp_path, progress=False)
+    assert measured_shards == [3, 4, 5, 6, 7]
+    assert_same_bytes(tables, expected)
+    assert tables.report == expected.report
+    # Everything is there now.
+    measured_shards.clear()
+    assert_same_bytes(measure(model, CORPUS, checkpoints=tmp_path, progress=False), expected)
+    assert measured_shards == []
+
+
+def test_a_gap_in_the_middle_is_filled(model, small_shards, tmp_path, measured_shards):
+    expected = measure(model, CORPUS, checkpoints=tmp_path, progress=False)
+    for index in (1, 6):
+        next(tmp_path.rglob(f"shard-{index:06d}.npz")).unlink()
+    measured_shards.clear()
+    assert_same_bytes(measure(model, CORPUS, checkpoints=tmp_path, progress=False), expected)
+    assert measured_shards == [1, 6]
+
+
+@pytest.mark.parametrize("changed", ["text", "setting", "metrics", "weights", "dtype", "training"])
+def test_finished_shards_of_something_else_are_not_taken(
+    changed, model, small_shards, tmp_path, tiny_folder, measured_shards
+):
+    # As a user would make one: only load_corpus knows the hash of its texts.
+    corpus = Corpus("mine", TEXTS)
+    measure(model, corpus, "anisotropy", checkpoints=tmp_path, progress=False)
+    measured_shards.clear()
+    settings, chosen = {}, "anisotropy"
+    if changed == "text":
+        corpus = Corpus("mine", (*TEXTS[:-1], "Something else, at last."))
+    elif changed == "setting":
+        settings = {"special_tokens": False}
+    elif changed == "metrics":
+        chosen = "anisotropy,mean_vector"
+    elif changed == "weights":
+        model = load_model(str(tiny.save(tmp_path / "other", "bert", seed=1)))
+    elif changed == "training":
+        model = load_model(f"{tiny_folder('bert')}:untrained")
+    else:
+        model = load_model(str(tiny_folder("bert")), dtype="float64")
+    found = measure(model, corpus, chosen, checkpoints=tmp_path, progress=False, **settings)
+    assert len(measured_shards) == 8
+    assert_same_bytes(found, measure(model, corpus, chosen, progress=False, **settings))
+
+
+def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, measured_shards):
+    lines, out = tmp_path / "lines.txt", tmp_path / "out"
+    lines.write_text("\n".join(TEXTS * 32), encoding="utf-8")
+    options = ["--model", str(tiny_folder("bert")), "--data", str(lines), "--out", str(out)]
+    options += ["--metrics", "anisotropy,attention_entropy", "--tokens-per-batch", "100"]
+    command = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", "measure", *options],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: list(out.rglob("shard-*.npz")) or command.poll() is not None)
+    command.kill()
+    printed, said = command.communicate(timeout=60)
+    assert command.returncode == -signal.SIGKILL, said
+    assert printed == ""
+    assert not list(out.glob("*.parquet"))
+    assert not (out / "run.json").exists()
+    finished = len(list(out.rglob("shard-*.npz")))
+    assert 1 <= finished < 4
+
+    assert main(["measure", *options]) == 0
+    assert len(measured_shards) == 4 - finished
+    expected = measure(
+        load_model(str(tiny_folder("bert"))),
+        load_corpus(str(lines)),
+        "anisotropy,attention_entropy",
+        tokens_per_batch=100,
+        progress=False,
+    )
+    assert {path.name for path in out.iterdir()} == {"anisotropy.parquet", "attention_entropy.parquet", "run.json"}
+    assert_same_bytes({name: pd.read_parquet(out / f"{name}.parquet") for name in expected}, expected)
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables(model) -> Tables:
+    return measure(model, CORPUS, progress=False)
+
+
+def test_tables_have_the_names_and_columns_of_the_design(tables):
+    assert {name: list(table.columns) for name, table in tables.items()} == COLUMNS
+
+
+def test_layers_heads_and_dimensions_count_as_the_design_says(tables):
+    hidden = tables["anisotropy"].query("space == 'hidden'")
+    assert hidden["layer"].tolist() == [0, 1, 2, 3]
+    assert hidden["head"].isna().all()
+    for space in ("query", "key", "value"):
+        rows = tables["anisotropy"][tables["anisotropy"]["space"] == space]
+        assert list(zip(rows["layer"], rows["head"], strict=True)) == [(i, j) for i in (1, 2, 3) for j in (1, 2)]
+    assert sorted(tables["dimension_means"]["dimension"].unique()) == list(range(24))
+    assert set(tables["dimension_means"]["layer"]) == {0, 1, 2, 3}
+    assert set(tables["score_contributions"]["layer"]) == {1, 2, 3}
+    assert set(tables["dimension_means"]["token_type"]) == {"all", "cls", "sep", "punct", "other"}
+    assert set(tables["score_contributions"]["key_type"]) == {"all", "cls", "sep", "punct", "other"}
+
+
+SIZES = ["width", "heads", "key_heads", "head_width"]
+
+
+def test_layers_are_told_apart(tables, tiny_folder):
+    assert list(tables.layers.columns) == ["layer", "stack", "part", *SIZES]
+    assert tables.layers["layer"].tolist() == [0, 1, 2, 3]
+    assert tables.layers["part"].tolist() == ["", *(f"encoder.layer.{i}" for i in range(3))]
+    assert tables.layers["stack"].nunique() == 1
+    assert rows_of(tables.layers) == [(24, None, None, None), *[(24, 2, 2, 12)] * 3]
+    # Grouped keys; two stacks; blocks that share weights; width from stage to stage.
+    expected = {
+        "qwen3": [(24, None, None, None), *[(24, 4, 2, 8)] * 2],
+        "t5": [(24, None, None, None), *[(24, 2, 2, 8)] * 2, (24, None, None, None), *[(24, 2, 2, 8)] * 3],
+        "albert": [(24, None, None, None), *[(24, 2, 2, 12)] * 4],
+    }
+    for name, sizes in expected.items():
+        loaded = load_model(str(tiny_folder(name)))
+        layers = measure(loaded, Corpus("few", TEXTS[:3]), progress=False).layers
+        assert layers["layer"].tolist() == list(range(len(sizes)))
+        assert rows_of(layers) == sizes
+        modules = dict(loaded.model.named_modules())
+        blocks = [modules[part] for part in layers["part"] if part]
+        assert set(blocks) == {block for blocks in loaded.stacks.values() for block in blocks}
+    assert measure(loaded, Corpus("few", TEXTS[:3]), "qk_alignment", progress=False).layers["width"].isna().all()
+
+
+def rows_of(layers: pd.DataFrame) -> list[tuple]:
+    sizes = layers[SIZES].astype(object)
+    return list(sizes.where(sizes.notna(), None).itertuples(index=False, name=None))
+
+
+def test_the_layers_are_in_run_json(tables, tmp_path):
+    tables.save(tmp_path)
+    run = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert [layer["part"] for layer in run["layers"]] == tables.layers["part"].tolist()
+    assert [layer["heads"] for layer in run["layers"]] == [None, 2, 2, 2]
+    assert "layers" not in run["report"]
+
+
+def test_tables_are_saved_whole_and_read_back(tables, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    tables.save(folder)
+    assert {path.name for path in folder.iterdir()} == {"run.json", *(f"{name}.parquet" for name in tables)}
+    assert_same_bytes({name: pd.read_parquet(folder / f"{name}.parquet") for name in tables}, tables)
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert run["tables"] == {name: len(table) for name, table in tables.items()}
+    assert run["model_revision"].startswith("sha256:")
+    assert run["data_sha256"] == CORPUS.sha256
+    assert run["texts"] == run["report"]["utterances"] == 64
+    assert run["versions"]["torch"] == importlib.metadata.version("torch")
+    assert {"special_tokens": True, "long_texts": "cut"}.items() <= run["settings"].items()
+    assert run["seconds"] > 0
+    # Again, over what is there.
+    tables.save(folder)
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8")) == run
+
+
+@pytest.mark.parametrize("where", ["out", "out/below"])
+def test_a_file_in_the_way_of_the_folder(model, tables, tmp_path, where):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(AnalysisError, match="cannot be written"):
+        tables.save(tmp_path / where)
+    with pytest.raises(AnalysisError, match="cannot be written"):
+        measure(model, CORPUS, checkpoints=tmp_path / where, progress=False)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_a_table_that_cannot_be_made_leaves_nothing(model, tmp_path):
+    tables = measure(model, Corpus("one", ["Hi"]), special_tokens=False, progress=False)
+    with pytest.raises(AnalysisError, match="two"):
+        tables.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_any_statistic_has_an_interval(model):
+    """Twenty texts make a group each: leaving one out is measuring the other nineteen."""
+    texts = TEXTS[:20]
+
+    def statistic(tables: Mapping[str, pd.DataFrame]) -> float:
+        similarity = tables["utterance_similarity"].query("space == 'key'")["similarity"].mean()
+        return similarity + 2 * tables["attention_entropy"]["entropy_nats"].max()
+
+    chosen = "utterance_similarity,attention_entropy"
+    value, low, high = measure(model, Corpus("twenty", texts), chosen, progress=False).interval(statistic)
+    assert value == statistic(measure(model, Corpus("twenty", texts), chosen, progress=False))
+    left_out = [
+        statistic(measure(model, Corpus("nineteen", texts[:i] + texts[i + 1 :]), chosen, progress=False))
+        for i in range(20)
+    ]
+    # Student's t with 19 degrees of freedom, from a printed table.
+    reach = 2.0930 * math.sqrt(19 / 20 * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))
+    assert reach > 1e-3
+    assert (low, high) == pytest.approx((value - reach, value + reach), rel=1e-3)
+
+
+def test_several_statistics_have_intervals_at_once(tables):
+    def both(t: Mapping[str, pd.DataFrame]) -> list[float]:
+        return t["anisotropy"]["cosine"].iloc[2:5].tolist()
+
+    rows = tables["anisotropy"].iloc[2:5]
+    for found, column in zip(tables.interval(both), ("cosine", "ci_low", "ci_high"), strict=True):
+        np.testing.assert_allclose(found, rows[column])
+
+
+def test_the_interval_of_a_column_is_that_of_its_table(tables):
+    row = tables["anisotropy"].iloc[2]
+    found = tables.interval(lambda t: t["anisotropy"]["cosine"].iloc[2])
+    assert found == pytest.approx((row["cosine"], row["ci_low"], row["ci_high"]))
+
+
+# --- What makes sense for a model -----------------------------------------------------------------
+
+
+def items_of(name: str) -> Corpus:
+    """The items of ``tiny`` for an architecture."""
+    wrap = {
+        "text": str,
+        "image": lambda image: ArrayImage(np.asarray(image)),
+        "audio": lambda samples: Sound(samples, 16000),
+    }
+    kind = tiny.kind(name)
+    return Corpus(f"{kind} items", tuple(map(wrap[kind], tiny.items(name))), kind=kind)
+
+
+@pytest.mark.parametrize("name", ["resnet-basic", "efficientnet", "convnext", "van"])
+def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_folder):
+    loaded = load_model(str(tiny_folder(name)))
+    for metric in OF_ATTENTION:
+        # Alone or among others.
+        for chosen in (metric, f"anisotropy,{metric}", [metrics.MeanVector(), metric]):
+            with pytest.raises(AnalysisError, match=f"{metric} makes no sense for .*no attention; leave it out"):
+                measure(loaded, items_of(name), chosen, progress=False)
+    for maps in ("flatten", "positions"):
+        tables = measure(loaded, items_of(name), maps=maps, progress=False)
+        flat = {"utterance_similarity"} if maps == "flatten" else set()
+        assert set(tables) == set(COLUMNS) - set(OF_ATTENTION) - flat
+        assert all(set(tables[table]["space"]) == {"hidden"} for table in ("anisotropy", "mean_vector"))
+        assert tables.layers[["heads", "key_heads", "head_width"]].isna().all(axis=None)
+
+
+def test_a_map_is_one_vector_or_one_a_position(tiny_folder):
+    loaded = load_model(str(tiny_folder("resnet-basic")), dtype="float64")
+    corpus, seen = items_of("resnet-basic"), {}
+    pixels = [loaded.processor(images=item.load().convert("RGB"), return_tensors="pt") for item in corpus.items]
+    with torch.no_grad():
+        states = [loaded.model(**p.to(torch.float64), output_hidden_states=True).hidden_states for p in pixels]
+    for maps in ("flatten", "positions"):
+        tables = measure(loaded, corpus, "anisotropy,mean_vector", maps=maps, progress=False)
+        seen[maps] = tables
+        # Of two stages of two blocks, transformers hands out the stages' ends.
+        for layer, stage in ((0, 0), (2, 1), (4, 2)):
+            images = [state[stage][0] for state in states]
+            if maps == "flatten":
+                vectors = np.stack([image.flatten().numpy() for image in images])
+            else:
+                vectors = np.concatenate([image.flatten(1).T.numpy() for image in images])
+            row = tables["anisotropy"].query(f"layer == {layer}").iloc[0]
+            cosines = cosine_similarity(vectors)[~np.eye(len(vectors), dtype=bool)]
+            assert row["cosine"] == pytest.approx(cosines.mean(), abs=1e-9)
+            assert row["tokens"] == len(vectors)
+            assert tables.layers["width"][layer] == vectors.shape[1]
+            row = tables["mean_vector"].query(f"layer == {layer}").iloc[0]
+            assert row["norm_of_mean"] == pytest.approx(np.linalg.norm(vectors.mean(0)))
+        assert tables.run["settings"]["maps"] == maps
+    assert seen["flatten"].report.utterances == seen["positions"].report.utterances == len(corpus)
+
+
+def test_vectors_within_an_image_are_compared_only_where_it_has_several(tiny_folder):
+    for name in ("resnet-basic", "cvt"):
+        loaded = load_model(str(tiny_folder(name)))
+        with pytest.raises(AnalysisError, match=r"utterance_similarity makes no sense.*unless maps is positions"):
+            measure(loaded, items_of(name), "utterance_similarity", progress=False)
+        table = measure(loaded, items_of(name), "utterance_similarity", maps="positions", progress=False)
+        assert table["utterance_similarity"]["similarity"].between(-1, 1).all()
+    # A convolutional network with attention has its tables, too.
+    assert set(measure(loaded, items_of("cvt"), progress=False)) == set(COLUMNS) - {"utterance_similarity"}
+
+
+@pytest.mark.parametrize("model_name", ["bert", "vit", "wav2vec2"])
+@pytest.mark.parametrize("items", ["bert", "vit", "wav2vec2"])
+def test_a_corpus_of_another_kind_is_refused(model_name, items, tiny_folder):
+    loaded, corpus = load_model(str(tiny_folder(model_name))), items_of(items)
+    if model_name == items:
+        assert measure(loaded, corpus, "mean_vector", progress=False).report.utterances == len(corpus)
+        return
+    plural = {"bert": "texts", "vit": "images", "wav2vec2": "sounds"}
+    with pytest.raises(AnalysisError) as caught:
+        measure(loaded, corpus, "anisotropy", progress=False)
+    message = str(caught.value)
+    assert f"reads {plural[model_name]} and {corpus.name} holds {plural[items]}" in message
+    assert f"give {plural[model_name]}" in message
+    assert "\n" not in message
+
+
+def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows(tmp_path):
+    folder = tiny.save(tmp_path, "bert", is_decoder=True)
+    loaded = load_model(str(folder), dtype="float64")
+    expected = Reference(folder, tiny.TEXTS).tables()
+    for tokens_per_batch in (1, 10**6):
+        tables = measure(loaded, Corpus("texts", tiny.TEXTS), tokens_per_batch=tokens_per_batch, progress=False)
+        assert_agree(tables, expected, (1e-9, 1e-11))
+    lengths = [len(ids) for ids in loaded.tokenizer(list(tiny.TEXTS))["input_ids"]]
+    contributions = tables["score_contributions"].query("key_type == 'all'")
+    assert set(contributions["pairs"]) == {sum(n * (n + 1) // 2 for n in lengths)}
+
+
+# --- Little text, long text, bad vectors ----------------------------------------------------------
+
+
+def test_a_corpus_of_one_utterance_has_values_without_intervals(model, tmp_path):
+    tables = measure(model, Corpus("one", ["A girl is styling her hair, slowly."]), progress=False)
+    for name, column in (("anisotropy", "cosine"), ("utterance_similarity", "similarity")):
+        assert tables[name][column].notna().all()
+        assert tables[name][["ci_low", "ci_high"]].isna().all(axis=None)
+    value, low, high = tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())
+    assert value > 0
+    assert math.isnan(low)
+    assert math.isnan(high)
+    tables.save(tmp_path)
+    assert {path.stem for path in tmp_path.glob("*.parquet")} == set(COLUMNS)
+
+
+def test_a_text_of_one_token(model):
+    """It is three with [CLS] and [SEP]; without them there is no pair."""
+    tables = measure(model, Corpus("one", ["Hi"]), progress=False)
+    assert tables.report.tokens == 3
+    assert set(tables["anisotropy"]["tokens"]) == {3}
+    tables = measure(model, Corpus("one", ["Hi"]), special_tokens=False, progress=False)
+    assert tables["attention_entropy"]["entropy_nats"].between(0, math.log(3)).all()
+    np.testing.assert_allclose(tables["mean_vector"]["mean_norm"], tables["mean_vector"]["norm_of_mean"], rtol=1e-6)
+    for name in ("anisotropy", "utterance_similarity"):
+        with pytest.raises(AnalysisError, match=name):
+            tables[name]
+
+
+def test_texts_that_are_no_tokens_at_all(model):
+    """A zero-width space is no blank and no token: nothing can be said without [CLS] and [SEP]."""
+    with pytest.raises(AnalysisError, match="no token that counts"):
+        measure(model, Corpus("none", ["\u200b"]), special_tokens=False, progress=False)
+
+
+def test_long_texts_are_counted(model, capsys):
+    long = " ".join(tiny.TEXTS * 12)
+    corpus = Corpus("long", ["Hi", long, "Attention, attention!", long])
+    tokens = len(model.tokenizer(long)["input_ids"])
+    assert tokens > 2 * 160
+    cut = measure(model, corpus, "anisotropy", progress=False).report
+    assert (cut.cut, cut.windowed, cut.utterances, cut.tokens) == (2, 0, 4, 3 + 6 + 2 * 160)
+    windowed = measure(model, corpus, "anisotropy", long_texts="window", progress=False).report
+    windows = math.ceil((tokens - 2) / 158)
+    assert (windowed.cut, windowed.windowed, windowed.utterances) == (0, 2, 2 + 2 * windows)
+    assert windowed.tokens == 3 + 6 + 2 * (tokens - 2 + 2 * windows)
+    exact = " ".join(["hair"] * 158)
+    for long_texts in ("cut", "window"):
+        report = measure(model, Corpus("exact", [exact]), "anisotropy", long_texts=long_texts, progress=False).report
+        assert (report.cut, report.windowed, report.utterances, report.tokens) == (0, 0, 1, 160)
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_that_make_no_sense(model):
+    with pytest.raises(AnalysisError, match="long_texts"):
+        measure(model, CORPUS, long_texts="fold")
+    with pytest.raises(AnalysisError, match="tokens_per_batch is 0"):
+        measure(model, CORPUS, tokens_per_batch=0)
+    with pytest.raises(AnalysisError, match=r"maps is 'flat'.*flatten, positions"):
+        measure(model, CORPUS, maps="flat")
+    with pytest.raises(AnalysisError, match="did you mean anisotropy"):
+        measure(model, CORPUS, "anisotropi")
+
+
+def test_vectors_that_overflow_name_their_layer():
+    """Finite weights whose products are not."""
+    transformer, words = tiny.build("bert")
+    with torch.no_grad():
+        transformer.encoder.layer[1].intermediate.dense.weight.fill_(1e38)
+    overflowing = LoadedModel("overflowing", "seed 0", transformer, words)
+    with pytest.raises(AnalysisError, match="layer 2"):
+        measure(overflowing, CORPUS, progress=False)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data beside the project is not there")
+def test_bundled_model_shows_what_the_paper_says(minilm):
+    """On STS-B dev, layers 2 to 5 give more than half of their attention to [CLS], and dimension 223 is an outlier."""
+    corpus = load_corpus(f"{SHARED / 'stsb' / 'stsb-en-dev.csv'}:sentence1", limit=200, seed=0)
+    tables = measure(minilm, corpus, "attention_by_token_type,outlier_dimensions", progress=False)
+    by_layer = tables["attention_by_token_type"].query("key_type == 'cls'").groupby("layer")["mass"].mean()
+    assert (by_layer.loc[2:5] > 0.5).all()
+    outliers = tables["outlier_dimensions"].query("dimension == 223")
+    assert {2, 3, 4, 5} <= set(outliers["layer"])

@@ -1,0 +1,158 @@
+"""Every table against the naive reference of ``reference.py``, on a real model and on every architecture."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+import pytest
+import reference
+import tiny
+from reference import COLUMNS
+
+from analysis_lib import load_corpus, load_model, measure
+from analysis_lib.capture import attention_rows
+from analysis_lib.corpora import Corpus
+
+NAMES = tuple(COLUMNS)
+KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
+# Relative error allowed, and the absolute one in units of the column's root mean square: the second is for
+# values that are what is left of a cancellation, such as the mean of a dimension that lies around zero.
+FLOAT32 = (2e-4, 1e-6)
+FLOAT64 = (1e-9, 1e-12)
+
+
+def keyed(table: pd.DataFrame) -> pd.DataFrame:
+    """The values of a table by what their row is about, in one order."""
+    table = table.copy()
+    for column in table.columns.intersection(["space", "token_type", "key_type"]):
+        table[column] = table[column].astype(str)
+    if "head" in table:
+        table["head"] = table["head"].astype("Int64").fillna(0)
+    return table.set_index([column for column in table if column in KEYS]).sort_index()
+
+
+def assert_agree(
+    tables: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame], tolerance: tuple[float, float]
+) -> None:
+    relative, absolute = tolerance
+    assert set(tables) == set(NAMES)
+    for name in NAMES:
+        assert list(tables[name].columns) == list(expected[name].columns), name
+        found, wanted = keyed(tables[name]), keyed(expected[name])
+        assert found.index.is_unique
+        assert found.index.equals(wanted.index), name
+        for column in found:
+            a, b = (table[column].to_numpy(dtype=float) for table in (found, wanted))
+            scale = np.sqrt(np.mean(b**2)) if len(b) else 0
+            close = np.abs(a - b) <= relative * np.abs(b) + absolute * scale
+            worst = found.index[int(np.argmax(np.abs(a - b) / np.maximum(np.abs(b), 1e-30)))] if len(b) else None
+            assert close.all(), f"{name}.{column}: {(~close).sum()} of {len(a)} differ, worst at {worst}"
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory):
+    return reference.bundled_model(tmp_path_factory.mktemp("bundled"))
+
+
+@pytest.fixture(scope="module")
+def with_special(bundled, sentences):
+    return reference.Reference(bundled, sentences).tables()
+
+
+@pytest.fixture(scope="module")
+def without_special(bundled, sentences):
+    return reference.Reference(bundled, sentences, special_tokens=False).tables()
+
+
+def test_sentences_hold_every_key_type(with_special):
+    assert set(with_special["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
+
+
+def test_float32_agrees_to_what_the_design_asks(minilm, sentences, with_special):
+    assert_agree(measure(minilm, Corpus("sentences", sentences), progress=False), with_special, FLOAT32)
+
+
+def test_float64_agrees_to_rounding(minilm64, sentences, with_special):
+    assert_agree(measure(minilm64, Corpus("sentences", sentences), progress=False), with_special, FLOAT64)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 10**6])
+def test_padding_never_enters(minilm64, sentences, with_special, tokens_per_batch):
+    corpus = Corpus("sentences", sentences)
+    tables = measure(minilm64, corpus, tokens_per_batch=tokens_per_batch, progress=False)
+    assert_agree(tables, with_special, FLOAT64)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32), ("float64", FLOAT64)])
+def test_without_special_tokens_they_stay_keys_only(dtype, tolerance, minilm, minilm64, sentences, without_special):
+    model = minilm if dtype == "float32" else minilm64
+    tables = measure(model, Corpus("sentences", sentences), special_tokens=False, progress=False)
+    assert_agree(tables, without_special, tolerance)
+
+
+def test_outlier_dimensions_row_for_row(minilm, sentences, with_special):
+    found = measure(minilm, Corpus("sentences", sentences), "outlier_dimensions", progress=False)
+    found, expected = found["outlier_dimensions"], with_special["outlier_dimensions"]
+    assert len(expected) > 10
+    assert found["layer"].tolist() == expected["layer"].tolist()
+    assert found["dimension"].tolist() == expected["dimension"].tolist()
+    np.testing.assert_allclose(found["mean"], expected["mean"], rtol=2e-4)
+    np.testing.assert_allclose(found["zscore"], expected["zscore"], rtol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def articles():
+    """Texts of more than 96 tokens, of different lengths."""
+    words = [text.split() for text in load_corpus("news:articles").texts]
+    words = [article for article in words if len(article) >= 200]
+    return [" ".join(article[:count]) for article, count in zip(words, (90, 150), strict=False)]
+
+
+@pytest.fixture(scope="module")
+def long_tables(bundled, articles):
+    return reference.Reference(bundled, articles).tables()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32), ("float64", FLOAT64)])
+def test_long_texts_under_the_bundled_model(dtype, tolerance, minilm, minilm64, articles, long_tables):
+    """Rows long enough for the fused kernel, some of them with padding."""
+    model = minilm if dtype == "float32" else minilm64
+    lengths = [len(ids) for ids in model.tokenizer(articles)["input_ids"]]
+    assert min(lengths) > attention_rows.LONGEST_FORMED_ROW
+    assert max(lengths) > 160
+    tables = measure(model, Corpus("long", articles), tokens_per_batch=4096, progress=False)
+    assert_agree(tables, long_tables, tolerance)
+
+
+LONG = tuple(" ".join(tiny.TEXTS[i:] + tiny.TEXTS[:i]) for i in range(3))
+MIXED = (*tiny.TEXTS, *LONG, " ".join(LONG), " ".join(LONG * 3), *tiny.TEXTS[:3])
+
+
+@pytest.mark.parametrize("long_texts", ["cut", "window"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_texts_longer_than_the_model_reads(long_texts, dtype, tiny_folder):
+    folder = tiny_folder("bert")
+    model = load_model(str(folder), dtype=dtype)
+    assert model.max_length == 160
+    lengths = [len(ids) for ids in model.tokenizer(list(MIXED))["input_ids"]]
+    long = sum(length > 160 for length in lengths)
+    assert long == 2
+    tables = measure(model, Corpus("mixed", MIXED), long_texts=long_texts, progress=False)
+    naive = reference.Reference(folder, MIXED, long_texts=long_texts, max_length=160)
+    assert tables.report.utterances == len(naive.utterances)
+    assert tables.report.tokens == sum(len(utterance.types) for utterance in naive.utterances)
+    assert (tables.report.cut, tables.report.windowed) == ((long, 0) if long_texts == "cut" else (0, long))
+    assert_agree(tables, naive.tables(), FLOAT32 if dtype == "float32" else FLOAT64)
+
+
+@pytest.mark.parametrize("special_tokens", [True, False])
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_every_architecture(name, special_tokens, tiny_folder):
+    folder = tiny_folder(name)
+    corpus = Corpus("texts", (*tiny.TEXTS[:5], LONG[0]))
+    model = load_model(str(folder), dtype="float64")
+    tables = measure(model, corpus, special_tokens=special_tokens, progress=False)
+    naive = reference.Reference(folder, corpus.texts, special_tokens=special_tokens, max_length=model.max_length)
+    expected = naive.tables()
+    assert set(expected["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
+    assert_agree(tables, expected, FLOAT64)

@@ -1,0 +1,69 @@
+"""All that names the environment agrees: pyproject, constraints, conda, what is installed."""
+
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    return {canonicalize_name(pin.name): pin for pin in found}
+
+
+DIRECT = [Requirement(line).name for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]]
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_direct_dependency_is_pinned_to_what_is_installed(name):
+    pin = pins()[canonicalize_name(name)]
+    assert pin.specifier.contains(importlib.metadata.version(name))
+
+
+def test_constraints_are_exact_and_hold_for_all_that_is_installed():
+    """What is installed for JupyterLab alone need not be there."""
+    for name, pin in pins().items():
+        (specifier,) = pin.specifier
+        assert specifier.operator == "==", f"{name} is not pinned exactly"
+    versions = {canonicalize_name(found.name): found.version for found in importlib.metadata.distributions()}
+    for name in pins().keys() & versions.keys():
+        assert pins()[name].specifier.contains(versions[name]), name
+
+
+def test_jupyterlab_is_pinned():
+    (lab,) = PROJECT["optional-dependencies"]["lab"]
+    assert canonicalize_name(lab) in pins()
+
+
+def test_only_constraints_name_versions():
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]:
+        assert not Requirement(line).specifier, line
+
+
+def test_conda_uses_the_same_files():
+    pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
+    assert pip == ["-c constraints.txt", "-e .[test]"]
+
+
+def test_python_is_the_same_everywhere():
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert PROJECT["requires-python"].startswith(f">={version},")
+    assert f"python={version}" in conda
+    assert f"PYTHON ?= python{version}\n" in (ROOT / "Makefile").read_text()
+
+
+def test_packages_are_pinned_by_hash():
+    lines = (ROOT / "data" / "packages.txt").read_text().splitlines()
+    for line in [line for line in lines if line.strip() and not line.startswith("#")]:
+        assert re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line), line

