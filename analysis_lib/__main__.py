@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,10 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        print(
-            f"error: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "),
-            file=sys.stderr,
-        )
+        print(f"error: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
         return 1
     try:
         sys.stdout.flush()
@@ -53,132 +50,85 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    measure = commands.add_parser("measure", parents=[common], help="measure a model on a corpus, as Parquet tables")
-    measure.add_argument("--model", required=True, help="a name listed by `models`, a Hub id, or a folder")
-    measure.add_argument(
-        "--data",
-        required=True,
-        help="a name listed by `datasets`, file.csv:COLUMN, lines.txt, or a folder of images or sounds",
-    )
-    measure.add_argument("--metrics", default="all", help="comma-separated names, or all (default)")
-    measure.add_argument("--limit", type=int, help="measure at most this many items (without --seed, the first)")
-    measure.add_argument("--seed", type=int, help="draw the --limit items at random with this seed")
-    measure.add_argument("--out", required=True, type=Path, help="folder for the tables and run.json")
-    measure.add_argument("--workers", type=int, default=1, help="processes on this machine (default 1)")
-    measure.add_argument("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
-    measure.add_argument("--revision", help="commit, branch or tag of a Hub model")
-    measure.add_argument("--dtype", default="float32", help="float32 (default) or float64")
-    measure.add_argument("--device", help="torch device; by default a GPU where there is one")
-    measure.add_argument(
-        "--long-texts",
-        default="cut",
-        help="how texts that the model cannot read whole are read: cut (default) or window",
-    )
-    measure.add_argument(
-        "--special-tokens",
-        default="keep",
-        help="whether [CLS] and [SEP] count as vectors and queries: keep (default) or drop",
-    )
-    measure.add_argument(
+    def command(name: str, function: Callable, words: str) -> Callable:
+        subparser = commands.add_parser(name, parents=[common], help=words)
+        subparser.set_defaults(command=function)
+        return subparser.add_argument
+
+    add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
+    add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder")
+    add("--data", required=True, help="one of `datasets`, file.csv:COLUMN, lines.txt, or a folder of images or sounds")
+    add("--metrics", default="all", help="comma-separated names, or all (default)")
+    add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
+    add("--seed", type=int, help="draw the --limit items at random with this seed")
+    add("--out", required=True, type=Path, help="folder for the tables and run.json")
+    add("--workers", type=int, default=1, help="processes on this machine (default 1)")
+    add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
+    add("--revision", help="commit, branch or tag of a Hub model")
+    add("--dtype", default="float32", help="float32 (default) or float64")
+    add("--device", help="torch device; by default a GPU where there is one")
+    add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
+    add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
+    add(
         "--maps",
         default="flatten",
-        help="a vector of a convolutional network: the whole map of an image, flatten (default), or positions",
+        help="vectors of a convolutional network: whole maps, flatten (default), or positions",
     )
-    measure.add_argument("--tokens-per-batch", type=int, default=2048, help="default 2048")
-    measure.set_defaults(command=_measure)
+    add("--tokens-per-batch", type=int, default=2048, help="default 2048")
 
-    pretrain = commands.add_parser(
-        "pretrain", parents=[common], help="pretrain a BERT of your own and keep checkpoints"
-    )
-    pretrain.add_argument("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
-    pretrain.add_argument("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
-    pretrain.add_argument("--config", type=Path, help="JSON file with what differs from transformers' BertConfig")
-    pretrain.add_argument("--steps", type=int, help="number of batches")
-    pretrain.add_argument("--batch", type=int, help="sequences in a batch")
-    pretrain.add_argument("--length", type=int, help="tokens in a sequence")
-    pretrain.add_argument("--vocabulary", type=int, help="largest number of word pieces")
-    pretrain.add_argument("--learning-rate", type=float, help="its largest value")
-    pretrain.add_argument("--warmup", type=float, help="share of the steps during which the learning rate rises")
-    pretrain.add_argument("--weight-decay", type=float, help="of the weight matrices")
-    _add_seeds(pretrain)
-    pretrain.add_argument("--workers", type=int, default=1, help="seeds to train at once (default 1)")
-    pretrain.add_argument("--device", help="torch device; by default a GPU where there is one")
-    pretrain.set_defaults(command=_pretrain)
+    add = command("pretrain", _pretrain, "pretrain a BERT of your own and keep checkpoints")
+    add("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
+    add("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
+    add("--config", type=Path, help="JSON file with what differs from transformers' BertConfig")
+    add("--steps", type=int, help="number of batches")
+    add("--batch", type=int, help="sequences in a batch")
+    add("--length", type=int, help="tokens in a sequence")
+    add("--vocabulary", type=int, help="largest number of word pieces")
+    add("--learning-rate", type=float, help="its largest value")
+    add("--warmup", type=float, help="share of the steps during which the learning rate rises")
+    add("--weight-decay", type=float, help="of the weight matrices")
+    _add_seeds(add)
+    add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
+    add("--device", help="torch device; by default a GPU where there is one")
 
-    dynamics = commands.add_parser(
-        "dynamics", parents=[common], help="measure every checkpoint of a run, as Parquet tables"
-    )
-    dynamics.add_argument(
-        "run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote"
-    )
-    dynamics.add_argument("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
-    dynamics.add_argument("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
-    dynamics.add_argument("--limit", type=int, default=128, help="number of texts (default 128)")
-    dynamics.add_argument("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
-    _add_seeds(dynamics)
-    dynamics.set_defaults(command=_dynamics)
+    add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
+    add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
+    add("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
+    add("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
+    add("--limit", type=int, default=128, help="number of texts (default 128)")
+    add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
+    _add_seeds(add)
 
-    classifiers = commands.add_parser(
-        "classifiers", parents=[common], help="train self-attention classifiers and measure them, as CSV tables"
-    )
-    classifiers.add_argument(
-        "--data",
-        required=True,
-        help="a corpus with classes: reviews, hatexplain, FOLDER/hatexplain, reviews.csv:text:label",
-    )
-    classifiers.add_argument("--out", required=True, type=Path, help="folder for the tables and results.json")
-    classifiers.add_argument(
-        "--layers",
-        default="1,2,3,4,5",
-        help="numbers of layers of classifiers without a weight on entropy (default 1,2,3,4,5)",
-    )
-    classifiers.add_argument(
-        "--entropy-weights",
-        default="0.0001,0.001,0.01,0.1",
-        help="weights on entropy, each for one layer (default 0.0001,0.001,0.01,0.1)",
-    )
-    classifiers.add_argument(
-        "--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open"
-    )
-    _add_seeds(classifiers, "0,1,2,3,4")
-    classifiers.set_defaults(command=_classifiers)
+    add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
+    add("--data", required=True, help="a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label")
+    add("--out", required=True, type=Path, help="folder for the tables and results.json")
+    add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
+    add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
+    add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
+    _add_seeds(add, "0,1,2,3,4")
 
-    run = commands.add_parser("run", parents=[common], help="execute one notebook with new parameters")
-    run.add_argument("notebook", type=Path, metavar="NOTEBOOK")
-    _add_parameters(run)
-    run.add_argument(
-        "--out", type=Path, default=Path("."), help="folder for the executed copy (default: the current folder)"
-    )
-    run.set_defaults(command=_run)
+    add = command("run", _run, "execute one notebook with new parameters")
+    add("notebook", type=Path, metavar="NOTEBOOK")
+    _add_parameters(add)
+    add("--out", type=Path, default=Path("."), help="folder for the executed copy (default: the current folder)")
 
-    book = commands.add_parser("book", parents=[common], help="execute every notebook and build the site")
-    book.add_argument("--profile", default="default", help="smoke, default, paper or local")
-    _add_parameters(book)
-    book.set_defaults(command=_book)
+    add = command("book", _book, "execute every notebook and build the site")
+    add("--profile", default="default", help="smoke, default, paper or local")
+    _add_parameters(add)
 
-    for name, command, words in [
-        ("claims", _claims, "list the published claims that the book tests"),
-        ("models", _models, "list the models known by name"),
-        ("datasets", _datasets, "list the corpora known by name"),
-    ]:
-        commands.add_parser(name, parents=[common], help=words).set_defaults(command=command)
+    command("claims", _claims, "list the published claims that the book tests")
+    command("models", _models, "list the models known by name")
+    command("datasets", _datasets, "list the corpora known by name")
     return parser
 
 
-def _add_parameters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-p",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("NAME", "VALUE"),
-        dest="parameters",
-        help="set a parameter (may be repeated)",
-    )
+def _add_parameters(add: Callable) -> None:
+    words = "set a parameter (may be repeated)"
+    add("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters", help=words)
 
 
-def _add_seeds(parser: argparse.ArgumentParser, default: str = "0") -> None:
-    parser.add_argument("--seeds", default=default, help=f"seeds of the run, comma-separated (default {default})")
+def _add_seeds(add: Callable, default: str = "0") -> None:
+    add("--seeds", default=default, help=f"seeds of the run, comma-separated (default {default})")
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -55,27 +55,16 @@ def scripts(cells: Sequence[str]) -> list[str]:
 
 @dataclass
 class Cell:
-    """What a cell does to the names of its notebook.
+    """What the code of a cell does to the names of its notebook."""
 
-    Attributes:
-        source: its code without magic.
-        reads: names whose earlier value it needs.
-        deferred: names that its functions read whenever they are called.
-        binds: names that have a value from here on.
-        changes: names whose value it changes, or may replace.
-        called: names with a method called as a statement, as in ``rows.append(1)``.
-        imports: names that it imports.
-        only_imports: whether it imports and does nothing else but call.
-    """
-
-    source: str = ""
-    reads: set[str] = field(default_factory=set)
-    deferred: set[str] = field(default_factory=set)
-    binds: set[str] = field(default_factory=set)
-    changes: set[str] = field(default_factory=set)
-    called: set[str] = field(default_factory=set)
-    imports: set[str] = field(default_factory=set)
-    only_imports: bool = False
+    source: str = ""  # without magic
+    reads: set[str] = field(default_factory=set)  # names whose earlier value it needs
+    deferred: set[str] = field(default_factory=set)  # names that its functions read whenever they are called
+    binds: set[str] = field(default_factory=set)  # names that have a value from here on
+    changes: set[str] = field(default_factory=set)  # names whose value it changes, or may replace
+    called: set[str] = field(default_factory=set)  # names with a method called as a statement: rows.append(1)
+    imports: set[str] = field(default_factory=set)  # names that it imports
+    only_imports: bool = False  # whether it imports and does nothing else but call
 
 
 def _needs(cells: Sequence[Cell], index: int) -> set[int]:
@@ -106,14 +95,7 @@ def analyse(source: str) -> Cell:
     else:
         return Cell()
     cell, tree = Cell(text.strip()), ast.parse(text)
-    for statement in tree.body:
-        loads, stores, deferred = _names(compile(ast.Module([statement], []), "cell", "exec"))
-        branches = [node for node in ast.walk(statement) if isinstance(node, CONDITIONAL)]
-        may_store = {name for branch in branches for name in _stored(branch)} & stores - cell.binds
-        cell.reads |= (loads | may_store) - cell.binds
-        cell.deferred |= deferred
-        cell.binds |= stores - may_store
-        cell.changes |= may_store
+    cell.binds = _flow(tree.body, cell, set())
     cell.reads |= cell.deferred - cell.binds
     # From the inside out: what changes an item in an inner loop changes what the outer loop runs over.
     for node in reversed(list(ast.walk(tree))):
@@ -131,6 +113,24 @@ def analyse(source: str) -> Cell:
         isinstance(statement, ast.Import | ast.ImportFrom | ast.Expr) for statement in tree.body
     )
     return cell
+
+
+def _flow(statements: Sequence[ast.stmt], cell: Cell, bound: set[str]) -> set[str]:
+    """The names that surely have a value after the statements; what these read and may replace goes into ``cell``."""
+    for statement in statements:
+        branched = isinstance(statement, ast.If)
+        whole = ast.Expr(statement.test) if branched else statement
+        loads, stores, deferred = _names(compile(ast.fix_missing_locations(ast.Module([whole], [])), "cell", "exec"))
+        cell.reads |= loads - bound
+        cell.deferred |= deferred
+        branches = [node for node in ast.walk(whole) if isinstance(node, CONDITIONAL)]
+        perhaps = stores & {name for branch in branches for name in _stored(branch)}
+        bound = bound | (stores - perhaps)
+        if branched:
+            first, second = (_flow(branch, cell, bound) for branch in (statement.body, statement.orelse))
+            perhaps, bound = first ^ second, first & second
+        cell.changes |= perhaps - bound
+    return bound
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:

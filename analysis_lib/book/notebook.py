@@ -23,14 +23,8 @@ import nbformat
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, read_notebook
 from analysis_lib.errors import AnalysisError
 
-THREAD_LIMITS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-)
+THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
+THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
 
 
 def run_notebook(
@@ -70,11 +64,7 @@ def run_notebook(
 
 
 def _work(
-    job: dict,
-    scratch: Path,
-    threads: int,
-    on_cell: Callable[[], None],
-    stop: threading.Event | None,
+    job: dict, scratch: Path, threads: int, on_cell: Callable[[], None], stop: threading.Event | None
 ) -> tuple[int, list[str]]:
     """Run the worker to its end; return its exit status and the last lines of its log."""
     environment = os.environ | dict.fromkeys(THREAD_LIMITS, str(threads))
@@ -146,19 +136,11 @@ def _refuse_unfinished(notebook: Path, parameters: Parameters, draft: Path, stat
     if status == 0 and cells and not bad:
         return
     number, cell = _culprit(cells, bad)
-    where = f"cell {number}: {_first_line(cell)}" if cell else "before its first cell"
+    where = f"cell {number}: {cell.source.strip().partition(chr(10))[0]}" if cell else "before its first cell"
     traceback = _traceback(cell) if cell else []
     tail = traceback or [line for line in log if line.strip() and status] or ["it was not executed"]
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
-    raise AnalysisError(
-        "\n".join(
-            [
-                f"{notebook} failed in {where}",
-                f"  parameters: {values or 'none'}",
-                *(f"  {line}" for line in tail[-6:]),
-            ]
-        )
-    )
+    raise AnalysisError("\n  ".join([f"{notebook} failed in {where}", f"parameters: {values or 'none'}", *tail[-6:]]))
 
 
 def _authored(cell: nbformat.NotebookNode) -> bool:
@@ -180,24 +162,15 @@ def _errors(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 def _culprit(cells: list, bad: list) -> tuple[int, nbformat.NotebookNode | None]:
     """The cell with an error; else the last one that began, if its kernel died; else one that never ran."""
     with_error = [(n, cell) for n, cell in bad if _errors(cell)]
-    begun = [
-        (n, cell)
-        for n, cell in enumerate(cells, 1)
-        if cell.cell_type == "code" and cell.metadata.get("papermill", {}).get("start_time")
-    ]
-    ended = len(begun) == sum(cell.cell_type == "code" for cell in cells)
-    order = with_error or (bad if ended and bad else begun[-1:]) or [(0, None)]
-    return order[0]
+    code = [(n, cell) for n, cell in enumerate(cells, 1) if cell.cell_type == "code"]
+    begun = [(n, cell) for n, cell in code if cell.metadata.get("papermill", {}).get("start_time")]
+    return (with_error or (bad if len(begun) == len(code) and bad else begun[-1:]) or [(0, None)])[0]
 
 
 def _traceback(cell: nbformat.NotebookNode) -> list[str]:
     text = "\n".join(line for error in _errors(cell) for line in error.traceback)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
     return [line.rstrip() for line in plain.splitlines() if line.strip()]
-
-
-def _first_line(cell: nbformat.NotebookNode) -> str:
-    return next((line for line in cell.source.splitlines() if line.strip()), "")
 
 
 def _sign(draft: Path, parameters: Parameters, key: str) -> None:

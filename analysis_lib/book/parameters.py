@@ -1,14 +1,11 @@
 """What notebooks declare as parameters, and what a profile and the command line set them to."""
 
 import ast
-import contextlib
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-import papermill
 import yaml
 from sphinx_external_toc.parsing import parse_toc_yaml
 
@@ -64,32 +61,33 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
 
     Raises:
         AnalysisError: the notebook cannot be read, or declares a parameter that is not a literal
-            of type int, float, str, bool or list, in a form that papermill understands.
+            of type int, float, str, bool or list.
     """
     cells = read_notebook(notebook).cells
     source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
+    lines, found = source.splitlines(), {}
     try:
-        tree = ast.parse(source)
+        for node in ast.parse(source).body:
+            match node:
+                case ast.AnnAssign(ast.Name(name), ast.expr() as annotation, ast.expr() as value):
+                    kind = ast.unparse(annotation).partition("[")[0]
+                case ast.Assign([ast.Name(name)], value):
+                    kind = type(ast.literal_eval(value)).__name__
+                case _:
+                    continue
+            rest = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+            found[name] = Parameter(name, kind, ast.literal_eval(value), rest.partition("#")[2].strip())
     except SyntaxError as error:
         raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
-    try:
-        with _quiet("papermill"):
-            inspected = papermill.inspect_notebook(str(notebook))
-    except ValueError as error:
-        raise AnalysisError(f"{notebook}: {error}; its metadata must name a kernelspec") from error
-    declared = {
-        target.id
-        for node in tree.body
-        for target in (getattr(node, "targets", None) or [getattr(node, "target", None)])
-        if isinstance(target, ast.Name)
-    }
-    # Papermill passes over what it cannot read, for example a comment that holds an equals sign.
-    for name in sorted(declared - set(inspected)):
-        raise AnalysisError(
-            f"{notebook}: papermill cannot read the parameter {name}; "
-            "write `name: type = literal  # help` on one line, without another `=`"
-        )
-    return {name: _parameter(notebook, found) for name, found in inspected.items()}
+    except ValueError:
+        raise AnalysisError(f"{notebook}: the default of parameter {name} is not a literal") from None
+    for parameter in found.values():
+        if parameter.type not in TYPES:
+            raise AnalysisError(
+                f"{notebook}: parameter {parameter.name} has type {parameter.type}; use {', '.join(TYPES)}"
+            )
+        _check_value(parameter.default, parameter)
+    return found
 
 
 def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
@@ -184,32 +182,14 @@ def _profile(root: Path, profile: str) -> dict:
     return settings
 
 
-def _parameter(notebook: Path, found: Mapping[str, str]) -> Parameter:
-    name, annotation = found["name"], found["inferred_type_name"]
-    try:
-        default = ast.literal_eval(found["default"])
-    except (ValueError, SyntaxError):
-        raise AnalysisError(
-            f"{notebook}: the default of parameter {name} is not a literal: {found['default']}"
-        ) from None
-    kind = type(default).__name__ if annotation == "None" else annotation.partition("[")[0]
-    parameter = Parameter(name, kind, default, found["help"])
-    if kind not in TYPES:
-        raise AnalysisError(f"{notebook}: parameter {name} has type {kind}; use {', '.join(TYPES)}")
-    _check_value(default, parameter)
-    return parameter
-
-
 def _typed(text: str, parameter: Parameter) -> object:
     try:
-        if parameter.type == "list":
-            return _typed_list(text, parameter)
-        return _scalar(text, TYPES[parameter.type])
+        return _list(text, parameter) if parameter.type == "list" else _scalar(text, TYPES[parameter.type])
     except (ValueError, yaml.YAMLError):
         raise AnalysisError(_misfit(text, parameter)) from None
 
 
-def _typed_list(text: str, parameter: Parameter) -> list:
+def _list(text: str, parameter: Parameter) -> list:
     """Items have the type of the default's items, or the type YAML reads if the default is empty."""
     items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
@@ -243,15 +223,3 @@ def _misfit(value: object, parameter: Parameter) -> str:
         f"parameter {parameter.name} takes a value of type {parameter.type}, "
         f"such as {parameter.default!r}, and got {value!r}"
     )
-
-
-@contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Silence the logger's warnings: what they report is refused here, and would be said twice."""
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

@@ -3,7 +3,6 @@
 Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -14,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import pandas as pd
 from packaging.requirements import Requirement
 from tqdm import tqdm
 
@@ -28,6 +27,7 @@ from analysis_lib.book.notebook import cores, run_notebook
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures import Table
 from analysis_lib.measurement.sources import source_hash
 
 # What a browser may ask MathJax for: the rest of its wheel is other outputs and sources.
@@ -46,8 +46,6 @@ class Task:
 
     @property
     def up_to_date(self) -> bool:
-        if not self.out.exists():
-            return False
         try:
             return read_notebook(self.out).metadata.get("analysis_lib", {}).get("key") == self.key
         except AnalysisError:
@@ -77,7 +75,8 @@ def build_book(
         _stage(root, profile, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
         key = digest(file_hashes(stage), installed(), packages.fingerprint("django-static-mathjax"), builder)
-        if not _is_built(out, key):
+        stamp = out / ".key"
+        if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             _swap(site, out)
@@ -96,52 +95,28 @@ def _execute(tasks: list[Task]) -> None:
         return
     parallel = min(cores(), len(tasks))
     stop, failures, done = threading.Event(), [], 0
-    cells = sum(_code_cells(task.notebook) for task in tasks)
-    bar = tqdm(total=cells, unit="cell", desc="notebooks")
-    with bar, ThreadPoolExecutor(parallel) as pool:
-        futures: dict[Future, Task] = {
-            pool.submit(
-                run_notebook,
-                task.notebook,
-                task.parameters,
-                task.out,
-                key=task.key,
-                threads=max(1, cores() // parallel),
-                on_cell=bar.update,
-                stop=stop,
-            ): task
-            for task in tasks
-        }
+    cells = [cell for task in tasks for cell in read_notebook(task.notebook).cells]
+    total = sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in cells)
+    with tqdm(total=total, unit="cell", desc="notebooks") as bar, ThreadPoolExecutor(parallel) as pool:
+        settings = {"threads": max(1, cores() // parallel), "on_cell": bar.update, "stop": stop}
+        futures = [pool.submit(run_notebook, t.notebook, t.parameters, t.out, key=t.key, **settings) for t in tasks]
         try:
             for future in as_completed(futures):
                 if isinstance(future.exception(), AnalysisError):
                     failures.append(future.exception())
                 else:
-                    future.result()
+                    copy = future.result()
+                    bar.write(f"executed {copy.parent.name}/{copy.stem}", file=sys.stderr)
                     done += 1
-                    bar.write(f"executed {futures[future].name}", file=sys.stderr)
         except BaseException as error:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(_interrupted(done, len(tasks))) from None
+                kept = f"{done} of {len(tasks)} notebooks are executed and kept"
+                raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
             raise
     if failures:
         raise AnalysisError("\n".join(str(failure) for failure in failures))
-
-
-def _interrupted(done: int, total: int) -> str:
-    return f"interrupted: {done} of {total} notebooks are executed and kept; run the command again to continue"
-
-
-def _code_cells(notebook: Path) -> int:
-    return sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in read_notebook(notebook).cells)
-
-
-def _is_built(site: Path, key: str) -> bool:
-    with contextlib.suppress(OSError):
-        return (site / ".key").read_text(encoding="utf-8") == key
-    return False
 
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
@@ -159,60 +134,32 @@ def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
 
 def _status(profile: str, tasks: list[Task]) -> str:
     """The page that says what was executed and when, with which parameters and versions."""
-    rows = [_status_row(task) for task in tasks]
-    system = f"{platform.system()} on {platform.machine()}"
-    return "\n".join(
-        [
-            "(status)=",
-            "# Execution status",
-            "",
-            f"The notebooks below were executed with the profile `{profile}`, Python {platform.python_version()} and "
-            f"{system}. The key is a hash of a notebook's cells and parameters, the parts of the library that it "
-            "imports, its models and data, and the installed versions. A notebook is executed again when its key "
-            "changes.",
-            "",
-            "```{list-table} Executed notebooks",
-            ":name: tab-status",
-            ":header-rows: 1",
-            "",
-            *_list_row(["notebook", "parameters", "seconds", "finished (UTC)", "key"]),
-            *(line for row in rows for line in _list_row(row)),
-            "```",
-            "",
-            "```{list-table} Versions of the packages on which the library depends",
-            ":name: tab-versions",
-            ":header-rows: 1",
-            "",
-            *_list_row(["package", "version"]),
-            *(line for row in _direct_versions() for line in _list_row(row)),
-            "```",
-            "",
-        ]
-    )
-
-
-def _status_row(task: Task) -> list[str]:
-    record = read_notebook(task.out).metadata["analysis_lib"]
-    finished = datetime.fromisoformat(record["finished"]).strftime("%Y-%m-%d %H:%M")
-    parameters = ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items())
-    return [
-        f"{{doc}}`{task.name}`",
-        parameters or "none",
-        f"{record['seconds']:.0f}",
-        finished,
-        f"`{task.key[:12]}`",
-    ]
-
-
-def _list_row(cells: Iterable[str]) -> list[str]:
-    first, *rest = cells
-    return [f"* - {first}", *(f"  - {cell}" for cell in rest)]
-
-
-def _direct_versions() -> list[tuple[str, str]]:
-    wanted = [Requirement(line) for line in importlib.metadata.requires("analysis_lib") or []]
+    wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
     names = [requirement.name for requirement in wanted if not requirement.marker]
-    return [(name, importlib.metadata.version(name)) for name in names]
+    versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
+    executed = pd.DataFrame(map(_status_row, tasks))
+    return f"""\
+(status)=
+# Execution status
+
+The notebooks below were executed with the profile `{profile}`, Python {platform.python_version()} and
+{platform.system()} on {platform.machine()}. The key is a hash of a notebook's cells and parameters, the parts of the
+library that it imports, its models and data, and the installed versions. A notebook is executed again when its key
+changes.
+
+{Table(executed, "tab-status", "Executed notebooks")._repr_markdown_()}
+{Table(versions, "tab-versions", "Versions of the packages on which the library depends")._repr_markdown_()}"""
+
+
+def _status_row(task: Task) -> dict[str, str]:
+    record = read_notebook(task.out).metadata["analysis_lib"]
+    return {
+        "notebook": f"{{doc}}`{task.name}`",
+        "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items()) or "none",
+        "seconds": f"{record['seconds']:.0f}",
+        "finished (UTC)": datetime.fromisoformat(record["finished"]).strftime("%Y-%m-%d %H:%M"),
+        "key": f"`{task.key[:12]}`",
+    }
 
 
 def _sphinx(stage: Path, target: Path, log: Path) -> Path:
@@ -225,13 +172,7 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
     with log.open("w", encoding="utf-8") as chatter, tqdm(desc="site", unit="page") as bar:
         process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
         )
         try:
             for line in process.stdout:

@@ -22,6 +22,7 @@ def main() -> None:
             job["output"],
             parameters=job["parameters"],
             kernel_name="python3",
+            language="python",
             progress_bar=False,
             start_timeout=300,
             # The usual 4 seconds are too few where many notebooks share few cores.

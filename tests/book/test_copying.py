@@ -45,6 +45,9 @@ def test_a_cell_that_needs_nothing_is_itself():
         "def f():\n    return x\nx = 3\nf()",
         "print(x := 4, x)",
         "print(f'{[x for x in (1, 2)]}')",
+        "if (x := 3) > 2:\n    print(x)",
+        "if 1 < 2:\n    x = 2\nelif 2 < 3:\n    x = 4\nelse:\n    x = 3\nprint(x)",
+        "for i in range(2):\n    if i:\n        x = i\n        print(x)",
     ],
 )
 def test_a_name_that_shadows_another_needs_no_cell(cell):
@@ -65,7 +68,9 @@ def test_a_name_that_shadows_another_needs_no_cell(cell):
         "class A:\n    x = x",
         "for x in x:\n    pass",
         "if 1 < 2:\n    x = 2\nprint(x)",
-        "try:\n    x = 2\nexcept ValueError:\n    pass",
+        "if 1 < 2:\n    x = 2\nelse:\n    print(x)",
+        "if x:\n    x = 2",
+        "try:\n    x = 2\nexcept ValueError:\n    pass\nprint(x)",
         "x['a'] = 2",
         "x.a.b = 2",
         "del x[0]",

@@ -68,16 +68,25 @@ def test_parameters_are_read_with_type_default_and_help(tmp_path):
     assert list(found) == ["layers", "limit", "scale", "name", "log"]
 
 
+def test_a_parameter_without_a_type_has_that_of_its_default_and_help_may_hold_anything(tmp_path):
+    lines = 'é: list[str] = ["#", "b"]  # where n = 3 # or 4\nlimit = 3'
+    found = notebook_parameters(write(tmp_path / "n.ipynb", parameters=lines))
+    assert [*found.values()] == [
+        Parameter("é", "list", ["#", "b"], "where n = 3 # or 4"),
+        Parameter("limit", "int", 3, ""),
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("limit: int = 3  # where n = 3", "cannot read the parameter limit"),
+        ("limit: int = 3 +  # how many", "not plain Python"),
         ("limit: int = 'three'  # how many", "takes a value of type int"),
         ("limit: int = max(3, 4)  # how many", "not a literal"),
         ("limit: tuple = (3,)  # how many", "has type tuple"),
     ],
 )
-def test_a_parameter_that_papermill_would_pass_over_is_refused(tmp_path, line, complaint):
+def test_a_parameter_that_cannot_be_set_is_refused(tmp_path, line, complaint):
     with pytest.raises(AnalysisError, match=complaint):
         notebook_parameters(write(tmp_path / "n.ipynb", parameters=line))
 
