@@ -343,7 +343,7 @@ def test_a_configuration_that_cannot_be_used(run, little, tmp_path, content, wor
         (["--length", str(10**15)], ["makes 0 sequences"]),
         (["--out", "{tmp}/lines.txt"], ["is a file"]),
         (["--out", "{tmp}/lines.txt/run"], ["cannot be written"]),
-        (["--out", "{tmp}"], ["holds config.json and no run"]),
+        (["--out", "{tmp}"], ["holds config.json and no training"]),
     ],
 )
 def test_what_cannot_be_pretrained_leaves_no_folder(run, little, tmp_path, arguments, words):
