@@ -1,6 +1,7 @@
 # make book    execute every notebook and build the site: _build/html/index.html
 # make test    lint, tests, every notebook in the smoke profile, the site, and a browser on it
-# make setup   what both need: the environment and the pinned packages
+# make lab     a JupyterLab on the notebooks
+# make setup   what they need: the environment and the pinned packages
 #
 # PROFILE=paper make book, or P="-p model NAME -p data FILE:COLUMN", chooses what the book shows.
 
@@ -9,7 +10,7 @@ PROFILE ?= default
 P ?=
 BIN := .venv/bin
 
-.PHONY: book test setup packages clean
+.PHONY: book lab test setup packages clean
 .DELETE_ON_ERROR:
 
 book: setup
@@ -19,6 +20,14 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+
+# What JupyterLab needs is installed when it is first asked for.
+lab: setup .venv/.lab
+	$(BIN)/jupyter lab --notebook-dir=book
+
+.venv/.lab: .venv/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	@touch $@
 
 # A wheel that somebody has deleted since comes down again.
 setup: .venv/.installed packages

@@ -1,4 +1,4 @@
-"""The command line: ``python -m analysis_lib measure|pretrain|dynamics|classifiers|run|book|models|datasets``."""
+"""The command line, ``python -m analysis_lib COMMAND``: measure, train, execute notebooks, list what is known."""
 
 import argparse
 import fcntl
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        kept = "interrupted: what was finished is kept, and the same command goes on from there"
+        kept = "interrupted: what was finished is kept, and the same command continues from there"
         print(str(error) or kept, file=sys.stderr)
         return 130
     except Exception as error:
@@ -39,104 +39,129 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         sys.stdout.flush()
     except (BrokenPipeError, AttributeError):
-        # The work is done; only whoever read what was printed, such as `head`, has gone.
+        # The work is done; only the reader of the output, such as `head`, has gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m analysis_lib", description=__doc__.split(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis_lib",
+        description="Measure the geometry of self-attention, and build the book about it.",
+    )
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    measure = commands.add_parser("measure", parents=[common], help="a corpus under a model, as Parquet tables")
-    measure.add_argument("--model", required=True, help="a name of `models`, a hub id, or a folder")
+    measure = commands.add_parser("measure", parents=[common], help="measure a model on a corpus, as Parquet tables")
+    measure.add_argument("--model", required=True, help="a name listed by `models`, a Hub id, or a folder")
     measure.add_argument(
         "--data",
         required=True,
-        help="a name of `datasets` with an optional split, file.csv:COLUMN, lines.txt, or a folder of images or sounds",
+        help="a name listed by `datasets`, file.csv:COLUMN, lines.txt, or a folder of images or sounds",
     )
     measure.add_argument("--metrics", default="all", help="comma-separated names, or all (default)")
-    measure.add_argument("--limit", type=int, help="how many items; without --seed, the first")
+    measure.add_argument("--limit", type=int, help="measure at most this many items (without --seed, the first)")
     measure.add_argument("--seed", type=int, help="draw the --limit items at random with this seed")
     measure.add_argument("--out", required=True, type=Path, help="folder for the tables and run.json")
     measure.add_argument("--workers", type=int, default=1, help="processes on this machine (default 1)")
-    measure.add_argument("--scheduler", help="address of a Dask scheduler, tcp://HOST:PORT, instead of --workers")
-    measure.add_argument("--revision", help="commit, branch or tag of a hub model")
+    measure.add_argument("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
+    measure.add_argument("--revision", help="commit, branch or tag of a Hub model")
     measure.add_argument("--dtype", default="float32", help="float32 (default) or float64")
     measure.add_argument("--device", help="torch device; by default a GPU where there is one")
-    measure.add_argument("--long-texts", default="cut", help="cut (default) or window what the model cannot read whole")
+    measure.add_argument(
+        "--long-texts",
+        default="cut",
+        help="how texts that the model cannot read whole are read: cut (default) or window",
+    )
     measure.add_argument(
         "--special-tokens",
         default="keep",
-        help="keep (default) or drop [CLS] and [SEP] as vectors and queries",
+        help="whether [CLS] and [SEP] count as vectors and queries: keep (default) or drop",
     )
     measure.add_argument(
         "--maps",
         default="flatten",
-        help="what a vector of a convolutional network is: flatten (default), an image's whole map, or positions",
+        help="a vector of a convolutional network: the whole map of an image, flatten (default), or positions",
     )
     measure.add_argument("--tokens-per-batch", type=int, default=2048, help="default 2048")
     measure.set_defaults(command=_measure)
 
-    pretrain = commands.add_parser("pretrain", parents=[common], help="a BERT of your own, with checkpoints on the way")
+    pretrain = commands.add_parser(
+        "pretrain", parents=[common], help="pretrain a BERT of your own and keep checkpoints"
+    )
     pretrain.add_argument("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
-    pretrain.add_argument("--data", help="texts: a name of `datasets`, file.csv:COLUMN or lines.txt")
-    pretrain.add_argument("--config", type=Path, help="JSON file: how it differs from transformers' BertConfig")
-    pretrain.add_argument("--steps", type=int, help="batches it is trained on")
-    pretrain.add_argument("--batch", type=int, help="sequences of a batch")
-    pretrain.add_argument("--length", type=int, help="tokens of a sequence")
-    pretrain.add_argument("--vocabulary", type=int, help="word pieces, at most")
-    pretrain.add_argument("--learning-rate", type=float, help="at its peak")
-    pretrain.add_argument("--warmup", type=float, help="the share of the steps in which the learning rate rises")
-    pretrain.add_argument("--weight-decay", type=float, help="of matrices")
+    pretrain.add_argument("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
+    pretrain.add_argument("--config", type=Path, help="JSON file with what differs from transformers' BertConfig")
+    pretrain.add_argument("--steps", type=int, help="number of batches")
+    pretrain.add_argument("--batch", type=int, help="sequences in a batch")
+    pretrain.add_argument("--length", type=int, help="tokens in a sequence")
+    pretrain.add_argument("--vocabulary", type=int, help="largest number of word pieces")
+    pretrain.add_argument("--learning-rate", type=float, help="its largest value")
+    pretrain.add_argument("--warmup", type=float, help="share of the steps during which the learning rate rises")
+    pretrain.add_argument("--weight-decay", type=float, help="of the weight matrices")
     _add_seeds(pretrain)
-    pretrain.add_argument("--workers", type=int, default=1, help="seeds trained at once (default 1)")
+    pretrain.add_argument("--workers", type=int, default=1, help="seeds to train at once (default 1)")
     pretrain.add_argument("--device", help="torch device; by default a GPU where there is one")
     pretrain.set_defaults(command=_pretrain)
 
-    dynamics = commands.add_parser("dynamics", parents=[common], help="every checkpoint of a run, as Parquet tables")
-    dynamics.add_argument("run", metavar="RUN", help="such as bert-4, multiberts, or a folder of pretrain")
+    dynamics = commands.add_parser(
+        "dynamics", parents=[common], help="measure every checkpoint of a run, as Parquet tables"
+    )
+    dynamics.add_argument(
+        "run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote"
+    )
     dynamics.add_argument("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
     dynamics.add_argument("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
-    dynamics.add_argument("--limit", type=int, default=128, help="how many of them (default 128)")
-    dynamics.add_argument("--seed", type=int, default=0, help="draws the texts and sampled vectors (default 0)")
+    dynamics.add_argument("--limit", type=int, default=128, help="number of texts (default 128)")
+    dynamics.add_argument("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
     _add_seeds(dynamics)
     dynamics.set_defaults(command=_dynamics)
 
     classifiers = commands.add_parser(
-        "classifiers", parents=[common], help="self-attention trained on a corpus with classes, as CSV tables"
+        "classifiers", parents=[common], help="train self-attention classifiers and measure them, as CSV tables"
     )
     classifiers.add_argument(
-        "--data", required=True, help="with classes: reviews, hatexplain, FOLDER/hatexplain, reviews.csv:text:label"
+        "--data",
+        required=True,
+        help="a corpus with classes: reviews, hatexplain, FOLDER/hatexplain, reviews.csv:text:label",
     )
     classifiers.add_argument("--out", required=True, type=Path, help="folder for the tables and results.json")
-    classifiers.add_argument("--layers", default="1,2,3,4,5", help="depths without a weight on entropy (1,2,3,4,5)")
     classifiers.add_argument(
-        "--entropy-weights", default="0.0001,0.001,0.01,0.1", help="of one block (0.0001,0.001,0.01,0.1)"
+        "--layers",
+        default="1,2,3,4,5",
+        help="numbers of layers of classifiers without a weight on entropy (default 1,2,3,4,5)",
     )
     classifiers.add_argument(
-        "--sensitivity", default="", metavar="SEEDS", help="also what the paper leaves open, with these seeds"
+        "--entropy-weights",
+        default="0.0001,0.001,0.01,0.1",
+        help="weights on entropy, each for one layer (default 0.0001,0.001,0.01,0.1)",
+    )
+    classifiers.add_argument(
+        "--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open"
     )
     _add_seeds(classifiers, "0,1,2,3,4")
     classifiers.set_defaults(command=_classifiers)
 
-    run = commands.add_parser("run", parents=[common], help="one notebook, with new parameters")
+    run = commands.add_parser("run", parents=[common], help="execute one notebook with new parameters")
     run.add_argument("notebook", type=Path, metavar="NOTEBOOK")
     _add_parameters(run)
-    run.add_argument("--out", type=Path, default=Path("."), help="folder for the executed copy (default: this one)")
+    run.add_argument(
+        "--out", type=Path, default=Path("."), help="folder for the executed copy (default: the current folder)"
+    )
     run.set_defaults(command=_run)
 
-    book = commands.add_parser("book", parents=[common], help="every notebook, then the site")
+    book = commands.add_parser("book", parents=[common], help="execute every notebook and build the site")
     book.add_argument("--profile", default="default", help="smoke, default, paper or local")
     _add_parameters(book)
     book.set_defaults(command=_book)
 
-    models = commands.add_parser("models", parents=[common], help="the models known by name")
-    models.set_defaults(command=_models)
-    datasets = commands.add_parser("datasets", parents=[common], help="the corpora known by name")
-    datasets.set_defaults(command=_datasets)
+    for name, command, words in [
+        ("claims", _claims, "list the published claims that the book tests"),
+        ("models", _models, "list the models known by name"),
+        ("datasets", _datasets, "list the corpora known by name"),
+    ]:
+        commands.add_parser(name, parents=[common], help=words).set_defaults(command=command)
     return parser
 
 
@@ -148,16 +173,16 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar=("NAME", "VALUE"),
         dest="parameters",
-        help="a parameter",
+        help="set a parameter (may be repeated)",
     )
 
 
 def _add_seeds(parser: argparse.ArgumentParser, default: str = "0") -> None:
-    parser.add_argument("--seeds", default=default, help=f"of the run, comma-separated (default {default})")
+    parser.add_argument("--seeds", default=default, help=f"seeds of the run, comma-separated (default {default})")
 
 
 def _measure(options: argparse.Namespace) -> None:
-    # Imported here: torch takes seconds, which `--help` and a misspelt option should not.
+    # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
     from analysis_lib import capture, load_corpus, load_model, measure
     from analysis_lib.metrics import resolve
 
@@ -165,10 +190,10 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
-    resolve(options.metrics)  # A misspelt name is told before anything is loaded.
+    resolve(options.metrics)  # A misspelt name is refused before anything is loaded.
     corpus = load_corpus(options.data, options.limit, options.seed)
     if corpus.blank:
-        _say(f"{corpus.blank} blank entries of {options.data} are left out")
+        _note(f"{corpus.blank} blank entries of {options.data} were left out")
     with _sole_writer(options.out):
         model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
         tables = measure(
@@ -188,13 +213,14 @@ def _measure(options: argparse.Namespace) -> None:
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     kind = {"audio": "sound"}.get(model.kind, model.kind)
+    longer = f"{kind}s are longer than the {capture.longest(model)} the model reads"
     if report.cut:
-        _say(f"{report.cut} {kind}s are longer than the {capture.longest(model)} the model reads and were cut there")
+        _note(f"{report.cut} {longer} and were cut there")
     if report.windowed:
-        _say(f"{report.windowed} {kind}s are longer than the {capture.longest(model)} the model reads: read in windows")
+        _note(f"{report.windowed} {longer} and were read in windows")
     if report.zero_vectors:
-        _say(f"{sum(report.zero_vectors.values())} zero vectors have no direction and are in no cosine (see run.json)")
-    print(f"{len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances: {options.out}")
+        _note(f"{sum(report.zero_vectors.values())} zero vectors have no direction and enter no cosine (see run.json)")
+    print(f"wrote {len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -206,22 +232,22 @@ def _pretrain(options: argparse.Namespace) -> None:
         given["configuration"] = _json_object(options.config)
     seeds = _seeds(options)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
-    print(f"pretrained, with checkpoints of seed {', '.join(map(str, seeds))}: {options.out}")
+    print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
 
 
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
     from analysis_lib.papers.godey.dynamics import dynamics
-    from analysis_lib.training import run_fingerprint
+    from analysis_lib.training import run_identity
 
     seeds = _seeds(options)
-    # Misspelt names are told before anything is written.
-    run_fingerprint(options.run)
+    # Misspelt names are refused before anything is written.
+    run_identity(options.run)
     corpora.fingerprint(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
         found.save(options.out)
-    print(f"{len(found)} tables of {len(found.steps)} steps: {options.out}")
+    print(f"wrote {len(found)} tables of {len(found.steps)} steps to {options.out}")
 
 
 def _classifiers(options: argparse.Namespace) -> None:
@@ -235,7 +261,7 @@ def _classifiers(options: argparse.Namespace) -> None:
     }
     with _sole_writer(options.out):
         trials.record(options.data, options.out, **settings)
-    print(f"classifiers of {options.data} measured: {options.out}")
+    print(f"wrote the measurements of classifiers of {options.data} to {options.out}")
 
 
 def _seeds(options: argparse.Namespace) -> list[int]:
@@ -252,36 +278,42 @@ def _numbers(option: str, text: str, kind: type) -> list:
 
 def _json_object(path: Path) -> dict:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise AnalysisError(
             f'{path} cannot be read as JSON ({error}): give a file such as {{"hidden_size": 192}}'
         ) from error
-    if not isinstance(told, dict):
-        raise AnalysisError(f'{path} holds a {type(told).__name__}: give a JSON object such as {{"hidden_size": 192}}')
-    return told
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise AnalysisError(f'{path} holds a {kind}: give a JSON object such as {{"hidden_size": 192}}')
+    return content
 
 
 def _run(options: argparse.Namespace) -> None:
-    from analysis_lib.book import site as book
+    from analysis_lib import book
 
     if not options.notebook.is_file():
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
-    parameters = book.coerce(_pairs(options), book.notebook_parameters(options.notebook))
+    parameters = book.coerce(options.parameters, book.notebook_parameters(options.notebook))
     _refuse_unwritable(options.out)
     executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
     print(f"executed notebook: {executed}")
 
 
 def _book(options: argparse.Namespace) -> None:
-    from analysis_lib.book import site as book
+    from analysis_lib import book
 
-    parameters = book.coerce(_pairs(options), book.book_parameters())
+    parameters = book.coerce(options.parameters, book.book_parameters())
     print(f"the site is at {book.build_book(options.profile, parameters)}")
 
 
-def _pairs(options: argparse.Namespace) -> list[tuple[str, str]]:
-    return [(name, value) for name, value in options.parameters]
+def _claims(options: argparse.Namespace) -> None:
+    from analysis_lib.papers import claims
+
+    for paper in claims.PAPERS:
+        for claim in claims.load(paper).values():
+            test = f"It holds if this is {claim.direction} {claim.bound:g}: {claim.quantity}."
+            print(f"{claim.id}  {claim.source}\n  {claim.sentence}\n  {test}")
 
 
 def _models(options: argparse.Namespace) -> None:
@@ -289,7 +321,7 @@ def _models(options: argparse.Namespace) -> None:
 
     _print_names(
         known_models(),
-        "or a hub id (owner/name), or a folder saved with save_pretrained; NAME:untrained is its untrained twin",
+        "or a Hub id (owner/name), or a folder saved with save_pretrained; NAME:untrained is the same model, untrained",
     )
 
 
@@ -297,7 +329,7 @@ def _datasets(options: argparse.Namespace) -> None:
     from analysis_lib.corpora.loading import known_corpora
 
     _print_names(
-        known_corpora(), "or file.csv:COLUMN, a text file with an utterance a line, or a folder of images or of sounds"
+        known_corpora(), "or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds"
     )
 
 
@@ -309,7 +341,7 @@ def _print_names(names: dict[str, str], otherwise: str) -> None:
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    """Before hours of work: can the folder be written?"""
+    """Raise, before hours of work, if the folder cannot be written."""
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -322,19 +354,19 @@ def _refuse_unwritable(folder: Path) -> None:
 
 @contextmanager
 def _sole_writer(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder: its tables and ours would mix."""
+    """Keep a second run out of the folder, where the tables of both would mix."""
     _refuse_unwritable(folder)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise AnalysisError(f"another run writes to {folder}: wait for it, or give another --out") from None
+        raise AnalysisError(f"another run is writing to {folder}: wait for it, or give another --out") from None
     finally:
         os.close(descriptor)
 
 
-def _say(line: str) -> None:
+def _note(line: str) -> None:
     print(f"note: {line}", file=sys.stderr)
 
 

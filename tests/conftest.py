@@ -31,7 +31,7 @@ with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "bear
 
 import tiny  # noqa: E402
 
-from analysis_lib.book.site import build_book  # noqa: E402
+from analysis_lib.book import build_book  # noqa: E402
 
 # Small models on shared cores: a second thread waits for the first more than it computes.
 threadpoolctl.threadpool_limits(1)

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from clouds import accumulated, activations_of, repeatable, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from test_metrics import accumulated, activations_of, repeatable, seeds
 from test_papers import Planted
 
 from analysis_lib import AnalysisError, metrics, papers

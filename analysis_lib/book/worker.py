@@ -1,7 +1,7 @@
-"""Executes one notebook in a process of its own, which ``book.py`` starts and watches.
+"""The process that executes one notebook: ``notebook.py`` starts it and watches it.
 
-The job comes as one line of JSON on standard input. Each executed cell is told as a line ``cell``
-on standard output; every other line there is a log, and the exit status says whether it went well.
+The job is one line of JSON on standard input. Each executed cell is reported as a line ``cell`` on
+standard output; all other lines there are a log. The exit status is 0 if papermill ended well.
 """
 
 import json
@@ -26,22 +26,22 @@ def main() -> None:
             start_timeout=300,
             # The usual 4 seconds are too few where many notebooks share few cores.
             iopub_timeout=120,
-            on_cell_executed=_tell,
+            on_cell_executed=_report,
         )
     except Exception:
-        # The kernel's own traceback is in the output notebook; this one tells of everything else.
+        # The kernel's own traceback is in the output notebook; this one is of everything else.
         traceback.print_exc(file=sys.stdout)
         sys.exit(1)
 
 
-def _tell(cell: dict, **_: object) -> None:
-    """One line for each cell that the author wrote."""
+def _report(cell: dict, **_: object) -> None:
+    """Print a line for each cell that the author wrote."""
     if "injected-parameters" not in cell["metadata"].get("tags", []):
         print("cell", flush=True)
 
 
 def _end_with_parent() -> None:
-    """Standard input ends when the parent does, however it dies; the kernel then ends with us."""
+    """Exit when standard input ends, as it does however the parent dies; the kernel then ends with this process."""
     sys.stdin.read()
     os._exit(1)
 

@@ -8,7 +8,8 @@ from analysis_lib import capture
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora.loading import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import Tables, measure
+from analysis_lib.measurement.measuring import measure
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models.loading import UNTRAINED, LoadedModel, load_model
 

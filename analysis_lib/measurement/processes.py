@@ -13,10 +13,13 @@ import torch
 
 @contextmanager
 def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
-    """Processes with so many threads each; they are stopped when the block is left, and when this process ends."""
+    """Processes with so many threads each; they are stopped when the block is left, and when this process ends.
+
+    Together they may have more threads than there are cores: idle threads sleep, so that they only take turns.
+    """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with _without_interrupts():
+        with _without_interrupts(), _passive_threads():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -37,8 +40,21 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def _passive_threads() -> Iterator[None]:
+    """Processes that are started here let idle OpenMP threads sleep; otherwise they spin, and keep the cores busy."""
+    if "OMP_WAIT_POLICY" in os.environ:
+        yield
+        return
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    try:
+        yield
+    finally:
+        del os.environ["OMP_WAIT_POLICY"]
+
+
 def _start(threads: int) -> None:
-    """Set up a worker: its share of the cores, and an end when its parent ends."""
+    """Set up a worker: its threads, and an end when its parent ends."""
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

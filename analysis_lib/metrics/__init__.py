@@ -1,4 +1,4 @@
-"""One file a quantity; each is an accumulator that merges."""
+"""One file per quantity; each is an accumulator that merges."""
 
 from collections.abc import Iterable
 

@@ -1,5 +1,6 @@
 """What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Self
@@ -22,16 +23,42 @@ Sums = dict[Key, np.ndarray]
 
 
 class Metric(ABC):
-    """An accumulator of sums: ``update`` takes a layer of a batch in, ``merge`` another accumulator, ``table`` ends.
+    """An accumulator of sums over utterances, which gives a table.
 
-    A subclass says what it needs and how it goes from sums to a table. All state is in ``sums``: an array for
-    each key, whose first axis is the jackknife group, or has length 1 where a sum is too large to be kept once a
-    group. It does not grow with the corpus.
+    A measurement calls ``update`` for every layer of every batch, on many copies of the metric at once if there are
+    many workers, joins them with ``merge``, and asks for the ``table``. A metric of your own is a subclass that says
+    what it needs, adds to its sums in ``update``, and goes from sums to rows in ``points``:
+
+    >>> class LongVectors(Metric):
+    ...     name, needs, interval, counts = "long_vectors", frozenset({"hidden"}), "share", "tokens"
+    ...     def __init__(self, norm: float = 1.0):
+    ...         super().__init__()
+    ...         self.norm = norm
+    ...     def update(self, activations):
+    ...         hidden, layer = activations.spaces["hidden"], activations.layer
+    ...         self.add(("long", layer), (hidden.norms > self.norm).sum(-1), activations)
+    ...         self.add(("tokens", layer), hidden.counts.unsqueeze(1), activations)
+    ...     def points(self, sums):
+    ...         rows = [(i, float(sums[q, i][0]), float(sums["tokens", i][0])) for q, i in sums if q == "long"]
+    ...         table = pd.DataFrame(rows, columns=["layer", "long", "tokens"])
+    ...         return table.assign(share=table["long"] / table["tokens"])[["layer", "share", "tokens"]]
+    >>> LongVectors(norm=10).fresh().norm
+    10
+
+    ``measure(model, corpus, [LongVectors(norm=10)])`` takes it, with any number of workers or on a cluster. What is in
+    ``activations`` is described by :class:`~analysis_lib.capture.Activations` and
+    :class:`~analysis_lib.capture.Vectors`.
+
+    All that changes is in ``sums``: an array for each key, whose first axis is the jackknife group (or has length 1,
+    see :meth:`add_whole`). Its size does not depend on the corpus. A key is a tuple of texts and whole numbers. Other
+    attributes are parameters: set in ``__init__``, never changed, and part of what stored shards are known by.
 
     Attributes:
         name: of the table.
-        needs: the spaces of ``capture.SPACES``, and ``weights``, that ``update`` reads.
+        needs: the spaces of ``capture.SPACES``, and ``weights`` or ``scores``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
+        counts: the column that says how many vectors or utterances a row rests on. A group of utterances that adds
+            nothing to it has no part in the interval of the row; without such a column, every group has.
         of_pairs_within_utterances: whether it compares vectors of one utterance.
         on_request: whether it costs so much that ``all`` leaves it out.
     """
@@ -39,6 +66,7 @@ class Metric(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     interval: ClassVar[str | None] = None
+    counts: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
 
@@ -54,8 +82,10 @@ class Metric(ABC):
         """The table, without intervals, from sums that have no group axis any more."""
 
     def fresh(self) -> Self:
-        """An empty accumulator of the same metric."""
-        return type(self)()
+        """An empty accumulator with the same parameters."""
+        other = copy.copy(self)
+        other.sums = {}
+        return other
 
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
@@ -75,11 +105,12 @@ class Metric(ABC):
         table = self.points(self.total())
         if self.interval is None:
             return table
-        point, last = table[self.interval].to_numpy(), table.columns[-1]
+        point = table[self.interval].to_numpy()
         rest = [self.without(group) for group in self.occupied_groups()]
         left_out = np.reshape([part[self.interval] for part in rest], (-1, *point.shape))
-        # What a row counts is its last column: a group that takes nothing away from it has no part in it.
-        part = np.reshape([part[last] != table[last] for part in rest], left_out.shape)
+        part = None
+        if self.counts is not None:
+            part = np.reshape([part[self.counts] != table[self.counts] for part in rest], left_out.shape)
         low, high = jackknife_interval(point, left_out, part)
         position = table.columns.get_loc(self.interval) + 1
         table.insert(position, "ci_low", low)
@@ -105,16 +136,24 @@ class Metric(ABC):
         filled = np.any([value.reshape(GROUPS, -1).any(1) for value in grouped], axis=0)
         return np.flatnonzero(filled).tolist()
 
-    def _add(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add per-utterance values (first axis) to the sums of their groups."""
+    def add(self, key: Key, values: Tensor, activations: Activations) -> None:
+        """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups.
+
+        Raises:
+            AnalysisError: a value is not finite.
+        """
         groups = activations.tokens.groups
         flat = values.reshape(len(groups), -1)
         # Sums over the few utterances of a batch may run in float32; those over batches may not.
         part = flat.new_zeros(GROUPS, flat.shape[1]).index_add_(0, groups, flat)
         self._accumulate(key, part.double().reshape(GROUPS, *values.shape[1:]), activations)
 
-    def _add_whole(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add a sum over all utterances of the batch, which no group can be taken out of again."""
+    def add_whole(self, key: Key, values: Tensor, activations: Activations) -> None:
+        """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval.
+
+        Raises:
+            AnalysisError: a value is not finite.
+        """
         self._accumulate(key, values.double().unsqueeze(0), activations)
 
     def _accumulate(self, key: Key, values: Tensor, activations: Activations) -> None:
@@ -139,7 +178,7 @@ def head_column(heads: int | None, rows: int) -> pd.Series:
 def space_frame(space: str, layer: int, columns: dict[str, np.ndarray]) -> pd.DataFrame:
     """The rows of one space in one layer: one row per head, or one row for the hidden states.
 
-    ``columns`` holds a value a head (hidden states count as one head).
+    ``columns`` holds one value per head (hidden states count as one head).
     """
     rows = len(next(iter(columns.values())))
     head = head_column(None if space == "hidden" else rows, rows)

@@ -102,12 +102,13 @@ class Anisotropy(Metric):
     name: ClassVar[str] = "anisotropy"
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "cosine"
+    counts: ClassVar[str] = "tokens"
 
     def update(self, activations: Activations) -> None:
         for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
-                self._add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-                self._add(("vectors", space, activations.layer), vectors.nonzero, activations)
+                self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+                self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -25,9 +25,9 @@ class AttentionByTokenType(Metric):
         if activations.rows is None:
             return
         layer = activations.layer
-        self._add(("mass", layer), activations.rows.type_mass, activations)
-        self._add(("queries", layer), activations.tokens.counts, activations)
-        self._add(("pairs", layer), activations.rows.pairs, activations)
+        self.add(("mass", layer), activations.rows.type_mass, activations)
+        self.add(("queries", layer), activations.tokens.counts, activations)
+        self.add(("pairs", layer), activations.rows.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -27,12 +27,10 @@ class AttentionEntropy(Metric):
         entropy, keys = activations.rows.entropy.double(), activations.rows.keys
         counted = tokens.counted.double().unsqueeze(1)
         several = (counted * (keys > 1).unsqueeze(1)).double()
-        self._add(("nats", layer), (entropy * counted).sum(-1), activations)
-        self._add(
-            ("normalised", layer), (entropy / keys.clamp_min(2).log().unsqueeze(1) * several).sum(-1), activations
-        )
-        self._add(("rows", layer), tokens.counts, activations)
-        self._add(("normalised_rows", layer), several.sum((1, 2)), activations)
+        self.add(("nats", layer), (entropy * counted).sum(-1), activations)
+        self.add(("normalised", layer), (entropy / keys.clamp_min(2).log().unsqueeze(1) * several).sum(-1), activations)
+        self.add(("rows", layer), tokens.counts, activations)
+        self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -21,8 +21,8 @@ class HeadMeans(Metric):
     def update(self, activations: Activations) -> None:
         for space in ("query", "key", "value"):
             if (vectors := activations.spaces.get(space)) is not None:
-                self._add(("sum", space, activations.layer), vectors.sum, activations)
-                self._add(("tokens", space, activations.layer), vectors.counts, activations)
+                self.add(("sum", space, activations.layer), vectors.sum, activations)
+                self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

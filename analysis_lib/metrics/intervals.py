@@ -22,7 +22,7 @@ def jackknife_interval(
     Args:
         point: the statistic on everything, of any shape.
         left_out: the statistic without each group, first axis the groups.
-        part: of the same shape, whether the group has a part in the statistic; all have unless told.
+        part: of the same shape, whether the group has a part in the statistic; by default, every group has.
 
     Returns:
         Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
@@ -38,8 +38,8 @@ def jackknife_interval(
     several = np.where(groups > 1, groups, np.nan)
     mean = np.where(part, left_out, 0).sum(0) / several
     spread = np.sqrt((several - 1) / several * np.where(part, (left_out - mean) ** 2, 0).sum(0))
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread
-    return point - reach, point + reach
+    reach = np.asarray(stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread)
+    return np.asarray(point - reach), np.asarray(point + reach)
 
 
 def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
@@ -63,12 +63,8 @@ def wilson(correct: int, items: int) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in wilson(10, 10)]
     [0.722, 1.0]
     """
-    share = correct / items
-    centre = share + Z_95**2 / (2 * items)
-    half = Z_95 * math.sqrt(share * (1 - share) / items + Z_95**2 / (4 * items**2))
-    scale = 1 + Z_95**2 / items
-    # Rounding may carry a bound of a whole share past it.
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    interval = stats.binomtest(correct, items).proportion_ci(CONFIDENCE, method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def ratio_interval(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"]) -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_ord
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
 
-# Two matrices of this width take 1 GiB a layer.
+# Two matrices of this width take 1 GiB per layer.
 WIDEST = 8192
 # A variance below this share of the mean square is what rounding leaves of vectors that are all the same.
 ROUNDING = 1e-13
@@ -112,7 +112,7 @@ class Isotropy(Metric):
     and weighs by squared length. A round cloud far from the origin therefore has many deviations and an effective
     dimension near 1, and an IsoScore near 1; a centred cloud with a few long dimensions has no deviations.
 
-    The second moments take 16 d² bytes a layer and head, so they are kept once, not once a jackknife group: only
+    The second moments take 16 d² bytes per layer and head, so they are kept once, and not per jackknife group: only
     ``deviations``, which does without them, has an interval.
 
     Args:
@@ -130,9 +130,6 @@ class Isotropy(Metric):
                 raise AnalysisError(f"there is no space {space!r}: {near_names(space, VECTOR_SPACES)}")
         self.needs = frozenset(spaces)
 
-    def fresh(self) -> "Isotropy":
-        return Isotropy(sorted(self.needs))
-
     def update(self, activations: Activations) -> None:
         for space in sorted(self.needs):
             if (vectors := activations.spaces.get(space)) is not None:
@@ -145,19 +142,19 @@ class Isotropy(Metric):
                 f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and their second "
                 f"moments are kept up to {WIDEST}: measure {space} vectors of fewer dimensions, or leave isotropy out"
             )
-        self._add(("unit_sum", space, layer), vectors.unit_sum, activations)
-        self._add(("vectors", space, layer), vectors.nonzero, activations)
+        self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
+        self.add(("vectors", space, layer), vectors.nonzero, activations)
         counts = vectors.counts.unsqueeze(1).expand_as(vectors.nonzero)
-        self._add(("tokens", space, layer), counts, activations)
+        self.add(("tokens", space, layer), counts, activations)
         # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a difference of the two,
         # loses what vectors in float32 know of it; and merging stays a sum.
         counted = (vectors.norms != 0).unsqueeze(-1)
         values = torch.where(counted, vectors.values, 0).double().transpose(0, 1).flatten(1, 2)
         lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         units = values / torch.where(lengths != 0, lengths, 1)
-        self._add_whole(("sum", space, layer), values.sum(1), activations)
-        self._add_whole(("moment", space, layer), values.mT @ values, activations)
-        self._add_whole(("unit_moment", space, layer), units.mT @ units, activations)
+        self.add_whole(("sum", space, layer), values.sum(1), activations)
+        self.add_whole(("moment", space, layer), values.mT @ values, activations)
+        self.add_whole(("unit_moment", space, layer), units.mT @ units, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

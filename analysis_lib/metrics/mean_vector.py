@@ -22,9 +22,9 @@ class MeanVector(Metric):
     def update(self, activations: Activations) -> None:
         for space in VECTOR_SPACES:
             if (vectors := activations.spaces.get(space)) is not None:
-                self._add(("sum", space, activations.layer), vectors.sum, activations)
-                self._add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
-                self._add(("tokens", space, activations.layer), vectors.counts, activations)
+                self.add(("sum", space, activations.layer), vectors.sum, activations)
+                self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
+                self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -23,8 +23,8 @@ class QueryKeyAlignment(Metric):
             return
         for space in ("query", "key"):
             vectors = activations.spaces[space]
-            self._add((space, activations.layer), vectors.sum, activations)
-            self._add((f"{space} tokens", activations.layer), vectors.counts, activations)
+            self.add((space, activations.layer), vectors.sum, activations)
+            self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -31,8 +31,8 @@ class ScoreContributions(Metric):
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        self._add(("sum", activations.layer), activations.scores.contributions, activations)
-        self._add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
+        self.add(("sum", activations.layer), activations.scores.contributions, activations)
+        self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []
@@ -74,8 +74,8 @@ class ScoreTerms(Metric):
         if activations.scores is None:
             return
         for term, sums in activations.scores.terms.items():
-            self._add((term, activations.layer), sums, activations)
-        self._add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
+            self.add((term, activations.layer), sums, activations)
+        self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

@@ -22,6 +22,7 @@ class UtteranceSimilarity(Metric):
     name: ClassVar[str] = "utterance_similarity"
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
     interval: ClassVar[str] = "similarity"
+    counts: ClassVar[str] = "utterances"
     of_pairs_within_utterances: ClassVar[bool] = True
 
     def update(self, activations: Activations) -> None:
@@ -30,8 +31,8 @@ class UtteranceSimilarity(Metric):
                 count = vectors.nonzero
                 square = vectors.unit_sum.double().square().sum(-1)
                 similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
-                self._add(("similarity", space, activations.layer), similarity, activations)
-                self._add(("utterances", space, activations.layer), (count > 1).double(), activations)
+                self.add(("similarity", space, activations.layer), similarity, activations)
+                self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         frames = []

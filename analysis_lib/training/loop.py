@@ -1,44 +1,81 @@
-"""What every training here shares: settings in a name, the optimizer, one thread, one process at a time."""
+"""What every training shares: settings in a name, the optimizer, and a loop that resumes if its process was killed."""
 
+import dataclasses
 import fcntl
 import importlib.metadata
-from collections.abc import Callable, Iterator
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
+from tqdm import tqdm
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, near_names
+
+# The most work that a kill can undo, if a step or an epoch takes no longer.
+SECONDS_BETWEEN_STATES = 60
+
+Settings = TypeVar("Settings")
 
 
-def split_settings(name: str) -> tuple[str, Callable[[], dict[str, float]]]:
-    """What is trained, and how its settings differ, from a name such as ``digits-vit@steps=50``.
+# --- Settings -------------------------------------------------------------------------------------
 
-    The settings are read when called for: ``@`` may mean something else in a name that is not ours.
+
+def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> tuple[str, Settings] | None:
+    """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
+
+    Args:
+        known: the settings by name, each a dataclass.
+        choices: the settings that a name may change.
+
+    Returns:
+        The name without its changes, and the settings; None if the name is not a known one.
 
     Raises:
-        AnalysisError: when called, a difference that is not a setting and a number.
+        AnalysisError: a change that is not one of the choices and a number.
     """
-    trained, *differences = name.split("@")
+    base, *changes = name.split("@")
+    if base not in known:
+        return None
+    given = {}
+    for change in changes:
+        setting, _, value = change.partition("=")
+        if setting not in choices:
+            raise AnalysisError(f"{base} has no setting {setting}: {near_names(setting, choices)}")
+        try:
+            given[setting] = float(value) if "." in value or "e-" in value else int(value)
+        except ValueError:
+            raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
+    return base, dataclasses.replace(known[base], **given)
 
-    def read() -> dict[str, float]:
-        settings = {}
-        for difference in differences:
-            setting, _, value = difference.partition("=")
-            try:
-                settings[setting] = float(value) if "." in value or "e-" in value else int(value)
-            except ValueError:
-                raise AnalysisError(
-                    f"{name}: {difference!r} is no setting: write it as {trained}@steps=50@seed=1"
-                ) from None
-        return settings
 
-    return trained, read
+def require_whole(settings: object, **least: int) -> None:
+    """Refuse settings that are not whole numbers, or lie below the least that makes sense.
+
+    Raises:
+        AnalysisError: naming the setting.
+    """
+    for name, bound in least.items():
+        if not isinstance(value := getattr(settings, name), int) or value < bound:
+            raise AnalysisError(f"{name} is {value}: give a whole number, {bound} or more")
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages on which the weights depend."""
+    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+
+
+# --- Optimization ---------------------------------------------------------------------------------
 
 
 def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices; biases and norms have none."""
+    """AdamW with weight decay on matrices, and none on biases and norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -46,8 +83,36 @@ def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float)
 
 
 def drawn_seed(*numbers: int) -> int:
-    """A seed that has nothing to do with that of any other numbers."""
+    """A seed that is independent of the seeds of all other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def require_finite(loss: float, place: str, learning_rate: float) -> float:
+    """The loss of a step or an epoch.
+
+    Raises:
+        AnalysisError: the loss is not finite.
+    """
+    if not math.isfinite(loss):
+        raise AnalysisError(
+            f"the loss of {place} is {loss}: give another folder and a learning rate below {learning_rate:g}"
+        )
+    return loss
+
+
+@contextmanager
+def isolated(device: str = "cpu") -> Iterator[None]:
+    """Run on one thread, since sums over several round differently, and restore the caller's random numbers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- Files ----------------------------------------------------------------------------------------
 
 
 def write(path: Path, text: str) -> None:
@@ -57,33 +122,123 @@ def write(path: Path, text: str) -> None:
     unfinished.rename(path)
 
 
-def save_state(path: Path, state: dict) -> None:
-    """Save tensors and numbers from which a training goes on, whole, or leave the last ones as they were."""
-    unfinished = path.with_suffix(".unfinished")
-    torch.save(state, unfinished)
-    unfinished.rename(path)
-
-
-def versions() -> dict[str, str]:
-    """Of the packages on which the weights depend."""
-    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Sums over several threads are rounded otherwise: one thread gives the same weights however many there are."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """While no other process holds the lock; others wait. The lock of a process that is killed ends with it."""
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def describe(description: Path, identity: dict) -> None:
+    """Say in a folder which training it holds."""
+    write(description, json.dumps(identity, indent=1) + "\n")
+
+
+def holds(description: Path, identity: dict) -> bool:
+    """Whether the folder of a description holds the training with this identity.
+
+    If it does not, the folder is empty but for hidden files, or does not exist.
+
+    Raises:
+        AnalysisError: the folder holds another training, or something else.
+    """
+    folder = description.parent
+    if folder.exists() and not folder.is_dir():
+        raise AnalysisError(f"{folder} is a file: give a folder")
+    if description.is_file():
+        try:
+            theirs = _flat(json.loads(description.read_text(encoding="utf-8")))
+        except (OSError, ValueError, AttributeError) as error:
+            raise AnalysisError(f"{description} is damaged: give another folder") from error
+        ours = _flat(json.loads(json.dumps(identity)))
+        for name in ours | theirs:
+            if ours.get(name) != theirs.get(name):
+                raise AnalysisError(
+                    f"{folder} holds a training whose {name} is {theirs.get(name)}, not {ours.get(name)}: "
+                    f"give another folder"
+                )
+        return True
+    if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
+        raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
+    return False
+
+
+def _flat(identity: dict) -> dict:
+    """The parts of an identity by their place: ``settings.steps``."""
+    flat = {}
+    for name, value in identity.items():
+        flat |= {f"{name}.{part}": v for part, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+# --- Loop -----------------------------------------------------------------------------------------
+
+
+def finished(table: Path) -> bool:
+    """Whether the training that writes this table has come to its end."""
+    return table.exists() and not _state(table).exists()
+
+
+def _state(table: Path) -> Path:
+    return table.with_name(f".{table.stem}.pt")
+
+
+class TrainingLog:
+    """The steps or epochs of a training so far, and the state from which it resumes if its process is killed.
+
+    It ends with the same weights if the random numbers of a step depend only on the number of the step.
+
+    Args:
+        table: the CSV file of the rows. The state is a hidden file beside it until the training is finished.
+        columns: of the table. The first counts steps or epochs; one is ``loss``.
+        device: where the state is loaded.
+        parts: what changes along the way, by name; each has a ``state_dict``.
+
+    Attributes:
+        rows: one per step or epoch.
+    """
+
+    def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
+        self.table, self.columns, self.parts = table, columns, parts
+        self.rows: list[list[float | None]] = []
+        if _state(table).is_file():
+            state = torch.load(_state(table), map_location=device, weights_only=True)
+            self.rows = state["log"]
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+
+    def remaining(self, total: int, **bar: Any) -> Iterator[int]:
+        """The numbers of the steps or epochs that are left. For each, the caller appends a row.
+
+        Args:
+            total: the number of the last one.
+            bar: options of the progress bar.
+        """
+        done, saved = int(self.rows[-1][0]) if self.rows else 0, time.monotonic()
+        with tqdm(total=total, initial=done, **bar) as progress:
+            for number in range(done + 1, total + 1):
+                yield number
+                loss = self.rows[-1][self.columns.index("loss")]
+                progress.set_postfix({self.columns[0]: number, "loss": loss}, refresh=False)
+                progress.update()
+                if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                    self._save()
+                    saved = time.monotonic()
+
+    def _save(self) -> None:
+        state, unfinished = _state(self.table), _state(self.table).with_suffix(".unfinished")
+        torch.save({"log": self.rows, **{name: part.state_dict() for name, part in self.parts.items()}}, unfinished)
+        unfinished.rename(state)
+        self._write()
+
+    def _write(self) -> None:
+        write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
+
+    def finish(self) -> None:
+        """Mark the training as finished. Everything else that it leaves must have been written."""
+        self._write()
+        state = _state(self.table)
+        for left in (state.with_suffix(".unfinished"), state):
+            left.unlink(missing_ok=True)

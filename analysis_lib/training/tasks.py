@@ -1,4 +1,4 @@
-"""What the models of the recipes learn: data, inputs with labels, and a score on data held out."""
+"""What the models of the recipes learn: data, inputs with labels, and a score on held-out data."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from torch.nn import functional
 
-from analysis_lib.corpora.loading import load_corpus
+from analysis_lib import corpora
+from analysis_lib.corpora import load_corpus, speech
 from analysis_lib.corpora.speech import RATE, WORDS, spoken_digits
 from analysis_lib.metrics.intervals import ratio_interval, wilson
 
@@ -24,14 +25,14 @@ EVALUATION_BATCH = 64
 
 
 @dataclass(frozen=True)
-class Score:
-    """How well a model does on data held out.
+class HeldOutScore:
+    """How well a model does on held-out data.
 
     Attributes:
         metric: ``accuracy`` (share of items), ``bits_per_byte`` of a text or ``bits_per_masked_token``.
-        value: its value; ci_low and ci_high bound the 95 % interval over items.
-        items: how many images, words or sentences it is over.
-        baseline: of a model that always gives the most frequent class, or the frequencies of single tokens.
+        value: the score; ci_low and ci_high bound its 95 % interval over items.
+        items: number of images, words or sentences.
+        baseline: the score of always predicting the most frequent class, or the frequencies of single tokens.
     """
 
     metric: str
@@ -43,13 +44,13 @@ class Score:
 
 
 class Task(ABC):
-    """Training data as a model reads it, and the score on the data held out.
+    """Training data as a model reads it, and the score on held-out data.
 
     Attributes:
         head: the transformers class that builds the model with its head from a configuration.
-        sizes: what the data decide of the configuration.
-        preprocessor: the tokenizer, image processor or feature extractor that is saved beside the model.
-        lengths: of each training item, in whatever unit decides the cost of a batch.
+        sizes: the part of the configuration that the data decide.
+        preprocessor: the tokenizer, image processor or feature extractor that is saved with the model.
+        lengths: of each training item, in the unit that decides the cost of a batch.
     """
 
     head: type
@@ -57,16 +58,21 @@ class Task(ABC):
     preprocessor: object
     lengths: Int[Tensor, " item"]
 
+    @staticmethod
+    @abstractmethod
+    def data_identity() -> str:
+        """A short text that changes when the data would. Neither reads nor makes them."""
+
     @abstractmethod
     def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
-        """What the model is called with for these training items, labels among it."""
+        """The inputs of the model for these training items, labels included."""
 
     @abstractmethod
-    def score(self, model: transformers.PreTrainedModel) -> Score:
-        """Of a model in evaluation mode."""
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
+        """The score of a model in evaluation mode."""
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """Inputs of about ``size`` items of like length, epoch after epoch, each in an order of its own."""
+        """Inputs of about ``size`` items of similar length, epoch after epoch, each in a new order."""
         while True:
             chunks = []
             for pool in torch.randperm(len(self.lengths)).split(32 * size):
@@ -80,10 +86,10 @@ class Task(ABC):
 # --- Classes --------------------------------------------------------------------------------------
 
 
-def _accuracy(right: Tensor, labels: Tensor) -> Score:
+def _accuracy(right: Tensor, labels: Tensor) -> HeldOutScore:
     correct, items = int(right.sum()), len(labels)
     low, high = wilson(correct, items)
-    return Score("accuracy", correct / items, low, high, items, int(labels.bincount().max()) / items)
+    return HeldOutScore("accuracy", correct / items, low, high, items, int(labels.bincount().max()) / items)
 
 
 def _evaluation(items: int) -> Iterator[Tensor]:
@@ -110,6 +116,10 @@ class Digits(Task):
         self.lengths = torch.ones(len(self.labels))
         self.sizes = {"num_labels": int(self.labels.max()) + 1, "num_channels": 1}
 
+    @staticmethod
+    def data_identity() -> str:
+        return corpora.fingerprint("digits:train")
+
     def _read(self, spec: str) -> tuple[Tensor, Tensor]:
         corpus = load_corpus(spec)
         images = [image.load() for image in corpus.items]
@@ -128,13 +138,13 @@ class Digits(Task):
         moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
         return {"pixel_values": moved, "labels": self.labels[items]}
 
-    def score(self, model: transformers.PreTrainedModel) -> Score:
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         guesses = [model(self.test_images[part]).logits.argmax(1) for part in _evaluation(len(self.test_labels))]
         return _accuracy(torch.cat(guesses) == self.test_labels, self.test_labels)
 
 
 class SpokenDigits(Task):
-    """Which digit a synthetic voice says; the voices of the test are never heard in training."""
+    """Which digit a synthetic voice says. The voices of the test are not heard in training."""
 
     head = transformers.AutoModelForAudioClassification
 
@@ -146,15 +156,19 @@ class SpokenDigits(Task):
         self.lengths = torch.tensor([len(samples) for samples, _, _ in self.train])
         self.sizes = {"num_labels": len(WORDS)}
 
+    @staticmethod
+    def data_identity() -> str:
+        return speech.fingerprint()
+
     def _inputs(self, words: Sequence[tuple[np.ndarray, int, int]]) -> dict[str, Tensor]:
         sounds = [samples for samples, _, _ in words]
-        padded = self.preprocessor(sounds, sampling_rate=RATE, padding=True, return_tensors="pt")
-        return {**padded, "labels": torch.tensor([label for _, _, label in words])}
+        inputs = self.preprocessor(sounds, sampling_rate=RATE, padding=True, return_tensors="pt")
+        return {**inputs, "labels": torch.tensor([label for _, _, label in words])}
 
     def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
         return self._inputs([self.train[i] for i in items])
 
-    def score(self, model: transformers.PreTrainedModel) -> Score:
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         right, labels = [], []
         for part in _evaluation(len(self.test)):
             inputs = self._inputs([self.test[i] for i in part])
@@ -171,11 +185,11 @@ def byte_pairs(
 ) -> transformers.PreTrainedTokenizerFast:
     """A tokenizer of byte pairs learned from the sentences.
 
-    Not of word pieces: which ones tokenizers' trainer finds changes from run to run (its issue 1794).
+    Not of word pieces, since the ones that tokenizers' trainer finds change from run to run (its issue 1794).
 
     Args:
-        special: the special tokens by their part, as ``pad`` or ``mask``; they come first in the vocabulary.
-        frame: where they stand in a sentence, which is ``$A``.
+        special: the special tokens by their role, such as ``pad`` or ``mask``. They come first in the vocabulary.
+        frame: where they stand around a sentence, which is ``$A``.
     """
     names = list(dict.fromkeys(special.values()))
     tokenizer = Tokenizer(models.BPE())
@@ -194,7 +208,7 @@ def byte_pairs(
 
 
 def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Tensor]:
-    """Token ids of one length, and where they are no padding: what a model is called with.
+    """The inputs of a model: token ids of one length, and a mask that is 0 at padding.
 
     Args:
         pad: the id of padding.
@@ -207,18 +221,18 @@ def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Te
 def mask_tokens(
     ids: Int[Tensor, "sequence token"], special: int, vocabulary: int, mask: int
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
-    """What masked language modelling reads and what it predicts, drawn from torch's random numbers.
+    """The inputs and labels of masked language modelling, drawn from torch's random numbers.
 
-    As in BERT (Devlin et al. 2019, sec. 3.1): 15 % of the tokens are predicted, of which 80 % are masked, 10 % are
-    other tokens and 10 % stay.
+    As in BERT (Devlin et al. 2019, sec. 3.1), 15 % of the tokens are predicted: 80 % of these are masked, 10 % are
+    replaced by a random token and 10 % stay.
 
     Args:
-        special: how many special tokens there are; they come first in the vocabulary and are never predicted.
-        vocabulary: how many tokens there are.
+        special: number of special tokens, which come first in the vocabulary and are never predicted.
+        vocabulary: number of tokens.
         mask: the id of the mask.
 
     Returns:
-        The ids as the model reads them, and the labels: ``IGNORED`` where nothing is predicted.
+        The ids that the model reads, and the labels: ``IGNORED`` where nothing is predicted.
     """
     words = ids >= special
     draws = torch.rand(ids.shape)
@@ -230,17 +244,17 @@ def mask_tokens(
 
 
 class Sentences(Task):
-    """Sentences of Wikipedia, each a sequence of its own: the next token, or those that are masked.
+    """Sentences of Wikipedia, each a sequence of its own.
 
-    Of every 2,000 sentences the last 50 are held out, in a row so that few share a paragraph with training.
-    Sentences of more than 256 bytes are left out, the same for every vocabulary.
+    The last 50 of every 2,000 sentences are held out: in a row, so that few share a paragraph with training. Sentences
+    of more than 256 bytes are left out, whatever the vocabulary.
 
     Args:
-        vocabulary: how many tokens there are; 256 beside the special ones are the bytes alone.
+        vocabulary: number of tokens. With 256 and the special tokens, every token is a byte.
     """
 
     LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
-    # Its special tokens, where they stand in a sentence, and how far beyond its position a token is predicted.
+    # The special tokens, where they stand around a sentence, and how many positions ahead a token is predicted.
     special: ClassVar[dict[str, str]]
     frame: str
     ahead = 0
@@ -258,7 +272,7 @@ class Sentences(Task):
         self.lengths = torch.tensor([len(ids) for ids in self.train])
         self.sizes = {
             "vocab_size": len(self.preprocessor),
-            # No more than have been seen: the embedding of a later position would stay random.
+            # No more than are trained: the embedding of a later position would stay random.
             "max_position_embeddings": int(self.lengths.max()),
             **{f"{name}_token_id": getattr(self.preprocessor, f"{name}_token_id") for name in ("bos", "eos", "pad")},
         }
@@ -266,20 +280,24 @@ class Sentences(Task):
         counts[: len(set(self.special.values()))] = 0  # They are never predicted.
         self.unigrams = -(counts / counts.sum()).log2()
 
+    @staticmethod
+    def data_identity() -> str:
+        return corpora.fingerprint("wikipedia:sentences")
+
     @abstractmethod
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The model's inputs; the labels are ``IGNORED`` where nothing is predicted."""
+        """The model's inputs, with labels that are ``IGNORED`` where nothing is predicted."""
 
     def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
         return self.make_inputs([self.train[i] for i in items])
 
     def bits(self, model: transformers.PreTrainedModel) -> Float[np.ndarray, "measure sentence"]:
-        """Of each held-out sentence: bits of the model, bits of the unigrams, tokens predicted."""
+        """For each held-out sentence: bits of the model, bits of the unigrams, number of predicted tokens."""
         rows = []
-        # By length, so that little is padding; put back in order at the end.
+        # By length, so that there is little padding; put back in order at the end.
         order = torch.tensor([len(ids) for ids in self.test]).argsort(stable=True)
         with torch.random.fork_rng(devices=[]):
-            # The same masks whenever the score is taken.
+            # The same masks every time.
             torch.default_generator.manual_seed(0)
             for part in order.split(EVALUATION_BATCH):
                 inputs = self.make_inputs([self.test[i] for i in part])
@@ -295,6 +313,11 @@ class Sentences(Task):
         return torch.stack([nats.double().sum(1) / math.log(2), unigrams.double().sum(1), predicted.double().sum(1)])
 
 
+def _per_unit(metric: str, bits: np.ndarray, unigrams: np.ndarray, units: np.ndarray) -> HeldOutScore:
+    value, low, high = ratio_interval(bits, units)
+    return HeldOutScore(metric, value, low, high, len(bits), float(unigrams.sum() / units.sum()))
+
+
 class NextToken(Sentences):
     """Each token from those before it."""
 
@@ -307,17 +330,13 @@ class NextToken(Sentences):
         inputs = padded(sentences, self.preprocessor.pad_token_id)
         return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)}
 
-    def score(self, model: transformers.PreTrainedModel) -> Score:
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         bits, unigrams, _ = self.bits(model)
-        value, low, high = ratio_interval(bits, self.test_bytes)
-        return Score("bits_per_byte", value, low, high, len(bits), float(unigrams.sum() / self.test_bytes.sum()))
+        return _per_unit("bits_per_byte", bits, unigrams, self.test_bytes)
 
 
 class MaskedTokens(Sentences):
-    """Masked tokens from those around them.
-
-    As in BERT, see :func:`mask_tokens`.
-    """
+    """Masked tokens from those around them, see :func:`mask_tokens`."""
 
     head = transformers.AutoModelForMaskedLM
     special: ClassVar = {name: f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -329,7 +348,6 @@ class MaskedTokens(Sentences):
         ids, labels = mask_tokens(ids, len(self.special), len(self.preprocessor), self.preprocessor.mask_token_id)
         return {**inputs, "input_ids": ids, "labels": labels}
 
-    def score(self, model: transformers.PreTrainedModel) -> Score:
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         bits, unigrams, predicted = self.bits(model)
-        value, low, high = ratio_interval(bits, predicted)
-        return Score("bits_per_masked_token", value, low, high, len(bits), float(unigrams.sum() / predicted.sum()))
+        return _per_unit("bits_per_masked_token", bits, unigrams, predicted)

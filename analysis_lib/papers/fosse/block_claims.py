@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis_lib.measurement.measuring import grouped
+from analysis_lib.measurement.tables import grouped
 from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.papers.claims import published
 from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated

@@ -21,7 +21,7 @@ from analysis_lib.measurement.measuring import measure
 from analysis_lib.models.loading import load_model
 from analysis_lib.papers.fosse.class_directions import class_vectors, cosines, mean_areas, over_utterances
 from analysis_lib.papers.fosse.classifiers import largest_classes, splits, stratified
-from analysis_lib.training.classification import accuracy, predict, self_attention
+from analysis_lib.training.text_classifiers import accuracy, predict, self_attention
 
 SPACES = ("hidden", "key", "value")
 # A width is enough if it gives this share of the accuracy of the largest.

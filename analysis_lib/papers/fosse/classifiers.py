@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis_lib.corpora.loading import SPLITS, Corpus, load_corpus
+from analysis_lib.corpora import SPLITS
+from analysis_lib.corpora.loading import Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.loading import LoadedModel, load_model
-from analysis_lib.training.classification import finetune
+from analysis_lib.training.text_classifiers import finetune
 
 # The paper measures on so many utterances of the test data.
 UTTERANCES = 1000

@@ -7,13 +7,13 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import Tables
+from analysis_lib.measurement.tables import Tables
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.papers.claims import published
 from analysis_lib.papers.fosse.block_claims import FOSSE, published_accuracies
 from analysis_lib.papers.fosse.class_directions import cosines, mean_areas, over_utterances, pair_cosines
 from analysis_lib.papers.old_claims import EstimatedClaim, TableSet, estimated
-from analysis_lib.training.classification import accuracy
+from analysis_lib.training import accuracy
 
 STAGES = ("before", "after")
 # What growth from nearly every layer to the next is here: in more than three steps of four.

@@ -10,15 +10,17 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from analysis_lib.corpora.loading import SPLITS, Corpus
+from analysis_lib.corpora import SPLITS
+from analysis_lib.corpora.loading import Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
-from analysis_lib.measurement.measuring import grouped, measure
+from analysis_lib.measurement.measuring import measure
+from analysis_lib.measurement.tables import grouped
 from analysis_lib.models.loading import load_model
 from analysis_lib.papers.fosse.classifiers import UTTERANCES, splits, stratified
-from analysis_lib.training.classification import Classification, accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write
+from analysis_lib.training.text_classifiers import Classification, accuracy, finetune, predict, self_attention
 
 COLUMNS = ["quantity", "layer", "value"]
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")

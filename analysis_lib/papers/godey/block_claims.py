@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 
-from analysis_lib.measurement.measuring import grouped
+from analysis_lib.measurement.tables import grouped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.papers.godey.untrained import DRAW, of_draw

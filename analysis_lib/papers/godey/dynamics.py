@@ -27,7 +27,7 @@ from analysis_lib.models.loading import LoadedModel, load_model
 from analysis_lib.papers.godey.directions import singular_directions
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name
-from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_fingerprint
+from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 TABLES = (*METRICS, "losses", "vectors")
@@ -140,7 +140,7 @@ def dynamics(
     about = {
         "run": run,
         **asked,
-        "checkpoints": run_fingerprint(run),
+        "checkpoints": run_identity(run),
         "texts": corpora.fingerprint(data),
         "training": run_description(run),
     }
@@ -165,9 +165,9 @@ def fingerprint(run: str) -> str:
         AnalysisError: there is no such run.
     """
     if (shipped := _shipped(run)) is None:
-        return run_fingerprint(run)
+        return run_identity(run)
     files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
-    return f"{run_fingerprint(run)} {hashlib.sha256(files).hexdigest()[:12]}"
+    return f"{run_identity(run)} {hashlib.sha256(files).hexdigest()[:12]}"
 
 
 def _shipped(run: str) -> Path | None:

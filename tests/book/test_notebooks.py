@@ -1,15 +1,20 @@
 """Every notebook of the book: how it is written, and that it runs in the smoke profile."""
 
 import ast
+import builtins
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from sphinx_external_toc.parsing import parse_toc_yaml
 
-from analysis_lib.book.site import TYPES, notebook_parameters
+from analysis_lib.book.copying import analyse
+from analysis_lib.book.parameters import TYPES, notebook_parameters
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
 NAMES = sorted(
     path.relative_to(BOOK).with_suffix("").as_posix()
@@ -43,6 +48,19 @@ def test_is_tracked_without_outputs(name):
     for cell in code_cells(read(name)):
         assert not cell.outputs
         assert cell.execution_count is None
+
+
+@every_notebook
+def test_names_the_kernel_that_every_jupyter_has(name):
+    assert read(name).metadata.kernelspec.name == "python3"
+
+
+@every_notebook
+def test_every_name_is_defined_outside_jupyter_too(name):
+    known = {*dir(builtins), "__annotations__"}
+    for cell in map(analyse, (cell.source for cell in code_cells(read(name)))):
+        assert cell.reads <= known, f"{cell.reads - known} in {cell.source}"
+        known |= cell.binds | cell.changes
 
 
 @every_notebook
@@ -102,3 +120,27 @@ def test_each_figure_has_a_name_a_caption_and_words_for_who_cannot_see_it(name, 
         assert options.get("figure", {}).get("name", "").startswith("fig-"), cell.source
         assert options["figure"].get("caption"), cell.source
         assert options.get("image", {}).get("alt"), cell.source
+
+
+JUPYTER = "from nbclient.cli import main; main()"
+SMALL = {"data": "news", "limit": "20"}
+
+
+@pytest.mark.parametrize("folder", [ROOT, BOOK / "outliers"], ids=["root", "own"])
+def test_runs_with_papermill_as_it_is(folder, tmp_path):
+    notebook, out = BOOK / "outliers" / "attention.ipynb", tmp_path / "out.ipynb"
+    parameters = [part for name, value in SMALL.items() for part in ("-p", name, value)]
+    command = [sys.executable, "-m", "papermill", os.path.relpath(notebook, folder), out, *parameters]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    assert any(draws(cell) for cell in nbformat.read(out, 4).cells if cell.cell_type == "code")
+
+
+def test_runs_with_jupyter_execute_in_any_folder(tmp_path):
+    """Small: its command takes no parameters."""
+    notebook = read("outliers/attention")
+    cell = next(cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
+    cell.source += '\ndata, limit = "news", 20'
+    nbformat.write(notebook, tmp_path / "attention.ipynb")
+    command = [sys.executable, "-P", "-c", JUPYTER, "attention.ipynb", "--output=out.ipynb"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert any(draws(cell) for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code")

@@ -1,4 +1,4 @@
-"""Models trained in the book: the scores, what is kept, and that a model is trained once, whole or not at all."""
+"""Recipes of small models: the scores, what is kept, and that a model is trained once, whole or not at all."""
 
 import json
 import math
@@ -16,11 +16,10 @@ import pytest
 import torch
 import transformers
 
-from analysis_lib import load_model, training
-from analysis_lib.corpora import packages, speech
-from analysis_lib.corpora.loading import Corpus
-from analysis_lib.errors import AnalysisError
+from analysis_lib import AnalysisError, Corpus, load_model
+from analysis_lib.corpora import packages
 from analysis_lib.training import loop, recipes, tasks
+from analysis_lib.training.recipes import RECIPES, held_out_scores, model_identity, trained
 
 SENTENCES = [
     f"{who} {does} the {what} {where}."
@@ -68,37 +67,42 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- What is kept ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", training.RECIPES)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_trained_model_loads_like_any_other(name, home, little):
-    folder = training.trained(name, steps=2)
-    loaded = load_model(str(folder))
-    told = json.loads((folder / "training.json").read_text())
-    assert told["recipe"] == name
-    assert told["settings"]["steps"] == 2
-    assert [point["step"] for point in told["curve"]] == [0, 1, 2]
-    score = told["score"]
-    assert told["curve"][-1][score["metric"]] == score["value"]
+    folder = trained(f"{name}@steps=2")
+    loaded = load_model(f"{name}@steps=2")
+    record = json.loads((folder / "training.json").read_text())
+    assert record["recipe"] == name
+    assert record["settings"]["steps"] == 2
+    assert [point["step"] for point in record["curve"]] == [0, 1, 2]
+    score = record["score"]
+    assert record["curve"][-1][score["metric"]] == score["value"]
     assert score["ci_low"] < score["value"] < score["ci_high"]
-    # The base of it has all but its head; a pooler, which nothing measures, may be added.
+    # The loaded model has all but the head; a pooler, which nothing measures, may be added.
     head = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
     kept = head.from_pretrained(folder).base_model.state_dict()
     for parameter, weights in loaded.model.state_dict().items():
         assert "pooler" in parameter or torch.equal(weights, kept[parameter]), parameter
-    assert training.trained(name, steps=2) == folder
+    table = held_out_scores(["minilm", f"{name}@steps=2", "owner/name"])
+    columns = ["model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline"]
+    assert table.columns.tolist() == columns == held_out_scores([]).columns.tolist()
+    numbers = [score[part] for part in ("value", "ci_low", "ci_high", "baseline")]
+    metric = score["metric"].replace("_", " ")
+    assert table.to_numpy().tolist() == [[f"{name}@steps=2", record["parameters"], 2, metric, *numbers]]
 
 
 def test_training_teaches(home):
-    told = json.loads((training.trained("digits-resnet", steps=60) / "training.json").read_text())
-    score = told["score"]
+    record = json.loads((trained("digits-resnet@steps=60") / "training.json").read_text())
+    score = record["score"]
     assert score["items"] == 900
-    assert told["curve"][0]["accuracy"] < 0.25
+    assert record["curve"][0]["accuracy"] < 0.25
     assert score["ci_low"] > 0.6 > score["baseline"]
 
 
-def test_the_seed_decides_the_weights_and_the_caller_keeps_his_random_numbers(home, little):
+def test_the_seed_decides_the_weights_and_the_callers_random_numbers_do_not_change(home, little):
     def weights(seed: int) -> bytes:
-        # The order of the data and the masks draw random numbers; a tokenizer's training need not repeat itself.
-        folder = training.trained("text-bert", steps=3, batch=4, seed=seed)
+        # Draws the order of the data and the masks, and trains a tokenizer.
+        folder = trained(f"text-bert@steps=3@batch=4@seed={seed}")
         content = (folder / "model.safetensors").read_bytes()
         shutil.rmtree(folder)
         return content
@@ -126,7 +130,7 @@ def test_two_who_ask_at_once_get_one_training(home, monkeypatch):
 
     def ask(_):
         together.wait()
-        return training.trained("digits-vit")
+        return trained("digits-vit")
 
     monkeypatch.setattr(recipes, "_train", train)
     with ThreadPoolExecutor(2) as pool:
@@ -147,12 +151,12 @@ def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
 
     monkeypatch.setattr(recipes, "_train", fail)
     with pytest.raises(KeyboardInterrupt):
-        training.trained("digits-vit")
+        trained("digits-vit")
     assert not folders(home)
 
 
 def test_a_killed_training_is_begun_anew(home, monkeypatch):
-    code = "from analysis_lib import training; training.trained('digits-vit', steps=10**6)"
+    code = "from analysis_lib.training.recipes import trained; trained('digits-vit@steps=1000000')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 120
@@ -165,7 +169,7 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
         process.communicate()
     assert all(path.name.startswith("unfinished-") for path in folders(home))
     monkeypatch.setattr(recipes, "_train", lambda name, recipe, folder: (folder / "config.json").write_text("{}"))
-    folder = training.trained("digits-vit", steps=10**6)
+    folder = trained("digits-vit@steps=1000000")
     assert folders(home) == [folder]
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
@@ -173,38 +177,37 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
 # --- Names and settings ---------------------------------------------------------------------------
 
 
-def test_the_fingerprint_changes_with_what_decides_the_weights(monkeypatch):
-    def not_now(*_):
-        raise AssertionError("a fingerprint trains nothing")
-
-    monkeypatch.setattr(recipes, "_train", not_now)
-    told = training.fingerprint("digits-vit")
-    assert told == training.fingerprint("digits-vit") == training.fingerprint("digits-vit", seed=0)
-    changes = {"steps": 7, "batch": 7, "learning_rate": 7e-4, "weight_decay": 0.7, "seed": 7}
-    others = [training.fingerprint("digits-vit", **{name: value}) for name, value in changes.items()]
+def test_the_identity_changes_with_what_decides_the_weights(monkeypatch):
+    monkeypatch.setattr(recipes, "_train", None)  # An identity trains nothing.
+    identity = model_identity("digits-vit")
+    assert identity == model_identity("digits-vit@seed=0")
+    changes = ("steps=7", "batch=7", "learning_rate=7e-4", "weight_decay=0.7", "seed=7")
+    others = [model_identity(f"digits-vit@{change}") for change in changes]
     monkeypatch.setattr(loop.importlib.metadata, "version", lambda _: "0.0")
-    others.append(training.fingerprint("digits-vit"))
-    assert len({told, *others}) == 1 + len(others)
+    others.append(model_identity("digits-vit"))
+    assert len({identity, *others}) == 1 + len(others)
 
 
 def test_the_vocabulary_is_among_what_decides_the_weights():
-    assert training.RECIPES["text-gpt2"].settings() != training.RECIPES["bytes-gpt2"].settings()
-    assert training.RECIPES["bytes-gpt2"].settings()["task_options"] == {"vocabulary": 257}
+    assert RECIPES["text-gpt2"].settings() != RECIPES["bytes-gpt2"].settings()
+    assert RECIPES["bytes-gpt2"].settings()["task_options"] == {"vocabulary": 257}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "message"),
+    ("name", "message"),
     [
-        ("digits-vti", {}, "did you mean digits-vit"),
-        ("digits-vit", {"step": 3}, "did you mean steps"),
-        ("digits-vit", {"steps": 0}, "steps is 0: give 1 or more"),
-        ("digits-vit", {"batch": -1}, "batch is -1: give 1 or more"),
+        ("digits-vti", "did you mean digits-vit"),
+        ("digits-vit@step=3", "did you mean steps"),
+        ("digits-vit@steps", "'steps' is not a setting: write digits-vit@steps=50"),
+        ("digits-vit@steps=0", "steps is 0: give a whole number, 1 or more"),
+        ("digits-vit@steps=2.5", "steps is 2.5: give a whole number"),
+        ("digits-vit@batch=-1", "batch is -1: give a whole number, 1 or more"),
     ],
 )
-@pytest.mark.parametrize("call", [training.trained, training.fingerprint])
-def test_what_is_unknown_is_refused(call, name, settings, message):
+@pytest.mark.parametrize("call", [trained, model_identity])
+def test_unknown_names_and_settings_are_refused(call, name, message):
     with pytest.raises(AnalysisError, match=message):
-        call(name, **settings)
+        call(name)
 
 
 # --- Scores ---------------------------------------------------------------------------------------
@@ -222,15 +225,15 @@ class Uniform:
 
 def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
     task = tasks.NextToken(257)
-    score = task.score(Uniform(257))
+    score = task.evaluate(Uniform(257))
     # A byte is a token, and the boundary before them is given.
     assert score.value == pytest.approx(math.log2(257), abs=1e-6)
     assert score.items == len(SENTENCES[9::10])
     assert 3 < score.baseline < 5
     masked = tasks.MaskedTokens(300)
     size = len(masked.preprocessor)
-    assert masked.score(Uniform(size)).value == pytest.approx(math.log2(size), abs=1e-6)
-    assert masked.score(Uniform(size)) == masked.score(Uniform(size))
+    assert masked.evaluate(Uniform(size)).value == pytest.approx(math.log2(size), abs=1e-6)
+    assert masked.evaluate(Uniform(size)) == masked.evaluate(Uniform(size))
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -285,37 +288,3 @@ def test_an_epoch_holds_every_item_once_in_even_batches_of_like_length(few_sente
     spread = [(task.lengths[batch].max() - task.lengths[batch].min()).item() for batch in epoch]
     assert max(spread) < (task.lengths.max() - task.lengths.min()).item() / 2
     assert not torch.equal(torch.cat([next(batches) for _ in range(count)]), torch.cat(epoch))
-
-
-# --- Speech ---------------------------------------------------------------------------------------
-
-
-def test_spoken_digits():
-    train, test = speech.spoken_digits("train"), speech.spoken_digits("test")
-    assert (len(train), len(test)) == (1200, 480)
-    for words in (train, test):
-        assert np.bincount([label for _, _, label in words]).tolist() == [len(words) // 10] * 10
-        for samples, rate, _ in words:
-            assert rate == 16000
-            assert samples.dtype == np.float32
-            assert np.abs(samples).max() == pytest.approx(0.5, abs=1e-3)
-            assert 0.2 < len(samples) / rate < 0.8
-    assert not set(speech.VOICES["train"]) & set(speech.VOICES["test"])
-    with pytest.raises(AnalysisError, match="did you mean train"):
-        speech.spoken_digits("trian")
-
-
-def test_a_process_that_has_said_nothing_says_the_same(tmp_path):
-    code = """if True:
-        import sys
-        from analysis_lib import speech
-        speech.VOICES = {"train": speech.VOICES["train"][:1]}
-        speech.synthesise(sys.argv[1])
-    """
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
-    with np.load(tmp_path / "train.npz") as found:
-        sounds = np.split(found["samples"], found["lengths"].cumsum()[:-1])
-    kept = speech.spoken_digits("train")[: len(sounds)]
-    assert len(sounds) == 60
-    for samples, (wanted, _, _) in zip(sounds, kept, strict=True):
-        assert np.array_equal(samples / np.float32(32768), wanted)

@@ -16,7 +16,7 @@ from reference import COLUMNS
 
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import measure_shard
+from analysis_lib.measurement.shards import measure_shard
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_pat
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines() == ["interrupted: what was finished is kept, and the same command goes on from there"]
+    assert err.splitlines() == ["interrupted: what was finished is kept, and the same command continues from there"]
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
     assert run(*arguments)[0] == 0
     assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
@@ -407,6 +407,15 @@ def test_models_and_datasets_list_what_is_known_by_name(run):
     assert status == 0
     for name in ("wikipedia", "news", "reviews", "stsb:dev", "wikitext-103"):
         assert name in out
+
+
+def test_claims_are_listed_with_their_place_sentence_and_bound(run):
+    status, out, _ = run("claims")
+    assert status == 0
+    listed = out.split("\n")
+    start = listed.index("maruta-late-punctuation  Maruta and Matsuzaki 2024, sec. 2.2")
+    assert listed[start + 1].endswith("the weight of commas and full stops rises sharply.")
+    assert listed[start + 2].startswith("  It holds if this is above 1.5: ")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The built site in a real browser, from the file system and without a network."""
 
-import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Locator, Page
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OWN = ("file:", "data:", "blob:")
 
 pytestmark = pytest.mark.browser
@@ -72,31 +73,105 @@ def test_search_finds_anisotropy(smoke_site, page):
     assert page.locator("#search-results li a").count() == 0
 
 
-def copied(page: Page, cell: Locator) -> str:
-    cell.hover()
-    cell.locator("button.copybtn").click()
+@pytest.fixture
+def clipboard(page) -> Page:
+    """A page without a network, whose clipboard can be read."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.context.set_offline(True)
+    return page
+
+
+def copied(page: Page, button: Locator) -> str:
+    """What the button copies when it is reached by keyboard."""
+    page.evaluate("navigator.clipboard.writeText('')")
+    button.focus()
+    page.keyboard.press("Enter")
     return page.evaluate("navigator.clipboard.readText()")
 
 
-def test_the_copy_buttons_copy_code_that_runs(smoke_site, page, tmp_path):
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    name = notebook_pages(smoke_site)[0]
-    visit(page, name)
-    cells = [copied(page, cell) for cell in page.locator(".cell_input .highlight").all()]
-    source = smoke_site / "_sources" / name.relative_to(smoke_site).with_suffix(".ipynb")
-    wanted = [c.source for c in nbformat.read(source, 4).cells if c.cell_type == "code"]
-    assert [cell.strip() for cell in cells] == [cell.strip() for cell in wanted]
-    script = tmp_path / "copied.py"
-    script.write_text("\n\n".join(cells))
-    run = subprocess.run(
-        [sys.executable, "-m", "IPython", "--colors=nocolor", str(script)],
-        env=os.environ | {"MPLBACKEND": "agg", "IPYTHONDIR": str(tmp_path / "ipython")},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+def open_cells(page: Page, path: Path) -> list[Locator]:
+    """The code cells of a page, all unfolded."""
+    visit(page, path)
+    page.locator("button.copybtn").first.wait_for(state="attached")
+    page.evaluate("document.querySelectorAll('details').forEach((fold) => (fold.open = true))")
+    return page.locator("div.cell_input").all()
+
+
+def executed(site: Path, path: Path) -> list[nbformat.NotebookNode]:
+    """The executed code cells of a page."""
+    source = site / "_sources" / path.relative_to(site).with_suffix(".ipynb")
+    return [cell for cell in nbformat.read(source, 4).cells if cell.cell_type == "code"]
+
+
+def draws(cell: nbformat.NotebookNode) -> bool:
+    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
+def captions(cell: nbformat.NotebookNode) -> list[str]:
+    """The captions of the tables that the cell shows."""
+    shown = "\n".join(output.get("data", {}).get("text/markdown", "") for output in cell.outputs)
+    return re.findall(r"^:+\{table\} (.*)$", shown, re.MULTILINE)
+
+
+def run_script(text: str, folder: Path) -> tuple[int, str]:
+    """How many figures a script leaves in an empty folder, and what it prints."""
+    folder.mkdir()
+    script = folder.with_suffix(".py")
+    script.write_text(text)
+    run = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, cwd=folder, timeout=600)
+    assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]
+    figures = list(folder.iterdir())
+    assert all(figure.suffix == ".png" and figure.stat().st_size > 2000 for figure in figures), figures
+    return len(figures), run.stdout
+
+
+def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(smoke_site, page, browser):
+    path = notebook_pages(smoke_site)[0]
+    with browser.new_context(has_touch=True, is_mobile=True, viewport={"width": 400, "height": 800}) as phone:
+        for view in (page, phone.new_page()):
+            for cell in open_cells(view, path):
+                plain, everything = cell.locator("button.copybtn"), cell.locator("button.copy-everything")
+                assert everything.get_attribute("aria-label") == "Copy with everything it needs"
+                boxes = [button.bounding_box() for button in (everything, plain, cell)]
+                assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+                assert boxes[2]["x"] < boxes[0]["x"]
+                for button in (plain, everything):
+                    if view is page:
+                        view.keyboard.press("Tab")  # The focus is visible only after a key.
+                        button.focus()
+                    view.wait_for_function("(b) => getComputedStyle(b).opacity === '1'", arg=button.element_handle())
+
+
+def test_a_sample_of_cells_copied_with_everything_runs_by_itself(smoke_site, clipboard, tmp_path):
+    shown = [
+        (path, index)
+        for path in notebook_pages(smoke_site)
+        for index, cell in enumerate(executed(smoke_site, path))
+        if draws(cell) or captions(cell)
+    ]
+    for path, index in random.Random(12).sample(shown, min(5, len(shown))):
+        wanted = executed(smoke_site, path)[index]
+        cell = open_cells(clipboard, path)[index]
+        plain = copied(clipboard, cell.locator("button.copybtn"))
+        assert plain.strip() == wanted.source.strip()
+        script = copied(clipboard, cell.locator("button.copy-everything"))
+        assert script.endswith(plain.strip())
+        figures, printed = run_script(script, tmp_path / f"{path.stem}-{index}")
+        assert figures >= draws(wanted), script
+        for caption in captions(wanted):
+            assert caption in printed, script
+
+
+def test_a_page_copied_whole_writes_its_figures_and_prints_its_tables(smoke_site, clipboard, tmp_path):
+    path = random.Random(12).choice(notebook_pages(smoke_site))
+    cells = executed(smoke_site, path)
+    copies = [copied(clipboard, cell.locator("button.copybtn")) for cell in open_cells(clipboard, path)]
+    assert [copy.strip() for copy in copies] == [cell.source.strip() for cell in cells]
+    figures, printed = run_script("\n\n".join(copies), tmp_path / path.stem)
+    assert figures == sum(map(draws, cells))
+    for cell in cells:
+        for caption in captions(cell):
+            assert caption in printed
 
 
 def test_executed_notebooks_download(smoke_site, page, tmp_path):

@@ -1,4 +1,4 @@
-"""Pretraining: word pieces, what is refused, and that a run ends the same however often it is killed."""
+"""Pretraining: what is refused, and that a run ends the same however often it is killed."""
 
 import hashlib
 import itertools
@@ -8,8 +8,6 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +19,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis_lib import load_corpus, load_model, measure, training
-from analysis_lib.errors import AnalysisError
-from analysis_lib.training import Pretraining, pretrain, pretraining, runs
-from analysis_lib.training.loop import versions
+from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
+from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
 from analysis_lib.training.pretraining import spread
 from analysis_lib.training.tasks import mask_tokens
-from analysis_lib.training.wordpiece import SPECIAL, word_pieces
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 # A process that shares what is imported starts in no time; a fresh one imports torch first.
@@ -78,58 +73,6 @@ def refused(*words: str, **arguments) -> None:
         assert word in message, message
 
 
-# --- Word pieces ----------------------------------------------------------------------------------
-
-
-def test_word_pieces_are_the_same_in_every_process():
-    program = (
-        "from analysis_lib import load_corpus; from analysis_lib.training.wordpiece import word_pieces;"
-        "pieces = word_pieces(load_corpus('news:sentences').texts[:1500], 2500).get_vocab();"
-        "print(sorted(pieces, key=pieces.get))"
-    )
-    other = os.environ | {"PYTHONHASHSEED": "7", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": "4"}
-    found = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=other, check=True)
-    pieces = word_pieces(load_corpus("news:sentences").texts[:1500], 2500).get_vocab()
-    assert len(pieces) == 2500
-    assert found.stdout.strip() == str(sorted(pieces, key=pieces.get))
-
-
-def longest_first(word: str, pieces: set[str]) -> list[str]:
-    found, start = [], 0
-    while start < len(word):
-        mark = "##" if start else ""
-        fitting = [end for end in range(start + 1, len(word) + 1) if mark + word[start:end] in pieces]
-        if not fitting:
-            return ["[UNK]"]
-        found.append(mark + word[start : max(fitting)])
-        start = max(fitting)
-    return found
-
-
-@given(st.lists(st.text("abcd", min_size=1, max_size=8), min_size=1, max_size=20), st.integers(13, 60))
-def test_a_word_is_cut_into_the_longest_pieces_first(words, vocabulary):
-    tokenizer = word_pieces([" ".join(words)], vocabulary)
-    pieces = tokenizer.get_vocab()
-    assert len(pieces) <= vocabulary
-    assert sorted(pieces.values()) == list(range(len(pieces)))
-    assert tuple(sorted(pieces, key=pieces.get)[:5]) == SPECIAL
-    for word in words:
-        assert tokenizer.tokenize(word) == longest_first(word, set(pieces)) != ["[UNK]"]
-
-
-def test_every_word_is_a_piece_where_there_is_room():
-    words = ["straße", "ÉTÉ", "注", "naïve", "don"]
-    tokenizer = word_pieces([" ".join(words)], 10**15)
-    assert tokenizer.tokenize("Straße été naive DON 注!") == ["straße", "ete", "naive", "don", "注", "[UNK]"]
-
-
-def test_too_small_a_vocabulary_says_what_is_needed():
-    with pytest.raises(AnalysisError, match="the 3 characters of the texts: give 11 or more"):
-        word_pieces(["abc"], 10)
-    assert len(word_pieces(["abc"], 11)) == 11
-    assert len(word_pieces(["", " "], 5)) == 5
-
-
 # --- Steps that are kept --------------------------------------------------------------------------
 
 
@@ -163,11 +106,11 @@ def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     # Weights that are as small as at the start say nothing: every piece is as likely.
     pieces = len(transformers.AutoTokenizer.from_pretrained(run / "seed_0-step_0"))
     assert table["held_out"][0] == pytest.approx(math.log(pieces), abs=0.1)
-    told = json.loads((run / "pretraining.json").read_text())
-    assert told["settings"]["steps"] == 12
-    assert told["settings"]["checkpoints"] == [0, 3, 12]
-    assert told["data"].startswith("lines of sha256:")
-    assert told["versions"] == versions()
+    identity = json.loads((run / "pretraining.json").read_text())
+    assert identity["settings"]["steps"] == 12
+    assert identity["settings"]["checkpoints"] == [0, 3, 12]
+    assert identity["data"].startswith("lines of sha256:")
+    assert identity["versions"] == loop.versions()
 
 
 def test_the_learning_rate_rises_and_falls_along_straight_lines(tiny, tmp_path):
@@ -180,10 +123,10 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_pa
     state = torch.get_rng_state()
     again = pretrain(tmp_path / "again", tiny, seeds=(1, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
-    of_both = contents(again)
-    assert {name: value for name, value in of_both.items() if "seed_1" not in name} == contents(run)
+    both = contents(again)
+    assert {name: value for name, value in both.items() if "seed_1" not in name} == contents(run)
     for name in ("seed_{}.csv", "seed_{}-step_0/model.safetensors", "seed_{}-step_12/model.safetensors"):
-        assert of_both[name.format(0)] != of_both[name.format(1)]
+        assert both[name.format(0)] != both[name.format(1)]
 
 
 def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path):
@@ -193,18 +136,13 @@ def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path):
     assert (other / weights).read_bytes() == (run / weights).read_bytes()
 
 
-def test_a_batch_depends_on_the_seed_and_the_step_alone(run, tiny):
-    data = pretraining._Data(run, tiny, 0)
-    epoch = len(data.train) // tiny.batch
-    forwards = [data.step(step) for step in range(1, 2 * epoch + 1)]
-    backwards = [pretraining._Data(run, tiny, 0).step(step) for step in range(2 * epoch, 0, -1)]
-    assert all(torch.equal(one, other) for one, other in zip(forwards, reversed(backwards), strict=True))
-    for part in (forwards[:epoch], forwards[epoch:]):
-        rows = [tuple(row) for row in torch.cat(part).tolist()]
-        assert len(set(rows)) == len(rows) == epoch * tiny.batch
-        assert set(rows) <= {tuple(row) for row in data.train.tolist()}
-    assert not torch.equal(forwards[0], forwards[epoch])
-    assert not torch.equal(forwards[0], pretraining._Data(run, tiny, 1).step(1))
+def test_an_epoch_has_every_sequence_at_most_once_in_an_order_of_its_own():
+    sequences = torch.arange(11).unsqueeze(1)
+    batches = (pretraining._batch(sequences, 4, 0, step) for step in range(1, 5))
+    first, second, third, fourth = (batch.flatten().tolist() for batch in batches)
+    assert len({*first, *second}) == len({*third, *fourth}) == 8
+    assert (first, second) != (third, fourth)
+    assert pretraining._batch(sequences, 4, 1, 1).flatten().tolist() != first
 
 
 def test_the_held_out_loss_is_that_of_transformers(run, tiny):
@@ -270,14 +208,15 @@ def train_and_die(folder: Path, settings: Pretraining, steps: int, delay: float)
     """Train in this process, which kills itself some time after some steps."""
     real, left = pretraining._Run._step, [steps]
 
-    def step(self, number: int) -> None:
-        real(self, number)
+    def step(self, number: int) -> float:
+        loss = real(self, number)
         left[0] -= 1
         if not left[0]:
             threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return loss
 
     pretraining._Run._step = step
-    pretraining.SECONDS_BETWEEN_STATES = 0
+    loop.SECONDS_BETWEEN_STATES = 0
     pretrain(folder, settings, progress=False)
 
 
@@ -332,10 +271,9 @@ def test_what_is_done_is_not_trained_again(run, tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"steps": 13}, ["holds a run with another steps (12, not 13)", "another folder"]),
-        ({"configuration": {**TINY, "num_hidden_layers": 3}}, ["another configuration"]),
-        ({"checkpoints": (0, 12)}, ["another checkpoints ([0, 3, 12], not [0, 12])"]),
-        ({"learning_rate": 1e-3}, ["another learning_rate"]),
+        ({"steps": 13}, ["holds a training whose settings.steps is 12, not 13", "another folder"]),
+        ({"configuration": {**TINY, "num_hidden_layers": 3}}, ["settings.configuration"]),
+        ({"checkpoints": (0, 12)}, ["settings.checkpoints is [0, 3, 12], not [0, 12]"]),
     ],
 )
 def test_a_folder_holds_one_run(run, tiny, changes, words):
@@ -347,12 +285,13 @@ def test_a_folder_holds_one_run(run, tiny, changes, words):
 def test_a_run_on_other_text_is_refused(tiny, text, tmp_path):
     copy = tmp_path / "lines.txt"
     copy.write_text(text.read_text())
-    folder = pretrain(tmp_path / "run", replace(tiny, data=str(copy), steps=1, checkpoints=None))
+    settings = replace(tiny, data=str(copy), steps=1, checkpoints=None)
+    folder = pretrain(tmp_path / "run", settings)
     copy.write_text(text.read_text() + "\nOne line more.")
-    refused("another content of data", folder=folder, settings=replace(tiny, data=str(copy), steps=1, checkpoints=None))
+    refused("holds a training whose data is", folder=folder, settings=settings)
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"settings": 1, "data": 2, "versions": 3}', "{}"])
+@pytest.mark.parametrize("damage", ["", "{", "[]"])
 def test_a_damaged_description_is_refused(tiny, tmp_path, damage):
     (tmp_path / "pretraining.json").write_text(damage)
     refused("pretraining.json is damaged", "another folder", folder=tmp_path, settings=tiny)
@@ -360,7 +299,7 @@ def test_a_damaged_description_is_refused(tiny, tmp_path, damage):
 
 def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    refused("holds notes.txt and no run", folder=tmp_path, settings=tiny)
+    refused("holds notes.txt and no training", folder=tmp_path, settings=tiny)
     refused("is a file", folder=tmp_path / "notes.txt", settings=tiny)
     refused("cannot be written", folder=tmp_path / "notes.txt" / "run", settings=tiny)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -419,7 +358,7 @@ def test_who_cannot_train_it_leaves_no_folder(tiny, tmp_path, arguments, words):
         ({"learning_rate": math.nan}, "learning_rate nan"),
         ({"warmup": 1.0}, "warmup 1.0"),
         ({"weight_decay": -0.1}, "weight_decay -0.1"),
-        ({"checkpoints": (0, 2001)}, "checkpoint 2001 lies outside of the run: give steps from 0 to 2000"),
+        ({"checkpoints": (0, 2001)}, "checkpoint 2001 lies outside the run: give steps from 0 to 2000"),
         ({"checkpoints": (-1,)}, "checkpoint -1 lies outside"),
     ],
 )
@@ -454,28 +393,28 @@ def test_a_run_by_name_is_trained_once(run, named, monkeypatch):
     assert [(at.seed, at.step) for at in found] == [(0, 0), (0, 3), (0, 12)]
     folder = Path(found[0].model).parent
     assert contents(folder) == contents(run)
-    assert folder.name == training.run_fingerprint(named)
+    assert folder.name == training.run_identity(named)
     monkeypatch.setattr(pretraining, "_Run", None)
     assert training.checkpoints(named) == found
-    pd.testing.assert_frame_equal(training.losses(named).drop(columns="seed"), losses(run))
+    pd.testing.assert_frame_equal(runs.losses(named).drop(columns="seed"), losses(run))
 
 
 def test_a_run_with_other_settings_is_another(named, tiny, monkeypatch):
     monkeypatch.setitem(runs.RUNS, "tiny", replace(tiny, checkpoints=None))
     other = training.checkpoints(f"{named}@steps=2@learning_rate=1e-3")
     assert [at.step for at in other] == [0, 1, 2]
-    assert training.run_fingerprint(f"{named}@steps=2") != training.run_fingerprint(f"{named}@steps=3")
+    assert training.run_identity(f"{named}@steps=2") != training.run_identity(f"{named}@steps=3")
 
 
 def test_the_checkpoints_of_a_folder(run, tiny, tmp_path):
     found = training.checkpoints(str(run))
     assert found == [runs.Checkpoint(0, step, str(run / f"seed_0-step_{step}")) for step in (0, 3, 12)]
     both = pretrain(tmp_path / "run", tiny, seeds=(0,))
-    before = training.run_fingerprint(str(both))
+    before = training.run_identity(str(both))
     pretrain(both, tiny, seeds=(1,))
-    assert training.run_fingerprint(str(both)) != before
+    assert training.run_identity(str(both)) != before
     assert [at.seed for at in training.checkpoints(str(both), (1, 0, 1))] == [1, 1, 1, 0, 0, 0]
-    assert training.losses(str(both), (1, 0))["seed"].tolist() == [1] * 13 + [0] * 13
+    assert runs.losses(str(both), (1, 0))["seed"].tolist() == [1] * 13 + [0] * 13
 
 
 def test_the_checkpoints_of_a_run_under_way_are_refused(run, tiny, tmp_path):
@@ -492,8 +431,8 @@ def test_the_checkpoints_of_a_run_under_way_are_refused(run, tiny, tmp_path):
         ("bert-5", (0,), "there is no run 'bert-5': did you mean bert-4"),
         ("multibert", (0,), "did you mean multiberts"),
         ("multiberts", (0, 5), "no checkpoints of seed 5: give seeds from 0 to 4"),
-        ("tiny@stepz=3", (0,), "no setting stepz: did you mean steps"),
-        ("tiny@steps=many", (0,), "'steps=many' is no setting"),
+        ("tiny@stepz=3", (0,), "tiny has no setting stepz: did you mean steps"),
+        ("tiny@steps=many", (0,), "'steps=many' is not a setting"),
         ("tiny@steps=2.5", (0,), "steps is 2.5: give a whole number"),
         ("tiny", (), "no seed was given"),
         ("tiny", (-1,), "seeds"),
@@ -511,4 +450,4 @@ def test_the_names_of_the_multiberts():
     assert [at.seed for at in found] == [2] * 29 + [0] * 29
     assert [at.step for at in found[:29]] == list(spread(2_000_000))
     assert found[1].model == "multiberts-seed_2-step_20k"
-    assert training.losses("multiberts", (0,)).empty
+    assert runs.losses("multiberts", (0,)).empty

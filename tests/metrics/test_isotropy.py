@@ -1,6 +1,5 @@
 """What isotropic looks like: the law of the cosine in d dimensions, and the distance of a cloud from it."""
 
-import importlib
 import math
 from dataclasses import replace
 
@@ -8,23 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from clouds import accumulated, activations_of, repeatable, seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
-from test_metrics import accumulated, activations_of, repeatable, seeds
 from test_papers import Planted, verdicts_of
 
 from analysis_lib import AnalysisError, measure, metrics, papers
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora.loading import Corpus
-from analysis_lib.measurement.measuring import Report, Tables
+from analysis_lib.measurement import shards
+from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import isotropy
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
-
-# The package's attribute of this name is the function.
-MEASURE = importlib.import_module("analysis_lib.measurement.measuring")
 
 # --- The density of the cosine --------------------------------------------------------------------
 
@@ -316,7 +313,7 @@ def test_a_model_is_measured_in_shards_that_can_be_kept(minilm, sentences, tmp_p
     assert table["dimensions"].eq(384).all()
     assert table["effective_dimension"].between(1, 384).all()
     assert table["isoscore"].between(0, 1).all()
-    monkeypatch.setattr(MEASURE, "UTTERANCES_PER_SHARD", 20)
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 20)
     for _ in ("measured", "read again"):
         again = measure(minilm, corpus, "isotropy", checkpoints=tmp_path, progress=False)["isotropy"]
         # Utterances are batched with others now, in float32.

@@ -1,0 +1,75 @@
+"""What is up to date: the key of a notebook changes when something does that its outputs depend on."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
+from analysis_lib.measurement.sources import imported_modules, source_hash
+
+# What the modules of ``papers`` read beside their own sources.
+PAPER_DATA = ("reference", "claims", "measurements")
+
+
+def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
+    """A hash of all that the outputs of ``notebook`` with ``parameters`` depend on.
+
+    These are its cells, its parameters, the sources it imports, the models and data that its parameters name, the
+    published tables, claims and stored measurements if it imports ``analysis_lib.papers``, and the installed versions.
+
+    Raises:
+        AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
+    """
+    cells = read_notebook(notebook).cells
+    modules = imported_modules("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
+    # Only notebooks import `papers`: everything else lies below it.
+    papers = any(module.startswith("analysis_lib.papers") for module in modules)
+    return digest(
+        # All of a cell but its outputs: words and captions are in the executed copy, too.
+        [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
+        parameters,
+        source_hash(modules),
+        _inputs(parameters),
+        {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
+        installed(),
+    )
+
+
+def digest(*parts: object) -> str:
+    """The SHA-256 of ``parts``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file below ``folder``."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """The version of every installed package, by name."""
+    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _inputs(parameters: Parameters) -> dict[str, str]:
+    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
+    # Imported here: torch takes seconds to load, and a misspelt parameter should be refused at once.
+    from analysis_lib import corpora, models
+    from analysis_lib.papers.godey import dynamics
+
+    found = {}
+    for name, value in parameters.items():
+        values = value if isinstance(value, list) else [value]
+        if name == "model" or name.endswith("models"):
+            found |= {f"model {model}": models.fingerprint(model) for model in values}
+        if name in ("run", "runs"):
+            found |= {f"run {run}": dynamics.fingerprint(run) for run in values}
+        if name == "data" or name.endswith("_data"):
+            # Before any kernel starts: every notebook would stop at the same mistake.
+            corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
+            found |= {f"{name} {spec}": corpora.fingerprint(spec) for spec in values}
+    return found

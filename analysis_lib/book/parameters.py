@@ -1,0 +1,257 @@
+"""What notebooks declare as parameters, and what a profile and the command line set them to."""
+
+import ast
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import papermill
+import yaml
+from sphinx_external_toc.parsing import parse_toc_yaml
+
+from analysis_lib.errors import AnalysisError, near_names
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ("smoke", "default", "paper", "local")
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list}
+
+Parameters = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that a notebook declares: its type is one of ``TYPES``, ``help`` its comment."""
+
+    name: str
+    type: str
+    default: object
+    help: str
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook at ``path``.
+
+    Raises:
+        AnalysisError: the file does not exist or is not a notebook.
+    """
+    try:
+        return nbformat.read(path, as_version=4)
+    except FileNotFoundError:
+        raise AnalysisError(f"there is no notebook {path}") from None
+    except (OSError, ValueError, AttributeError, TypeError, KeyError, nbformat.ValidationError) as error:
+        reason = str(error).split("\n")[0]
+        raise AnalysisError(f"{path} cannot be read as a notebook: {reason}") from error
+
+
+def notebook_names(root: Path = ROOT) -> list[str]:
+    """The notebooks of the table of contents, in order: paths below ``book`` without suffix.
+
+    Raises:
+        AnalysisError: ``root`` holds no book.
+    """
+    toc = root / "_toc.yml"
+    if not toc.exists():
+        raise AnalysisError(f"no book in {root}: run this in a clone of the repository")
+    documents = (str(Path(name)) for name in parse_toc_yaml(toc))
+    return [name for name in documents if (root / "book" / f"{name}.ipynb").exists()]
+
+
+def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
+    """The parameters of a notebook's cell tagged ``parameters``, in order.
+
+    Raises:
+        AnalysisError: the notebook cannot be read, or declares a parameter that is not a literal
+            of type int, float, str, bool or list, in a form that papermill understands.
+    """
+    cells = read_notebook(notebook).cells
+    source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
+    try:
+        with _quiet("papermill"):
+            inspected = papermill.inspect_notebook(str(notebook))
+    except ValueError as error:
+        raise AnalysisError(f"{notebook}: {error}; its metadata must name a kernelspec") from error
+    declared = {
+        target.id
+        for node in tree.body
+        for target in (getattr(node, "targets", None) or [getattr(node, "target", None)])
+        if isinstance(target, ast.Name)
+    }
+    # Papermill passes over what it cannot read, for example a comment that holds an equals sign.
+    for name in sorted(declared - set(inspected)):
+        raise AnalysisError(
+            f"{notebook}: papermill cannot read the parameter {name}; "
+            "write `name: type = literal  # help` on one line, without another `=`"
+        )
+    return {name: _parameter(notebook, found) for name, found in inspected.items()}
+
+
+def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
+    """The parameters of all notebooks of the book, for ``coerce``.
+
+    Raises:
+        AnalysisError: two notebooks give one name different types.
+    """
+    union: dict[str, Parameter] = {}
+    for name in notebook_names(root):
+        for parameter in notebook_parameters(root / "book" / f"{name}.ipynb").values():
+            known = union.setdefault(parameter.name, parameter)
+            if known.type != parameter.type:
+                raise AnalysisError(
+                    f"{name}: the parameter {parameter.name} is of type {parameter.type} here "
+                    f"and {known.type} in another notebook; use one type"
+                )
+    return union
+
+
+def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> dict[str, object]:
+    """Strings of the command line as values of the types that ``spec`` gives.
+
+    A list is written ``3,6`` or ``[3, 6]``.
+
+    >>> coerce([("layers", "3,6")], {"layers": Parameter("layers", "list", [1], "")})
+    {'layers': [3, 6]}
+
+    Raises:
+        AnalysisError: an unknown name, or a string that is not a value of the parameter's type.
+    """
+    values = list(values)
+    refuse_unknown((name for name, _ in values), spec, "this notebook")
+    return {name: _typed(text, spec[name]) for name, text in values}
+
+
+def complete(parameters: Parameters, spec: Mapping[str, Parameter], where: str) -> dict[str, object]:
+    """The value of every parameter in ``spec``: that in ``parameters``, or its default.
+
+    Raises:
+        AnalysisError: ``parameters`` holds an unknown name, or a value of another type.
+    """
+    refuse_unknown(parameters, spec, where)
+    for name, value in parameters.items():
+        _check_value(value, spec[name])
+    return {name: spec[name].default for name in spec} | dict(parameters)
+
+
+def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str, dict[str, object]]:
+    """The values of all parameters of each notebook: its defaults, under the profile, under ``parameters``.
+
+    Raises:
+        AnalysisError: an unknown profile, notebook or parameter, or a value of another type.
+    """
+    names = notebook_names(root)
+    specs = {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in names}
+    every = {parameter for spec in specs.values() for parameter in spec}
+    settings = _profile(root, profile)
+    shared = settings.pop("all", None) or {}
+    refuse_unknown(parameters, every, "the book")
+    refuse_unknown(shared, every, f"profile {profile}: the book")
+    for name in settings.keys() - set(names):
+        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, names)}")
+    resolved = {}
+    for name, spec in specs.items():
+        below, above = ({k: v for k, v in values.items() if k in spec} for values in (shared, parameters))
+        given = below | (settings.get(name) or {}) | above
+        resolved[name] = complete(given, spec, f"profile {profile}: {name}")
+    return resolved
+
+
+def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Raise, with the nearest known names, if one of ``names`` is not known."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = near_names(name, known) if known else "it has no parameters"
+            raise AnalysisError(f"{where} has no parameter {name}: {hint}")
+
+
+def _profile(root: Path, profile: str) -> dict:
+    if profile not in PROFILES:
+        raise AnalysisError(f"no profile {profile}: {near_names(profile, PROFILES)}")
+    path = root / "book" / "parameters" / f"{profile}.yml"
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise AnalysisError(f"cannot read the profile {path}: {error}") from error
+    if base := settings.pop("extends", None):
+        below = _profile(root, base)
+        settings = {name: {**below.get(name, {}), **settings.get(name, {})} for name in below | settings}
+    return settings
+
+
+def _parameter(notebook: Path, found: Mapping[str, str]) -> Parameter:
+    name, annotation = found["name"], found["inferred_type_name"]
+    try:
+        default = ast.literal_eval(found["default"])
+    except (ValueError, SyntaxError):
+        raise AnalysisError(
+            f"{notebook}: the default of parameter {name} is not a literal: {found['default']}"
+        ) from None
+    kind = type(default).__name__ if annotation == "None" else annotation.partition("[")[0]
+    parameter = Parameter(name, kind, default, found["help"])
+    if kind not in TYPES:
+        raise AnalysisError(f"{notebook}: parameter {name} has type {kind}; use {', '.join(TYPES)}")
+    _check_value(default, parameter)
+    return parameter
+
+
+def _typed(text: str, parameter: Parameter) -> object:
+    try:
+        if parameter.type == "list":
+            return _typed_list(text, parameter)
+        return _scalar(text, TYPES[parameter.type])
+    except (ValueError, yaml.YAMLError):
+        raise AnalysisError(_misfit(text, parameter)) from None
+
+
+def _typed_list(text: str, parameter: Parameter) -> list:
+    """Items have the type of the default's items, or the type YAML reads if the default is empty."""
+    items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ValueError
+    kinds = {type(item) for item in parameter.default}
+    if len(kinds) == 1:
+        return [_scalar(item, *kinds) for item in items]
+    values = [yaml.safe_load(item) for item in items]
+    # YAML also reads dates and other types, which no parameter has.
+    return [value if isinstance(value, int | float | str) else item for value, item in zip(values, items, strict=True)]
+
+
+def _scalar(text: str, kind: type) -> object:
+    if kind is bool:
+        value = yaml.safe_load(text)
+        if not isinstance(value, bool):
+            raise ValueError
+        return value
+    return kind(text)
+
+
+def _check_value(value: object, parameter: Parameter) -> None:
+    kind = TYPES[parameter.type]
+    whole_for_float = kind is float and type(value) is int
+    if type(value) is not kind and not whole_for_float:
+        raise AnalysisError(_misfit(value, parameter))
+
+
+def _misfit(value: object, parameter: Parameter) -> str:
+    return (
+        f"parameter {parameter.name} takes a value of type {parameter.type}, "
+        f"such as {parameter.default!r}, and got {value!r}"
+    )
+
+
+@contextlib.contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    """Silence the logger's warnings: what they report is refused here, and would be said twice."""
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

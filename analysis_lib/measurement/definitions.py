@@ -1,0 +1,84 @@
+"""What a metric is, as a hash: its parameters, and the code of its class where that is not the library's."""
+
+import hashlib
+import pickle
+import sys
+import sysconfig
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+import numpy as np
+from torch import Tensor
+
+from analysis_lib.measurement.sources import NAME, code_hash
+from analysis_lib.metrics.accumulator import Metric
+
+# What Python writes into a class on its own.
+_AUTOMATIC = {"__module__", "__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__annotations__"}
+_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+# In Python 3.11, the first constant of a function is its docstring, or None.
+_OPTIMISED = 1
+
+
+def definition_hash(metric: Metric) -> str:
+    """The sha256 of a metric: its parameters, and the code of its class and of all that it uses of its author's.
+
+    Docstrings, comments and the place of the code do not count. The library's own classes stand for themselves:
+    their code is known by :func:`~analysis_lib.measurement.sources.source_hash`.
+    """
+    parameters = {name: value for name, value in vars(metric).items() if name != "sums"}
+    return hashlib.sha256(repr([_content(type(metric), ()), _content(parameters, ())]).encode()).hexdigest()
+
+
+def is_own(module: str) -> bool:
+    """Whether a module is the user's: not the library's, nor installed, nor Python's."""
+    if module.split(".")[0] in (NAME, *sys.builtin_module_names):
+        return module.split(".")[0] == "__main__"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
+
+
+def _content(value: object, within: tuple[int, ...]) -> object:
+    """What a value consists of, as nested lists of texts; ``within`` are the definitions that it is part of."""
+    if id(value) in within:
+        return "itself"
+    deeper = (*within, id(value))
+    match value:
+        case tuple() | list():
+            return [_content(item, within) for item in value]
+        case set() | frozenset():
+            return sorted(repr(_content(item, within)) for item in value)
+        case dict():
+            return sorted(repr([_content(key, within), _content(item, within)]) for key, item in value.items())
+        case Tensor():
+            return _content(value.detach().cpu().numpy(), within)
+        case np.ndarray():
+            return [str(value.dtype), str(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
+        case CodeType():
+            documented = value.co_flags & _OPTIMISED and not value.co_name.startswith("<")
+            constants = value.co_consts[1:] if documented else value.co_consts
+            return [value.co_code.hex(), value.co_names, value.co_varnames, _content(constants, within)]
+        case classmethod() | staticmethod():
+            return [type(value).__name__, _content(value.__func__, within)]
+        case property():
+            return [_content(part, within) for part in (value.fget, value.fset, value.fdel)]
+        case ModuleType():
+            return [value.__name__, code_hash(Path(value.__file__)) if is_own(value.__name__) else None]
+        case FunctionType() if is_own(value.__module__):
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            used = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
+            parts = (value.__code__, value.__defaults__, value.__kwdefaults__, cells, used)
+            return [_content(part, deeper) for part in parts]
+        case type() if is_own(value.__module__):
+            attributes = {name: item for name, item in vars(value).items() if name not in _AUTOMATIC}
+            return [value.__qualname__, *(_content(part, deeper) for part in (value.__bases__, attributes))]
+        case _ if hasattr(value, "__qualname__"):
+            return f"{value.__module__}.{value.__qualname__}"
+        case _:
+            return [type(value).__qualname__, pickle.dumps(value).hex()]
+
+
+def _names(code: CodeType) -> set[str]:
+    """The global names that code and the functions inside it mention."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))

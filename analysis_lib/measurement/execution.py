@@ -1,0 +1,133 @@
+"""Who measures the shards: this process, a pool of processes, or a Dask cluster."""
+
+import pickle
+import sys
+from collections.abc import Iterator
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+
+import cloudpickle
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import processes
+from analysis_lib.measurement.definitions import is_own
+from analysis_lib.measurement.shards import Result, Shard, measure_shard
+from analysis_lib.measurement.stored import StoredShards
+from analysis_lib.models.loading import LoadedModel
+
+
+def results(
+    shards: list[Shard], model: LoadedModel, stored: StoredShards, workers: int, scheduler: str | None
+) -> Iterator[Result]:
+    """The results of the shards, in their order; those that are stored are not measured again."""
+    kept = {shard.index for shard in shards if stored.has(shard.index)}
+    missing = [shard for shard in shards if shard.index not in kept]
+    if (workers > 1 or scheduler) and model.spec is None and missing:
+        raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
+    if scheduler is not None:
+        fresh = _on_cluster(missing, scheduler, stored)
+    elif workers > 1 and len(missing) > 1:
+        fresh = _in_pool(missing, min(workers, len(missing)), stored)
+    else:
+        fresh = (stored.keep(shard.index, measure_shard(shard, model)) for shard in missing)
+    for shard in shards:
+        yield stored.load(shard.index) if shard.index in kept else next(fresh)
+
+
+def _in_pool(shards: list[Shard], workers: int, stored: StoredShards) -> Iterator[Result]:
+    """Shards in a pool of processes. A worker that is killed breaks its pool: one more is tried for the rest."""
+    done: dict[int, Result | None] = {}
+    for attempts_left in (2, 1, 0):
+        try:
+            with processes.pool(workers, shards[0].threads) as pool:
+                yield from in_order(pool, shards, 2 * workers, stored, done)
+            return
+        except BrokenProcessPool:
+            shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
+            if not attempts_left:
+                raise AnalysisError(
+                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is "
+                    "kept. A script that measures with workers must do so below `if __name__ == '__main__':`"
+                ) from None
+
+
+def _on_cluster(shards: list[Shard], address: str, stored: StoredShards) -> Iterator[Result]:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
+    with client:
+        if not client.ncores():
+            raise AnalysisError(
+                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`"
+            )
+        window = 2 * max(1, sum(client.ncores().values()))
+        # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
+        yield from in_order(client.get_executor(pure=False, retries=2), shards, window, stored, {})
+
+
+def in_order(
+    executor: futures.Executor,
+    shards: list[Shard],
+    window: int,
+    stored: StoredShards,
+    done: dict[int, Result | None],
+) -> Iterator[Result]:
+    """Results in the order of the shards, with at most ``window`` under way or waiting for their turn.
+
+    ``done`` remembers, across a broken pool, what has finished; None marks what was handed on.
+    """
+    waiting = [shard for shard in shards if shard.index not in done]
+    running: dict[futures.Future, Shard] = {}
+    for shard in shards:
+        while done.get(shard.index) is None:
+            while waiting and len(running) + sum(result is not None for result in done.values()) < window:
+                following = waiting.pop(0)
+                running[executor.submit(measure_packed, packed(following))] = following
+            finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
+            for future in finished:
+                index = running.pop(future).index
+                done[index] = stored.keep(index, future.result())
+        result, done[shard.index] = done[shard.index], None
+        yield result
+
+
+def packed(shard: Shard) -> bytes:
+    """A shard to send to another process, with the code of metrics that are not the library's.
+
+    Raises:
+        AnalysisError: a metric holds what cannot be sent.
+    """
+    # Modules of the user's are sent whole: a worker on another machine cannot import them.
+    modules = {type(metric).__module__ for metric in shard.metrics} - {"__main__"}
+    modules = [sys.modules[name] for name in modules if is_own(name) and name in sys.modules]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return cloudpickle.dumps(shard)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        names = ", ".join(metric.name for metric in shard.metrics)
+        raise AnalysisError(
+            f"{names}: a metric cannot be sent to other processes ({error}): give it plain parameters, or one worker"
+        ) from error
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def measure_packed(shard: bytes) -> Result:
+    """What ``measure_shard`` returns, in another process.
+
+    Raises:
+        AnalysisError: a metric uses a module that this process cannot import.
+    """
+    try:
+        unpacked = pickle.loads(shard)
+    except (ImportError, AttributeError) as error:
+        raise AnalysisError(
+            f"a worker cannot load a metric ({error}): put what the metric uses in one module with it, or where the "
+            f"workers can import it"
+        ) from error
+    return measure_shard(unpacked)

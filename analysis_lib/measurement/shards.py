@@ -1,0 +1,108 @@
+"""A shard of a corpus, and what is measured of it."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from analysis_lib import capture
+from analysis_lib.capture.inputs import Settings
+from analysis_lib.corpora.loading import Corpus
+from analysis_lib.measurement.tables import Report
+from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
+from analysis_lib.models.loading import LoadedModel, ModelSpec, load_model
+
+# A shard is what an interrupted run can lose, and what a worker takes at once.
+UTTERANCES_PER_SHARD = 512
+
+# The sums of every metric, by its name, and what was read.
+Result = tuple[dict[str, Sums], Report]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A piece of work, whole in itself: any process that can load the model can do it.
+
+    Attributes:
+        index: its number.
+        first: the number of its first item in the corpus.
+        items: texts, images or sounds.
+        metrics: empty accumulators.
+        settings: how items are read.
+        spec: how to load the model; None for one that only this process has.
+        threads: how many processor threads compute it.
+    """
+
+    index: int
+    first: int
+    items: tuple
+    metrics: tuple[Metric, ...]
+    settings: Settings
+    spec: ModelSpec | None
+    threads: int
+
+
+def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> list[Shard]:
+    """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
+    size, threads = UTTERANCES_PER_SHARD, torch.get_num_threads()
+    return [
+        Shard(i, start, tuple(corpus.items[start : start + size]), tuple(metrics), settings, model.spec, threads)
+        for i, start in enumerate(range(0, len(corpus), size))
+    ]
+
+
+def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
+    """The sums and the report of one shard: a pure function of the shard."""
+    model = model or _loaded(shard.spec)
+    metrics = [metric.fresh() for metric in shard.metrics]
+    report = Report()
+    needs = frozenset().union(*(metric.needs for metric in metrics))
+    groups = [(shard.first + i) % GROUPS for i in range(len(shard.items))]
+
+    def receive(activations: capture.Activations) -> None:
+        for metric in metrics:
+            metric.update(activations)
+        report.add(activations)
+
+    with _threads(shard.threads):
+        for batch in capture.batches(model, shard.items, groups, shard.settings, report):
+            capture.run(model, batch, needs, receive, shard.settings.maps)
+            release_freed_memory()
+    return {metric.name: metric.sums for metric in metrics}, report
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Inside it, PyTorch computes with so many threads: their number decides the order of its sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def release_freed_memory() -> None:
+    """Give freed memory back to the system.
+
+    Every batch has another shape, so the pieces that glibc keeps for the next one rarely fit it: without this, a
+    process grows by a third over ten thousand sentences although nothing is kept.
+    """
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
+
+
+_C_LIBRARY = ctypes.CDLL(None)
+# Other C libraries have no such function, and no such habit.
+_MALLOC_TRIM = getattr(_C_LIBRARY, "malloc_trim", None)
+if _MALLOC_TRIM is not None:
+    # M_MMAP_THRESHOLD: the largest pieces come from the system and go back to it at once, in every process alike.
+    _C_LIBRARY.mallopt(-3, 4 * 2**20)
+
+
+@lru_cache(maxsize=1)
+def _loaded(spec: ModelSpec) -> LoadedModel:
+    return load_model(spec.name, spec.revision, dtype=spec.dtype, device=spec.device)

@@ -1,0 +1,227 @@
+"""Which sources a result depends on, as one hash: ``source_hash({"analysis_lib.metrics.anisotropy"})``.
+
+A result depends on the modules that it starts from and on all that these import, directly or not. What counts of a
+module is its code: an edit of a docstring, a comment or the layout changes no hash.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import resolve_name
+from pathlib import Path
+
+from analysis_lib.errors import AnalysisError
+
+LIBRARY = Path(__file__).parents[1]
+NAME = LIBRARY.name
+
+# The dotted name of a module, and perhaps of what it holds, in its parts.
+Parts = tuple[str, ...]
+
+
+def source_hash(modules: Iterable[str]) -> str:
+    """The sha256 of the code of modules of the library, and of every module of it that they import.
+
+    Imports are read from the sources, those inside functions too. ``from analysis_lib import measure`` leads to the
+    module that defines ``measure``, and not to everything that the package imports.
+
+    Args:
+        modules: dotted names, such as ``analysis_lib.metrics.anisotropy``. Those of other packages are left out: what
+            is installed is known by its version.
+
+    Raises:
+        AnalysisError: the library has no such module, or it is no valid Python.
+    """
+    modules = {module for module in modules if module.split(".")[0] == NAME}
+    for module in modules:
+        if _path(module) is None:
+            raise AnalysisError(f"the library has no module {module}: give dotted names, such as {__name__}")
+    code = {module: _source(module).digest for module in _reached(modules)}
+    return hashlib.sha256("\n".join(f"{module} {code[module]}" for module in sorted(code)).encode()).hexdigest()
+
+
+def imported_modules(code: str) -> set[str]:
+    """The modules of the library that provide what a piece of code, such as that of a notebook, imports and uses.
+
+    Lines of IPython, which begin with ``%`` or ``!``, are left out.
+
+    Raises:
+        AnalysisError: the code is no valid Python.
+
+    >>> sorted(imported_modules("from analysis_lib import load_model, metrics; metrics.Anisotropy()"))
+    ['analysis_lib.metrics.anisotropy', 'analysis_lib.models.loading']
+    """
+    plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
+    return _providers(_Imports(_parsed(plain, "the code"), "").uses)
+
+
+def _reached(modules: set[str]) -> set[str]:
+    reached, waiting = set(), set(modules)
+    while waiting:
+        reached |= waiting
+        found = {module for name in waiting for module in _providers(_source(name).uses)}
+        waiting = (found | {package for name in waiting for package in _acting_packages(name)}) - reached
+    return reached
+
+
+def _acting_packages(module: str) -> list[str]:
+    """The packages around a module that do more than define names once they are imported, such as registering them."""
+    parts = module.split(".")
+    packages = (".".join(parts[:length]) for length in range(1, len(parts)))
+    return [package for package in packages if _source(package).acts]
+
+
+def _providers(uses: Iterable[Parts]) -> set[str]:
+    return {module for parts in uses for module in _provider(parts)}
+
+
+def _provider(parts: Parts) -> set[str]:
+    """The module that defines what a dotted name stands for; a package's own imports are followed."""
+    module = parts[0]
+    for i, name in enumerate(parts[1:], 1):
+        if _path(f"{module}.{name}") is not None:
+            module = f"{module}.{name}"
+        elif not _is_package(module):
+            break
+        elif name in (source := _source(module)).bound:
+            return _provider((*source.bound[name], *parts[i + 1 :]))
+        elif name in source.defined:
+            break
+        else:
+            # Made when it is asked for, we do not know how: it may come from any module of the package.
+            return {module, *_below(module)}
+    return {module}
+
+
+def _path(module: str) -> Path | None:
+    """The file of a module of the library."""
+    path = LIBRARY.joinpath(*module.split(".")[1:])
+    file = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+    return file if file.is_file() else None
+
+
+def _is_package(module: str) -> bool:
+    return _path(module).name == "__init__.py"
+
+
+def _below(package: str) -> set[str]:
+    """All modules of a package."""
+    home = _path(package).parent
+    files = [path.relative_to(home).with_suffix("") for path in home.rglob("*.py") if path.name != "__init__.py"]
+    return {".".join((package, *file.parts)) for file in files}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A module as it is written: a digest of its code, what it uses, and the names that others can import from it.
+
+    Attributes:
+        digest: the sha256 of its code.
+        uses: dotted names of the library.
+        bound: by local name, the dotted name that an import gives it.
+        defined: names that are defined in it.
+        acts: whether it does more than define names when it is imported.
+    """
+
+    digest: str
+    uses: frozenset[Parts]
+    bound: dict[str, Parts]
+    defined: frozenset[str]
+    acts: bool
+
+
+def _source(module: str) -> _Source:
+    path = _path(module)
+    status = path.stat()
+    return _read(module, path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _read(module: str, path: Path, changed: int, size: int) -> _Source:
+    tree = _parsed(path.read_text(encoding="utf-8"), str(path))
+    imports = _Imports(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
+    # The docstring is an expression of a constant.
+    acts = any(not isinstance(node, plain) and not _is_constant(node) for node in tree.body)
+    names = {getattr(node, "name", None) for node in tree.body}
+    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return _Source(_digest(tree), frozenset(imports.uses), imports.bound, frozenset(names), acts)
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _parsed(code: str, origin: str) -> ast.Module:
+    try:
+        return ast.parse(code)
+    except SyntaxError as error:
+        raise AnalysisError(f"{origin} is no valid Python: {error.msg}, line {error.lineno}") from error
+
+
+def code_hash(path: Path) -> str:
+    """The sha256 of the code of one file, without docstrings, comments and layout."""
+    return _digest(_parsed(path.read_text(encoding="utf-8"), str(path)))
+
+
+def _digest(tree: ast.Module) -> str:
+    """The sha256 of a tree, from which its docstrings are taken."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(ast.Constant(str())), *rest]:
+                    node.body = rest
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+class _Imports(ast.NodeVisitor):
+    """What a module or a piece of code takes from the library.
+
+    Attributes:
+        bound: by local name, the dotted name that an import gives it.
+        uses: the dotted names used. ``metrics.Anisotropy`` is one of them where ``metrics`` is imported; a name that
+            is imported and never mentioned is used whole, for what its import does.
+    """
+
+    def __init__(self, tree: ast.Module, package: str):
+        self.package = package
+        self.bound: dict[str, Parts] = {}
+        self.uses: set[Parts] = set()
+        self._mentioned: set[Parts] = set()
+        self.visit(tree)
+        for name, *attributes in self._mentioned:
+            if name in self.bound:
+                self.uses.add((*self.bound[name], *attributes))
+        self.uses |= {parts for name, parts in self.bound.items() if name not in {m[0] for m in self._mentioned}}
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            parts = tuple(alias.name.split("."))
+            if parts[0] == NAME:
+                self.bound[alias.asname or NAME] = parts if alias.asname else parts[:1]
+                self.uses |= {parts} if len(parts) > 1 else set()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        module = resolve_name("." * node.level + (node.module or ""), self.package)
+        parts = tuple(module.split("."))
+        if parts[0] == NAME:
+            for alias in node.names:
+                if alias.name == "*":
+                    self.uses.add(parts)
+                else:
+                    self.bound[alias.asname or alias.name] = (*parts, alias.name)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        names, inner = [], node
+        while isinstance(inner, ast.Attribute):
+            names.append(inner.attr)
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            self._mentioned.add((inner.id, *reversed(names)))
+        else:
+            self.visit(inner)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._mentioned.add((node.id,))

@@ -1,0 +1,216 @@
+"""The tables of a measurement, and the report of what was read."""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis_lib.capture import Activations
+from analysis_lib.capture.inputs import Reading
+from analysis_lib.errors import AnalysisError
+from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.intervals import jackknife_interval
+
+_SIZES = ("width", "heads", "key_heads", "head_width")
+
+
+@dataclass
+class Report(Reading):
+    """What was read, and what was not.
+
+    Attributes:
+        tokens: of all utterances at layer 0, special tokens included.
+        counted: those that count as vectors and as queries.
+        zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
+        layers: the rows of :attr:`Tables.layers`, in order.
+    """
+
+    tokens: int = 0
+    counted: int = 0
+    zero_vectors: dict[str, int] = field(default_factory=dict)
+    layers: list[dict] = field(default_factory=list)
+
+    def merge(self, other: "Report") -> None:
+        for name in ("utterances", "cut", "windowed", "tokens", "counted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for key, count in other.zero_vectors.items():
+            self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
+        self.layers = self.layers or other.layers
+
+    def add(self, activations: Activations) -> None:
+        """Count what a layer of a batch holds."""
+        if activations.layer == 0:
+            hidden = activations.spaces.get("hidden")
+            tokens = activations.tokens if hidden is None else hidden.tokens
+            self.tokens += int(tokens.mask.sum())
+            self.counted += int(tokens.counts.sum())
+        if activations.layer == len(self.layers):
+            self.layers.append(_layer(activations))
+        for space, vectors in activations.spaces.items():
+            # Only where a metric computed the norms: counting alone is not worth them.
+            if space != "attention_input" and "norms" in vars(vectors) and vectors.zeros:
+                key = f"{space} {activations.layer}"
+                self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
+
+
+def _layer(activations: Activations) -> dict:
+    sizes = {space: vectors.values.shape for space, vectors in activations.spaces.items()}
+    return {
+        "layer": activations.layer,
+        "stack": activations.stack,
+        "part": activations.part,
+        "width": sizes["hidden"][-1] if "hidden" in sizes else None,
+        "heads": sizes["query"][1] if "query" in sizes else None,
+        "key_heads": sizes["key"][1] if "key" in sizes else None,
+        "head_width": sizes["query"][-1] if "query" in sizes else None,
+    }
+
+
+def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
+    """Tables with the same columns below each other, with the name of each in a column in front.
+
+    >>> two = {"bert": pd.DataFrame({"layer": [0]}), "gpt2": pd.DataFrame({"layer": [1]})}
+    >>> grouped(two, "model").to_dict("list")
+    {'model': ['bert', 'gpt2'], 'layer': [0, 1]}
+    """
+    return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
+
+
+class Tables(Mapping[str, pd.DataFrame]):
+    """The tables of a measurement by name, made when first asked for.
+
+    Attributes:
+        report: what was read.
+        layers: one row per layer: layer, stack (encoder, decoder, ...), part (the path of its block), width (dimensions
+            of its hidden vectors), heads, key_heads and head_width (missing where it has no attention, or where no
+            metric asked for it).
+        run: parameters, model, data, versions and duration, as in ``run.json``.
+        checkpoints: the folder of this measurement's finished shards, if they were kept; it can be deleted once the
+            tables are saved.
+    """
+
+    def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
+        self._metrics = {metric.name: metric for metric in metrics}
+        self._tables: dict[str, pd.DataFrame] = {}
+        self.report = report
+        self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
+        self.run = run
+        self.checkpoints = checkpoints
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._tables:
+            self._tables[name] = self._metrics[name].table()
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+    def interval(
+        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
+
+        ``statistic`` is called on the tables of the whole corpus, then on those of the corpus without each of its
+        groups of utterances in turn (which have no interval columns).
+
+        Returns:
+            The value, the lower and the upper bound, in the shape that ``statistic`` returns; the bounds are NaN for
+            a corpus of one utterance.
+
+        >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
+        (array(1.58), array(1.57), array(1.59))
+        """
+        value, left_out = self.left_out(statistic)
+        return value, *jackknife_interval(value, left_out)
+
+    def left_out(
+        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The value of ``interval``, and its values without each group of utterances, one row per group.
+
+        For numbers that depend on several measurements of the same corpus: their groups are the same.
+        """
+        value = np.asarray(statistic(self), dtype=float)
+        groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
+        return value, np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
+
+    def save(self, folder: Path | str) -> None:
+        """Write one Parquet file per table, then ``run.json``.
+
+        Each file is replaced whole and ``run.json`` is written last: where it exists, so does every table it lists.
+
+        Raises:
+            AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
+        """
+        folder = Path(folder)
+        tables = {name: self[name] for name in self}
+        run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (*_files_of(tables), "run.json"):
+                if (folder / name).is_dir():
+                    raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
+            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
+                unfinished = Path(scratch)
+                for name, table in tables.items():
+                    table.to_parquet(unfinished / f"{name}.parquet", index=False)
+                text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+                (unfinished / "run.json").write_text(text, encoding="utf-8", errors="backslashreplace")
+                stale = _files_of(_listed(folder / "run.json")) - _files_of(tables)
+                (folder / "run.json").unlink(missing_ok=True)
+                # The folder holds one run: a table that only the previous one wrote would seem to be ours.
+                for name in stale:
+                    (folder / name).unlink(missing_ok=True)
+                for name in (*_files_of(tables), "run.json"):
+                    os.replace(unfinished / name, folder / name)
+
+
+def _files_of(tables: Iterable[str]) -> set[str]:
+    return {f"{name}.parquet" for name in tables}
+
+
+def _listed(run: Path) -> list[str]:
+    """The tables that a ``run.json`` lists; none where there is no readable one."""
+    try:
+        return [name for name in json.loads(run.read_text(encoding="utf-8"))["tables"] if name.isidentifier()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+
+
+class _Without(Mapping[str, pd.DataFrame]):
+    """The tables without one group of utterances."""
+
+    def __init__(self, metrics: Mapping[str, Metric], group: int):
+        self._metrics, self._group = metrics, group
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._tables:
+            self._tables[name] = self._metrics[name].without(self._group)
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside it, a failure to write ``path`` is an AnalysisError."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "free some space and run again" if error.errno == errno.ENOSPC else "give another folder"
+        raise AnalysisError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error

@@ -1,0 +1,366 @@
+"""Text classifiers: a fine-tuned encoder, or blocks of self-attention only (Fosse et al. 2023, sec. 2.2 and 2.3)."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import torch
+import transformers
+from jaxtyping import Int
+from torch import Tensor
+
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.metrics.intervals import wilson
+from analysis_lib.models import devices
+from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
+from analysis_lib.training import loop
+from analysis_lib.training.tasks import padded
+from analysis_lib.training.wordpiece import word_pieces
+
+if TYPE_CHECKING:
+    from analysis_lib.models.loading import LoadedModel
+
+# Counts changes of how classifiers are trained that the settings do not show.
+VERSION = 2
+DESCRIPTION, TABLE = "classifier.json", "epochs.csv"
+COLUMNS = ("epoch", "loss", "accuracy")
+EVALUATION_BATCH = 128
+
+
+@dataclass(frozen=True)
+class Classification:
+    """How a classifier is trained. The defaults are the paper's values where it gives any.
+
+    Attributes:
+        learning_rate: of Adam.
+        batch: texts per batch.
+        epochs: the most passes over the corpus.
+        patience: training stops after this many epochs without a better accuracy on the validation corpus.
+        longest: the most tokens of a text that are read, special tokens included.
+        seed: of the initial weights, the order of the texts and dropout.
+    """
+
+    learning_rate: float
+    batch: int = 32
+    epochs: int = 50
+    patience: int = 5
+    longest: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        loop.require_whole(self, batch=1, epochs=1, patience=1, longest=4, seed=0)
+        if not 0 < self.learning_rate < math.inf:
+            raise AnalysisError(f"the learning rate is {self.learning_rate}: give a number above 0")
+
+
+def finetune(
+    model: "LoadedModel",
+    train: Corpus,
+    validation: Corpus,
+    folder: Path | str | None = None,
+    *,
+    device: str | None = None,
+    **settings,
+) -> Path:
+    """Fine-tune all weights of an encoder, with a dense layer on [CLS].
+
+    The dense layer is that of ``AutoModelForSequenceClassification``, with new random weights. The encoder starts from
+    the weights of ``model``, which does not change.
+
+    Args:
+        model: from ``load_model``.
+        train: with classes.
+        validation: with the same classes, or some of them.
+        folder: where to keep the classifier; one of the library's own unless given.
+        device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one. Another kind of device gives slightly
+            different weights, and counts as another classifier.
+        settings: of :class:`Classification`. The learning rate is 5e-5 unless given.
+
+    Returns:
+        The folder. It holds the model that did best on the validation corpus (configuration, safetensors and
+        tokenizer), which ``load_model`` reads; ``epochs.csv`` with columns epoch, loss and accuracy (on the validation
+        corpus); and ``classifier.json`` with settings, data and versions. A classifier is trained once; an interrupted
+        training resumes.
+
+    Raises:
+        AnalysisError: a corpus without classes, with only one, or with a single example of a class; classes in the
+            validation corpus that the training corpus lacks; a folder with another classifier; a model without [CLS]
+            or without a head for classes; a device that cannot be used.
+    """
+    chosen = Classification(**{"learning_rate": 5e-5, **settings})
+    headed = type(model.model.config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    if not headed or model.tokenizer.cls_token is None:
+        raise AnalysisError(f"{model.name} has no head for classes on [CLS]: give an encoder such as BERT")
+
+    def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+        config = copy.deepcopy(model.model.config)
+        config.num_labels, config.problem_type = len(classes), "single_label_classification"
+        config.pad_token_id = model.tokenizer.pad_token_id
+        classifier = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+        classifier.base_model.load_state_dict(model.model.state_dict(), strict=False)
+        return classifier, model.tokenizer
+
+    return _trained(f"finetuned {model.revision}", build, train, validation, chosen, folder, device)
+
+
+# Of SelfAttentionConfig.
+BLOCK_SETTINGS = ("hidden_size", "embedding_std", "initializer_range", "bias", "entropy_weight")
+
+
+def self_attention(
+    train: Corpus,
+    validation: Corpus,
+    folder: Path | str | None = None,
+    *,
+    layers: int = 1,
+    vocabulary: int = 8000,
+    block: dict | None = None,
+    device: str | None = None,
+    **settings,
+) -> Path:
+    """Train a classifier of self-attention only: blocks of one head over the whole width, then a dense layer on [CLS].
+
+    Args:
+        train: with classes. The word pieces are learned from it, too.
+        validation: with the same classes, or some of them.
+        folder: where to keep the classifier; one of the library's own unless given.
+        layers: number of blocks; the paper has 1 to 5.
+        vocabulary: the most word pieces.
+        block: changes to the defaults of :class:`SelfAttentionConfig`, any of ``BLOCK_SETTINGS``, such as
+            ``{"entropy_weight": 0.01}``.
+        device: see :func:`finetune`.
+        settings: of :class:`Classification`. The learning rate is 1e-3 and the batch 64 unless given.
+
+    Returns:
+        The folder, see :func:`finetune`.
+
+    Raises:
+        AnalysisError: as :func:`finetune`, or an unknown setting of the block.
+    """
+    chosen, block = Classification(**{"learning_rate": 1e-3, "batch": 64, **settings}), block or {}
+    if wrong := [name for name in block if name not in BLOCK_SETTINGS]:
+        raise AnalysisError(f"a block has no {wrong[0]}: {near_names(wrong[0], BLOCK_SETTINGS)}")
+    if layers < 1 or block.get("hidden_size", 1) < 1 or not 0 <= block.get("entropy_weight", 0) < math.inf:
+        raise AnalysisError(f"layers {layers}, block {block}: give one layer or more, a width, and no negative weight")
+
+    def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+        tokenizer = word_pieces([text for item in train.items for text in _sides(item)], vocabulary)
+        config = SelfAttentionConfig(
+            vocab_size=len(tokenizer),
+            num_hidden_layers=layers,
+            num_labels=len(classes),
+            pad_token_id=tokenizer.pad_token_id,
+            **block,
+        )
+        return SelfAttentionForSequenceClassification(config), tokenizer
+
+    key = json.dumps(["self-attention", layers, vocabulary, block], sort_keys=True)
+    return _trained(key, build, train, validation, chosen, folder, device)
+
+
+def _sides(item: str | Pair) -> tuple[str, ...]:
+    return item if isinstance(item, Pair) else (item,)
+
+
+Build = Callable[[Sequence[str]], tuple[transformers.PreTrainedModel, Tokenizer]]
+
+
+def _trained(
+    architecture: str,
+    build: Build,
+    train: Corpus,
+    validation: Corpus,
+    settings: Classification,
+    folder: Path | str | None,
+    device: str | None,
+) -> Path:
+    _refuse_classes(train, validation)
+    device = devices.usable(device)
+    identity = {
+        "classifier": architecture,
+        "settings": {**dataclasses.asdict(settings), "version": VERSION},
+        "train": train.sha256,
+        "classes": [list(corpus.classes) for corpus in (train, validation)],
+        "labels": hashlib.sha256(repr((train.labels, validation.labels)).encode()).hexdigest(),
+        "validation": validation.sha256,
+        "versions": loop.versions(),
+    }
+    if (kind := torch.device(device).type) != "cpu":
+        identity["device"] = kind
+    if folder is None:
+        folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
+    folder = Path(folder)
+    with loop.alone(folder / ".classifier.lock"), loop.isolated(device):
+        described = loop.holds(folder / DESCRIPTION, identity)
+        if not described or not loop.finished(folder / TABLE):
+            transformers.utils.logging.disable_progress_bar()
+            torch.manual_seed(loop.drawn_seed(settings.seed, 0))
+            model, tokenizer = build(train.classes)
+            model.config.id2label = dict(enumerate(train.classes))
+            model.config.label2id = {name: label for label, name in enumerate(train.classes)}
+            longest = _longest_read(model, settings.longest)
+            texts = [encode(corpus, tokenizer, longest) for corpus in (train, validation)]
+            # A split that lacks a class numbers the others differently.
+            texts[1].labels = torch.tensor([train.classes.index(name) for name in validation.classes])[texts[1].labels]
+            # Only now, since a classifier that cannot be built leaves the folder to another one.
+            if not described:
+                loop.describe(folder / DESCRIPTION, identity)
+            _fit(folder, model.to(device), tokenizer, *texts, settings)
+    return folder
+
+
+def _refuse_classes(train: Corpus, validation: Corpus) -> None:
+    for corpus in (train, validation):
+        if corpus.kind != "text" or corpus.labels is None:
+            raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
+    counts = Counter(train.classes[label] for label in train.labels)
+    if len(counts) < 2:
+        raise AnalysisError(f"{train.name} has only one class, {next(iter(counts))}: give two or more")
+    if single := [name for name, count in counts.items() if count < 2]:
+        raise AnalysisError(
+            f"{train.name} has only one example of {single[0]}: give two or more, or leave the class out"
+        )
+    if unknown := sorted({validation.classes[label] for label in validation.labels} - set(counts)):
+        raise AnalysisError(f"{validation.name} has the class {unknown[0]}, which {train.name} lacks: leave it out")
+
+
+def _fit(
+    folder: Path,
+    model: transformers.PreTrainedModel,
+    tokenizer: Tokenizer,
+    train: "Encoded",
+    validation: "Encoded",
+    settings: Classification,
+) -> None:
+    adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
+    best = copy.deepcopy(model)
+    log = loop.TrainingLog(folder / TABLE, COLUMNS, str(model.device), model=model, adam=adam, best=best)
+    for epoch in log.remaining(settings.epochs, desc="classifier", unit="epoch", disable=None):
+        torch.manual_seed(loop.drawn_seed(settings.seed, 1, epoch))
+        losses = _epoch(model, adam, train, settings.batch)
+        right = (predict_encoded(model, validation) == validation.labels).double().mean().item()
+        log.rows.append([epoch, sum(losses) / len(losses), right])
+        accuracies = [accuracy for _, _, accuracy in log.rows]
+        since_best = len(accuracies) - 1 - accuracies.index(max(accuracies))
+        if since_best == 0:
+            best.load_state_dict(model.state_dict())
+        if since_best >= settings.patience:
+            break
+    best.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    log.finish()
+
+
+def _epoch(model: transformers.PreTrainedModel, adam: torch.optim.Adam, texts: "Encoded", size: int) -> list[float]:
+    """One pass over the texts; the loss of each batch."""
+    model.train()
+    losses = []
+    for batch in texts.batches(size):
+        loss = model(**texts.inputs(batch, model.device), labels=texts.labels[batch].to(model.device)).loss
+        losses.append(loop.require_finite(loss.item(), "a batch", adam.defaults["lr"]))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    model.eval()
+    return losses
+
+
+@dataclass(eq=False)
+class Encoded:
+    """The texts of a corpus as token ids, with their classes.
+
+    Attributes:
+        ids: of each text, special tokens included.
+        labels: of each text.
+        pad: the id of padding.
+    """
+
+    ids: list[Int[Tensor, " token"]]
+    labels: Int[Tensor, " text"]
+    pad: int
+
+    def batches(self, size: int) -> Iterator[Int[Tensor, " text"]]:
+        """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random numbers."""
+        lengths = torch.tensor([len(ids) for ids in self.ids])
+        chunks = []
+        for pool in torch.randperm(len(lengths)).split(32 * size):
+            chunks += pool[lengths[pool].argsort(stable=True)].split(size)
+        return iter([chunks[i] for i in torch.randperm(len(chunks))])
+
+    def inputs(self, texts: Int[Tensor, " text"], device: str | torch.device) -> dict[str, Tensor]:
+        """The inputs of a model on the device for these texts."""
+        return {name: part.to(device) for name, part in padded([self.ids[i] for i in texts], self.pad).items()}
+
+
+def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
+    """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
+    prefix, suffix = text_frame(tokenizer)
+    room = longest - len(prefix) - len(suffix)
+    ids = [torch.tensor([*prefix, *body[:room], *suffix]) for body in token_ids(tokenizer, corpus.items)]
+    return Encoded(ids, torch.tensor(corpus.labels), tokenizer.pad_token_id or 0)
+
+
+def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
+    """``longest``, or the number of positions of a model that has fewer."""
+    return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
+
+
+def predict_encoded(model: transformers.PreTrainedModel, texts: Encoded) -> Int[Tensor, " text"]:
+    """The class that the model predicts for each text."""
+    predicted = torch.empty_like(texts.labels)
+    order = torch.tensor([len(ids) for ids in texts.ids]).argsort(stable=True)
+    with torch.inference_mode():
+        for part in order.split(EVALUATION_BATCH):
+            predicted[part] = model(**texts.inputs(part, model.device)).logits.argmax(-1).cpu()
+    return predicted
+
+
+def predict(
+    folder: Path | str, corpus: Corpus, longest: int = Classification.longest, device: str | None = None
+) -> pd.DataFrame:
+    """The classes that a classifier predicts for the texts of a corpus.
+
+    Args:
+        folder: of the classifier, from :func:`finetune` or :func:`self_attention`.
+        corpus: with classes.
+        longest: the most tokens of a text that are read.
+        device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one.
+
+    Returns:
+        One row per text: label and predicted, both names of classes.
+
+    Raises:
+        AnalysisError: a corpus without classes, or with one that the classifier does not know; a device that cannot be
+            used.
+    """
+    device = devices.usable(device)
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    names = [model.config.id2label[label] for label in range(model.config.num_labels)]
+    if corpus.labels is None:
+        raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
+    if unknown := sorted(set(corpus.classes) - set(names)):
+        raise AnalysisError(f"{corpus.name} has the class {unknown[0]}, unknown to the classifier: leave it out")
+    texts = encode(corpus, tokenizer, _longest_read(model, longest))
+    predicted = predict_encoded(model.eval().to(device), texts)
+    labels = [corpus.classes[label] for label in corpus.labels]
+    return pd.DataFrame({"label": labels, "predicted": [names[label] for label in predicted]})
+
+
+def accuracy(predictions: pd.DataFrame) -> dict[str, float]:
+    """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low and ci_high."""
+    right = int((predictions["label"] == predictions["predicted"]).sum())
+    low, high = wilson(right, len(predictions))
+    return {"accuracy": right / len(predictions), "ci_low": low, "ci_high": high}

@@ -1,0 +1,20 @@
+// The second button of a code cell, which analysis_lib/book/copying.py adds. ClipboardJS comes with sphinx-copybutton,
+// and needs neither a network nor a secure origin.
+window.addEventListener("load", () => {
+  const clipboard = new ClipboardJS("button.copy-everything", { text: (button) => button.dataset.script });
+  const answer = (words) => (event) => {
+    const button = event.trigger;
+    const label = button.getAttribute("aria-label");
+    button.focus(); // ClipboardJS moves the focus.
+    button.dataset.tooltip = words;
+    button.classList.add("success");
+    button.insertAdjacentHTML("beforeend", `<span class="visually-hidden" role="status">${words}</span>`);
+    setTimeout(() => {
+      button.dataset.tooltip = label;
+      button.classList.remove("success");
+      button.querySelector("span").remove();
+    }, 2000);
+  };
+  clipboard.on("success", answer("Copied!"));
+  clipboard.on("error", answer("Failed to copy"));
+});

@@ -1,0 +1,157 @@
+"""What a cell needs to run by itself, on planted notebooks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis_lib.book.copying import scripts
+
+
+def needed(*cells: str) -> list[str]:
+    """The cells in the script of the last one, in their order."""
+    script = scripts(cells)[-1]
+    parts = [cell for cell in cells if cell in script]
+    assert script == "\n\n".join(sorted(parts, key=script.index))
+    return sorted(parts, key=script.index)
+
+
+def test_a_chain_of_cells_and_nothing_beside_it():
+    assert needed("a = 1", "b = a", "c = 3", "d = b") == ["a = 1", "b = a", "d = b"]
+
+
+def test_imports_come_first_and_parameters_with_the_values_of_the_run_after_them():
+    parameters, injected, imports = "limit: int = 10", "# Parameters\nlimit = 3", "import math\nmath.factorial(3)"
+    script = scripts([parameters, injected, imports, "x = math.sqrt(limit)"])[-1]
+    assert script == f"{imports}\n\n{injected}\n\nx = math.sqrt(limit)"
+
+
+def test_a_cell_that_needs_nothing_is_itself():
+    assert needed("a = 1", "b = 2") == ["b = 2"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "x = 5\nprint(x)",
+        "for x in range(3):\n    print(x)",
+        "print([x for x in range(3)], {x: x for x in 'ab'}, sum(x for x in (1, 2)))",
+        "print((lambda x: x + 1)(2))",
+        "def f(x):\n    y = x\n    return y\nf(1)",
+        "class A:\n    x = 5\n    y = x",
+        "with open('f') as x:\n    x.read()",
+        "try:\n    pass\nexcept ValueError as x:\n    print(x)",
+        "def f():\n    return x\nx = 3\nf()",
+        "print(x := 4, x)",
+        "print(f'{[x for x in (1, 2)]}')",
+    ],
+)
+def test_a_name_that_shadows_another_needs_no_cell(cell):
+    assert needed("x = 1", "y = 2", cell) == [cell]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "x += 1",
+        "x = x + 1",
+        "print([y for y in range(x)])",
+        "print([x for x in x])",
+        "x: list = list(x)",
+        "f = lambda y: x + y",
+        "def f(y=x):\n    return y",
+        "def f():\n    return x\nf()",
+        "class A:\n    x = x",
+        "for x in x:\n    pass",
+        "if 1 < 2:\n    x = 2\nprint(x)",
+        "try:\n    x = 2\nexcept ValueError:\n    pass",
+        "x['a'] = 2",
+        "x.a.b = 2",
+        "del x[0]",
+        "x.append(2)",
+        "print(f'{x:.3f}')",
+        "@x\ndef f(): ...",
+    ],
+)
+def test_a_name_that_is_read_needs_its_cell(cell):
+    assert needed("y = 0", "x = 1", cell) == ["x = 1", cell]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        'table["b"] = 2 * table["a"]',
+        'table.loc[0, "a"] = 3',
+        "table.attrs.x = 3",
+        'table.insert(0, "b", 1)',
+        'table.style.format("x").hide()',
+        "table += 1",
+        'del table["a"]',
+        "for i in range(2):\n    table[i] = i",
+        "for row in table:\n    row.clear()",
+        "for part in table.values():\n    for row in part:\n        row['a'] = 1",
+        "if len(table):\n    table = table[1:]",
+        "def double():\n    table['a'] = 2",
+    ],
+)
+def test_a_cell_that_changes_a_value_is_needed_too(change):
+    frame, result = 'table = {"a": 1}', "print(table)"
+    assert needed(frame, change, "other = 1", result) == [frame, change, result]
+
+
+@pytest.mark.parametrize(
+    "reading",
+    ["shown = table.head()", 'print(table["a"])', "n = len(table)", "rows = [r.copy() for r in table]", "f(table)"],
+)
+def test_a_cell_that_only_reads_a_value_is_not_needed(reading):
+    assert needed("table = [1]", reading, "print(table)") == ["table = [1]", "print(table)"]
+
+
+def test_the_last_cell_that_binds_a_name_wins():
+    cells = "x = 1", "x.append(1)", "x = 2", "print(x)"
+    assert needed(*cells) == ["x = 2", "print(x)"]
+    assert scripts(cells)[1] == "x = 1\n\nx.append(1)"
+
+
+def test_a_call_of_an_imported_module_changes_nothing():
+    cells = "import seaborn as sns", "sns.lineplot([1])", "sns.relplot([1]).set(title='a')", "sns.histplot([2])"
+    assert needed(*cells) == [cells[0], cells[3]]
+
+
+def test_what_a_function_reads_is_read_when_it_is_called():
+    cells = "def f():\n    return g() + scale", "def g():\n    return 1", "scale = 2", "print(f())"
+    assert needed(*cells) == list(cells)
+    assert scripts([*cells, "scale = 3"])[1] == cells[1]
+
+
+def test_figures_of_earlier_cells_are_left_out():
+    first, second = "figure, axes = plt.subplots()\naxes.set(x=1)", "figure, axes = plt.subplots()\naxes.set(x=2)"
+    assert needed("import matplotlib.pyplot as plt", first, second) == ["import matplotlib.pyplot as plt", second]
+
+
+def test_magic_is_left_out():
+    cells = ["%matplotlib inline\nimport math", "!pip list\nx = math.pi\n%timeit x", "%%time\nprint(x)"]
+    assert scripts(cells)[-1] == "import math\n\nx = math.pi\n\nprint(x)"
+    assert scripts(["y = 5 \\\n  % 3"]) == ["y = 5 \\\n  % 3"]
+
+
+def test_a_cell_of_another_language_has_no_script():
+    assert scripts(["x = 1", "%%bash\necho hello", "print(x)"]) == ["x = 1", "", "x = 1\n\nprint(x)"]
+    assert scripts([""]) == [""]
+
+
+def test_scripts_run(tmp_path):
+    cells = [
+        "limit: int = 3",
+        "import math",
+        "rows = []\nfor i in range(limit):\n    rows.append(i)",
+        "total = sum(rows)",
+        "class A:\n    value = total\n\n\ndef root():\n    return math.sqrt(A.value + limit + more)",
+        "more = 10",
+        "print(root())",
+    ]
+    script = Path(tmp_path / "copied.py")
+    script.write_text(scripts(cells)[-1])
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert run.stdout == "4.0\n"

@@ -1,0 +1,71 @@
+"""The key of a notebook: what changes it, and what does not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from planted import write
+
+from analysis_lib.book import freshness
+from analysis_lib.book.freshness import notebook_key
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import sources
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch) -> Path:
+    """A copy of the library, which a test may edit."""
+    copy = tmp_path / "analysis_lib"
+    shutil.copytree(sources.LIBRARY, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "LIBRARY", copy)
+    return copy
+
+
+def test_a_metric_changes_the_keys_of_the_notebooks_that_use_it_and_its_docstring_none(library, tmp_path):
+    uses = write(tmp_path / "uses.ipynb", "from analysis_lib import metrics\nmetrics.Anisotropy()")
+    other = write(tmp_path / "other.ipynb", "from analysis_lib import metrics\nmetrics.AttentionEntropy()")
+    none = write(tmp_path / "none.ipynb", "print(1)")
+    before = [notebook_key(notebook, {}) for notebook in (uses, other, none)]
+    metric = library / "metrics" / "anisotropy.py"
+    metric.write_text(metric.read_text().replace('"""', '"""Once more: ', 1) + "\n\n# Without a word of code.\n")
+    assert [notebook_key(notebook, {}) for notebook in (uses, other, none)] == before
+    metric.write_text(metric.read_text() + "\nMORE = 1\n")
+    after = [notebook_key(notebook, {}) for notebook in (uses, other, none)]
+    assert [new == old for new, old in zip(after, before, strict=True)] == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["reference", "claims", "measurements"])
+def test_data_of_the_papers_count_where_papers_are_imported(tmp_path, name):
+    papers = write(tmp_path / "papers.ipynb", "from analysis_lib.papers import claims\nclaims.load('maruta')")
+    plain = write(tmp_path / "plain.ipynb", "from analysis_lib import load_corpus\nload_corpus('news')")
+    keys = []
+    for content in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name / "file").write_text(content)
+        keys.append([notebook_key(notebook, {}, tmp_path) for notebook in (papers, plain)])
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] == keys[1][1]
+
+
+def test_code_parameters_and_versions_are_in_the_key(tmp_path, monkeypatch):
+    one, two = write(tmp_path / "one.ipynb", "print(1)"), write(tmp_path / "two.ipynb", "print(2)")
+    keys = {notebook_key(one, {}), notebook_key(two, {}), notebook_key(one, {"limit": 3})}
+    monkeypatch.setattr(freshness, "installed", lambda: {"numpy": "0"})
+    assert len(keys | {notebook_key(one, {})}) == 4
+
+
+def test_a_corpus_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(AnalysisError, match="newz"):
+        notebook_key(write(tmp_path / "n.ipynb"), {"data": "newz"})
+
+
+def test_the_key_holds_the_model_and_the_data(monkeypatch):
+    models = {"a": "1", "b": "1"}
+    monkeypatch.setattr("analysis_lib.models.fingerprint", lambda name: models[name])
+    monkeypatch.setattr("analysis_lib.corpora.fingerprint", lambda spec: models["b"])
+    monkeypatch.setattr("analysis_lib.papers.godey.dynamics.fingerprint", lambda run: models[run])
+    parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
+    first = freshness._inputs(parameters)
+    models["b"] = "2"
+    second = freshness._inputs(parameters)
+    assert {name for name in first if first[name] != second[name]} == {"model b", "data x", "run b"}

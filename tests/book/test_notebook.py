@@ -1,0 +1,79 @@
+"""The strict runner, on notebooks of a few cells."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from planted import alive, outputs, until, write
+
+from analysis_lib.book.notebook import run_notebook
+from analysis_lib.errors import AnalysisError
+
+
+def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
+    """Even where another `python3` kernel is installed; and the copy tells no path of ours."""
+    other = tmp_path / "data" / "kernels" / "python3"
+    other.mkdir(parents=True)
+    spec = {"argv": ["/bin/false"], "display_name": "other", "language": "python"}
+    (other / "kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    Path("here.txt").write_text("found")
+    code = [
+        f"import os, sys; assert sys.executable == {sys.executable!r}",
+        "print(layers, limit, open('here.txt').read(), os.environ['OMP_NUM_THREADS'])",
+    ]
+    notebook = write(tmp_path / "n.ipynb", *code)
+    out = run_notebook(notebook, {"layers": [2, 3]}, tmp_path / "new" / "out.ipynb", threads=1)
+    assert outputs(out) == "[2, 3] 10 found 1\n"
+    assert str(tmp_path) not in out.read_text()
+    assert nbformat.read(out, 4).metadata.analysis_lib.parameters["limit"] == 10
+    assert [path.name for path in out.parent.iterdir()] == ["out.ipynb"]
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "told"),
+    [
+        ("# two lines\nraise ValueError('too wide')", (), "ValueError: too wide"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", (), "Kernel died"),
+        ("import sys\nsys.exit(0)", (), "SystemExit"),
+        ("1 / 0", ("raises-exception",), "ZeroDivisionError"),
+        ("print('never run')", ("skip-execution",), "it was not executed"),
+    ],
+    ids=["error", "killed", "exit", "allowed-error", "never-run"],
+)
+def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, tags, told):
+    notebook = write(tmp_path / "n.ipynb", "print(1)", source, tags=tags)
+    out = tmp_path / "out.ipynb"
+    out.write_text("previous")
+    with pytest.raises(AnalysisError) as error:
+        run_notebook(notebook, {"limit": 4}, out)
+    message = str(error.value)
+    assert f"n.ipynb failed in cell 4: {source.splitlines()[0]}" in message
+    assert "limit = 4" in message
+    assert told in message
+    assert out.read_text() == "previous"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.ipynb"]
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
+def test_no_kernel_outlives_its_run(tmp_path, end):
+    pid = tmp_path / "pid"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    notebook = write(tmp_path / "n.ipynb", code)
+    call = "import sys, pathlib; from analysis_lib.book import run_notebook as run; "
+    call += "run(pathlib.Path(sys.argv[1]), {}, pathlib.Path(sys.argv[2]))"
+    out = tmp_path / "site" / "out.ipynb"
+    run = subprocess.Popen([sys.executable, "-c", call, notebook, out], stderr=subprocess.DEVNULL)
+    until(lambda: pid.exists() and pid.read_text())
+    run.send_signal(end)
+    assert run.wait(20) != 0
+    until(lambda: not alive(int(pid.read_text())))
+    assert not out.exists()
+    if end == signal.SIGINT:
+        assert not list(out.parent.iterdir())

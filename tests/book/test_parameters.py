@@ -1,0 +1,92 @@
+"""Parameters of a notebook, read and set."""
+
+import pytest
+from planted import write
+
+from analysis_lib.book.notebook import run_notebook
+from analysis_lib.book.parameters import Parameter, coerce, notebook_parameters
+from analysis_lib.errors import AnalysisError
+
+
+def spec() -> dict[str, Parameter]:
+    return {
+        "layers": Parameter("layers", "list", [1], ""),
+        "models": Parameter("models", "list", ["a"], ""),
+        "limit": Parameter("limit", "int", 10, ""),
+        "scale": Parameter("scale", "float", 1.0, ""),
+        "name": Parameter("name", "str", "a", ""),
+        "log": Parameter("log", "bool", False, ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("layers", "[3]", [3]),
+        ("layers", "3,6", [3, 6]),
+        ("layers", "3", [3]),
+        ("models", "no,bert-base", ["no", "bert-base"]),
+        ("models", '["stsb:dev", "x"]', ["stsb:dev", "x"]),
+        ("limit", "20", 20),
+        ("scale", "1e-3", 0.001),
+        ("scale", "2", 2.0),
+        ("name", "007", "007"),
+        ("log", "true", True),
+    ],
+)
+def test_coerce_gives_the_declared_type(name, text, value):
+    found = coerce([(name, text)], spec())[name]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("limit", "ten"),
+        ("limit", "3.5"),
+        ("scale", "wide"),
+        ("log", "maybe"),
+        ("layers", "a,b"),
+        ("layers", "[1, [2]]"),
+        ("layers", "[1"),
+    ],
+)
+def test_coerce_refuses_what_does_not_fit(name, text):
+    with pytest.raises(AnalysisError, match=f"parameter {name} takes"):
+        coerce([(name, text)], spec())
+
+
+def test_coerce_offers_the_nearest_name():
+    with pytest.raises(AnalysisError, match="did you mean layers"):
+        coerce([("layerz", "1")], spec())
+
+
+def test_parameters_are_read_with_type_default_and_help(tmp_path):
+    found = notebook_parameters(write(tmp_path / "n.ipynb"))
+    assert found["layers"] == Parameter("layers", "list", [1], "the layers to show")
+    assert list(found) == ["layers", "limit", "scale", "name", "log"]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("limit: int = 3  # where n = 3", "cannot read the parameter limit"),
+        ("limit: int = 'three'  # how many", "takes a value of type int"),
+        ("limit: int = max(3, 4)  # how many", "not a literal"),
+        ("limit: tuple = (3,)  # how many", "has type tuple"),
+    ],
+)
+def test_a_parameter_that_papermill_would_pass_over_is_refused(tmp_path, line, complaint):
+    with pytest.raises(AnalysisError, match=complaint):
+        notebook_parameters(write(tmp_path / "n.ipynb", parameters=line))
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [({"layer": [1]}, "did you mean layers"), ({"layers": "[3]"}, "takes a value of type list")],
+)
+def test_run_refuses_a_parameter_before_it_runs(tmp_path, given, complaint):
+    with pytest.raises(AnalysisError, match=complaint):
+        run_notebook(write(tmp_path / "n.ipynb"), given, tmp_path / "out.ipynb")
+    assert not (tmp_path / "out.ipynb").exists()

@@ -1,0 +1,199 @@
+"""The build, on a book of a few pages: what is executed again, what is refused, what is kept."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from planted import alive, outputs, until, write
+
+from analysis_lib.book import notebook, site
+from analysis_lib.book.parameters import book_parameters
+from analysis_lib.book.site import build_book
+from analysis_lib.errors import AnalysisError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """A small book, built once; tests take copies, which are up to date like it."""
+    root = tmp_path_factory.mktemp("book") / "root"
+    shutil.copytree(ROOT / "book" / "_static", root / "book" / "_static")
+    shutil.copy(ROOT / "_config.yml", root)
+    (root / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - file: status\n"
+    )
+    (root / "book" / "index.md").write_text("# Index\n\n{cite:p}`a`\n\n```{bibliography}\n```\n")
+    (root / "book" / "references.bib").write_text("@misc{a, author={A. Author}, title={T}, year=1}")
+    (root / "book" / "parameters").mkdir()
+    for profile in ("smoke", "default"):
+        path = root / "book" / "parameters" / f"{profile}.yml"
+        path.write_text("all: {limit: 3}\npart/one: {layers: [7]}\n")
+    write(root / "book" / "part" / "one.ipynb", "print(limit, layers)")
+    write(root / "book" / "part" / "two.ipynb", "print(n)", parameters="n: int = 2  # number")
+    build_book(root=root)
+    return root
+
+
+@pytest.fixture
+def root(built, tmp_path) -> Path:
+    return shutil.copytree(built, tmp_path / "root")
+
+
+def state(root: Path) -> dict[str, int]:
+    """When each file of the site and each executed copy was written."""
+    folders = [root / "_build" / "html", root / "_build" / "executed"]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in files}
+
+
+def executed(root: Path, name: str, profile: str = "default") -> Path:
+    return root / "_build" / "executed" / profile / "part" / f"{name}.ipynb"
+
+
+def test_profile_goes_under_each_notebook_that_has_the_parameter(built):
+    assert outputs(executed(built, "one")) == "3 [7]\n"
+    assert outputs(executed(built, "two")) == "2\n"
+
+
+def test_status_page_tells_what_was_executed(built):
+    page = (built / "_build" / "html" / "status.html").read_text()
+    page = re.sub("<[^>]*>", "", page)
+    for wanted in ("limit = 3", "layers = [7]", "papermill", "Table 1"):
+        assert wanted in page
+
+
+def test_mathjax_lies_inside_the_site(built):
+    assert (built / "_build" / "html" / "_static" / "mathjax" / "tex-mml-chtml.js").exists()
+
+
+def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
+    before = state(root)
+    monkeypatch.setattr(notebook, "_work", None)
+    monkeypatch.setattr(site, "_sphinx", None)
+    assert build_book(root=root) == root / "_build" / "html" / "index.html"
+    assert state(root) == before
+
+
+def test_a_changed_notebook_is_executed_and_no_other(root):
+    before = state(root)
+    write(root / "book" / "part" / "two.ipynb", "print(n + 1)", parameters="n: int = 2  # number")
+    build_book(root=root)
+    changed = {name for name, when in state(root).items() if before.get(name) != when}
+    assert "_build/html/index.html" in changed
+    assert {n for n in changed if "executed" in n} == {"_build/executed/default/part/two.ipynb"}
+    assert outputs(executed(root, "two")) == "3\n"
+
+
+def test_a_parameter_goes_over_the_profile(root):
+    build_book(parameters={"limit": 5}, root=root)
+    assert outputs(executed(root, "one")) == "5 [7]\n"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [({"limits": 5}, "did you mean limit"), ({"limit": "5"}, "takes a value of type int")],
+)
+def test_a_parameter_that_no_notebook_has_is_refused(root, parameters, complaint):
+    before = state(root)
+    with pytest.raises(AnalysisError, match=complaint):
+        build_book(parameters=parameters, root=root)
+    assert state(root) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("all: {limits: 3}", "did you mean limit"),
+        ("part/one: {n: 3}", "no parameter n"),
+        ("part/three: {}", "unknown notebook part/three"),
+        ("part/one: [", "cannot read the profile"),
+    ],
+)
+def test_a_profile_with_unknown_names_is_refused(root, text, complaint):
+    (root / "book" / "parameters" / "default.yml").write_text(text)
+    with pytest.raises(AnalysisError, match=complaint):
+        build_book(root=root)
+
+
+def test_a_profile_may_extend_another(root):
+    text = "extends: smoke\npart/one: {limit: 9}\npart/two: {n: 4}\n"
+    (root / "book" / "parameters" / "default.yml").write_text(text)
+    build_book(root=root)
+    assert outputs(executed(root, "one")) == "9 [7]\n"
+    assert outputs(executed(root, "two")) == "4\n"
+
+
+def test_every_corpus_of_a_list_is_known_to_the_key(root, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("one\n")
+    declared = 'class_data: list = ["news"]  # corpora'
+    write(root / "book" / "part" / "two.ipynb", "print(class_data)", parameters=declared)
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    before = executed(root, "two").stat().st_mtime_ns
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    assert executed(root, "two").stat().st_mtime_ns == before
+    lines.write_text("two\n")
+    build_book(parameters={"class_data": ["news", str(lines)]}, root=root)
+    assert executed(root, "two").stat().st_mtime_ns > before
+    with pytest.raises(AnalysisError, match="newz"):
+        build_book(parameters={"class_data": ["news", "newz"]}, root=root)
+
+
+def test_unknown_profile_is_refused(root):
+    with pytest.raises(AnalysisError, match="did you mean smoke"):
+        build_book("smok", root=root)
+
+
+def test_all_failures_are_told_and_what_finished_is_kept(root):
+    before = state(root)
+    third = write(root / "book" / "part" / "three.ipynb", "1 / 0", parameters="m: int = 1  # m")
+    write(root / "book" / "part" / "one.ipynb", "undefined")
+    write(root / "book" / "part" / "two.ipynb", "print('new')", parameters="n: int = 2  # number")
+    with (root / "_toc.yml").open("a") as toc:
+        toc.write("  - file: part/three\n")
+    with pytest.raises(AnalysisError) as error:
+        build_book(root=root)
+    assert "NameError" in str(error.value)
+    assert f"{third} failed" in str(error.value)
+    assert outputs(executed(root, "two")) == "new\n"
+    kept = {n: when for n, when in before.items() if not n.endswith("two.ipynb")}
+    assert {n: when for n, when in state(root).items() if n in kept} == kept
+
+
+def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
+    before = state(root)
+    (root / "book" / "index.md").write_text("# Index\n\n{ref}`nowhere`\n")
+    with pytest.raises(AnalysisError, match="nowhere"):
+        build_book(root=root)
+    assert state(root) == before
+    assert not list((root / "_build").glob(".stage-*"))
+
+
+def test_book_parameters_refuses_two_types_of_one_name(root):
+    assert book_parameters(root).keys() >= {"limit", "n"}
+    write(root / "book" / "part" / "two.ipynb", parameters="limit: str = 'x'  # another")
+    with pytest.raises(AnalysisError, match="use one type"):
+        book_parameters(root)
+
+
+def test_ctrl_c_keeps_what_finished_and_says_so(root):
+    pid = root / "pid"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    write(root / "book" / "part" / "one.ipynb", code)
+    before = state(root)
+    call = "import sys, pathlib; from analysis_lib.book import build_book; "
+    call += "build_book(root=pathlib.Path(sys.argv[1]))"
+    run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
+    until(lambda: pid.exists() and pid.read_text())
+    run.send_signal(signal.SIGINT)
+    _, told = run.communicate(timeout=20)
+    assert run.returncode != 0
+    assert "interrupted: 0 of 1 notebooks" in told
+    until(lambda: not alive(int(pid.read_text())))
+    assert state(root) == before
