@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import Batch, run
 from analysis_lib.capture.batching import make_batches
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement.shards import release_freed_memory
 from analysis_lib.metrics import resolve
 

@@ -76,7 +76,7 @@ def build_book(
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
-        key = digest(file_hashes(stage), installed(), packages.fingerprint("django-static-mathjax"), builder)
+        key = digest(file_hashes(stage), installed(), packages.pin("django-static-mathjax"), builder)
         if not _is_built(out, key):
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")

@@ -17,8 +17,7 @@ import transformers
 from jaxtyping import Int
 from torch import Tensor
 
-from analysis_lib.corpora import packages
-from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib.corpora import Corpus, Pair, packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.intervals import wilson
 from analysis_lib.models import devices
@@ -29,7 +28,7 @@ from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
 if TYPE_CHECKING:
-    from analysis_lib.models.loading import LoadedModel
+    from analysis_lib.models import LoadedModel
 
 # Counts changes of how classifiers are trained that the settings do not show.
 VERSION = 2

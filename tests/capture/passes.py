@@ -7,7 +7,7 @@ import torch
 from analysis_lib import LoadedModel
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS, Activations, Batch, Reading, Settings, batches, run
 from analysis_lib.capture.batching import make_batches
-from analysis_lib.corpora.loading import ArrayImage, Sound
+from analysis_lib.corpora import ArrayImage, Sound
 
 EVERYTHING = frozenset({*SPACES, WEIGHTS, SCORES})
 # Utterances of one batch: two lengths, so that there is padding; the longer with rows for the fused kernel or not.
