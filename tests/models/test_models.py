@@ -20,7 +20,7 @@ from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT
 from analysis_lib.models.names import MODELS
 from analysis_lib.models.parts import MODEL_LAYOUTS
-from analysis_lib.training import RECIPES
+from analysis_lib.training.recipes import RECIPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
