@@ -193,7 +193,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     seeds = _seeds(options)
     # Misspelt names are refused before anything is written.
     run_identity(options.run)
-    corpora.fingerprint(options.data)
+    corpora.data_identity(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
         found.save(options.out)
@@ -276,7 +276,7 @@ def _models(options: argparse.Namespace) -> None:
 
 
 def _datasets(options: argparse.Namespace) -> None:
-    from analysis_lib.corpora.loading import known_corpora
+    from analysis_lib.corpora import known_corpora
 
     _print_names(
         known_corpora(), "or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds"

@@ -26,7 +26,7 @@ class Sound:
 
     Attributes:
         samples: of one channel, float32 in [-1, 1], shape (samples,).
-        rate: samples a second.
+        rate: samples per second.
     """
 
     samples: np.ndarray

@@ -30,7 +30,9 @@ def package_directory() -> Path:
     The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder (``~/.cache/analysis_lib`` on
     Linux) where the library is installed; or in the folder that ``ANALYSIS_LIB_DATA`` names.
     """
-    home = data_directory() if data_directory() == _CLONE else platformdirs.user_cache_path("analysis_lib")
+    home = data_directory()
+    if home == _INSTALLED:
+        home = platformdirs.user_cache_path("analysis_lib")
     return Path(os.environ.get("ANALYSIS_LIB_DATA") or home) / "packages"
 
 

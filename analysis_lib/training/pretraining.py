@@ -92,7 +92,7 @@ class Pretraining:
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
         settings = {**dataclasses.asdict(self), "checkpoints": list(self.kept), "version": VERSION}
-        return {"settings": settings, "data": corpora.fingerprint(self.data), "versions": loop.versions()}
+        return {"settings": settings, "data": corpora.data_identity(self.data), "versions": loop.versions()}
 
 
 def spread(steps: int) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ class Digits(Task):
 
     @staticmethod
     def data_identity() -> str:
-        return corpora.fingerprint("digits:train")
+        return corpora.data_identity("digits:train")
 
     def _read(self, spec: str) -> tuple[Tensor, Tensor]:
         corpus = load_corpus(spec)
@@ -158,7 +158,7 @@ class SpokenDigits(Task):
 
     @staticmethod
     def data_identity() -> str:
-        return speech.fingerprint()
+        return speech.digits_identity()
 
     def _inputs(self, words: Sequence[tuple[np.ndarray, int, int]]) -> dict[str, Tensor]:
         sounds = [samples for samples, _, _ in words]
@@ -282,7 +282,7 @@ class Sentences(Task):
 
     @staticmethod
     def data_identity() -> str:
-        return corpora.fingerprint("wikipedia:sentences")
+        return corpora.data_identity("wikipedia:sentences")
 
     @abstractmethod
     def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from analysis_lib.models.parts import LAYOUTS
 
 FLOAT64 = (1e-9, 1e-11)
 NAMES = tuple(tiny.EVERY_ARCHITECTURE)
-MAPS = tuple(name for name in NAMES if LAYOUTS[tiny.EVERY_ARCHITECTURE[name][0]].maps)
+MAPS = tuple(name for name in NAMES if MODEL_LAYOUTS[tiny.EVERY_ARCHITECTURE[name][0]].maps)
 # Their class and separator tokens can be left out.
 WITH_SPECIAL_TOKENS = tuple(name for name in NAMES if tiny.kind(name) != "audio" and name not in MAPS)
 
@@ -42,7 +42,7 @@ def naive(tiny_folder):
 
 
 def test_every_layout_is_tried():
-    assert {model_type for model_type, *_ in tiny.EVERY_ARCHITECTURE.values()} == set(LAYOUTS)
+    assert {model_type for model_type, *_ in tiny.EVERY_ARCHITECTURE.values()} == set(MODEL_LAYOUTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
