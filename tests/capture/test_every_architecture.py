@@ -9,7 +9,7 @@ from reference import Reference, assert_agree
 
 from analysis_lib import load_model, measure
 from analysis_lib.corpora import ArrayImage, Corpus, Sound
-from analysis_lib.models.parts import LAYOUTS
+from analysis_lib.models.parts import MODEL_LAYOUTS
 
 FLOAT64 = (1e-9, 1e-11)
 NAMES = tuple(tiny.EVERY_ARCHITECTURE)
