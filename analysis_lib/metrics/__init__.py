@@ -36,9 +36,9 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
-    """Metrics by name, comma-separated or listed, or ``all``; accumulators pass through as fresh ones.
+    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
 
-    ``all`` leaves out what costs so much that it has to be asked for by its name: ``isotropy``.
+    ``all`` leaves out ``isotropy``, which costs so much that it has to be asked for by name.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), or none at all.
