@@ -87,7 +87,7 @@ def compare(
 
 
 def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
-    """The average cosine of two images of a corpus before any layer: of their pixels as the model reads them, flattened.
+    """The average cosine of two images of a corpus before any layer: of their flattened pixels, as a model reads them.
 
     It says how similar the images themselves are, and is the baseline for the cosine of flattened maps.
 

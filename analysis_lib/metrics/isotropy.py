@@ -96,15 +96,15 @@ class Isotropy(Metric):
 
     Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic cosine-similarity
     distributions" to future work. In an isotropic cloud in d dimensions the cosine of a pair has mean 0 and variance
-    1/d, which gives two measures, alongside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing for
-    hidden), then
+    1/d, which gives two measures, alongside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing
+    for hidden), then
 
     - dimensions, d;
     - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's cosine lie between
       it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an isotropic cloud;
     - mean_square_cosine, in [0, 1], of distinct pairs; near 1/d in an isotropic cloud;
     - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean square; 1 where
-      all vectors lie on one line, near d in an isotropic cloud, and beyond all bounds where all are orthogonal;
+      all vectors lie on one line, near d in an isotropic cloud, and infinite where all are orthogonal;
     - isoscore, in [0, 1], of the covariance; missing where the vectors are all the same;
     - tokens, how many vectors have a direction.
 
