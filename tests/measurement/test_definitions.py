@@ -1,11 +1,13 @@
 """What makes two metrics the same, and what does not."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from analysis_lib import metrics
+from analysis_lib import AnalysisError, metrics
 from analysis_lib.measurement.definitions import definition_hash
 
 CODE = """
@@ -46,7 +48,7 @@ def mine(old: str = "", new: str = "") -> Callable:
         ("x * FACTOR", "x + FACTOR"),
         ("return sums", "return 100 * sums"),
         ('"query", "key"', '"query"'),
-        ("update(", "renewed("),
+        ("self.p = p", "self.p = p\n        self.sums = {}"),
     ],
 )
 def test_other_code_is_another_metric(old, new):
@@ -85,3 +87,21 @@ def test_metrics_of_the_library_differ_by_their_parameters():
     assert definition_hash(metrics.Isotropy(["query"])) != definition_hash(metrics.Isotropy())
     assert definition_hash(metrics.Isotropy(["query", "key"])) == definition_hash(metrics.Isotropy(["key", "query"]))
     assert definition_hash(metrics.MeanVector()) != definition_hash(metrics.Anisotropy())
+
+
+@dataclass
+class Options:
+    """An object of one's own as a parameter."""
+
+    norm: float
+
+
+def test_an_object_of_ones_own_is_a_parameter():
+    assert definition_hash(mine()(Options(1))) == definition_hash(mine()(Options(1)))
+    assert definition_hash(mine()(Options(1))) != definition_hash(mine()(Options(2)))
+    assert definition_hash(mine()(lambda x: x)) != definition_hash(mine()(lambda x: -x))
+
+
+def test_what_has_no_lasting_form_is_refused():
+    with pytest.raises(AnalysisError, match="plain parameters"):
+        definition_hash(mine()(threading.Lock()))
