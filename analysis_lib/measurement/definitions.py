@@ -17,6 +17,7 @@ from analysis_lib.metrics.accumulator import Metric
 
 # What Python writes into a class on its own.
 _AUTOMATIC = {"__module__", "__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__annotations__"}
+_AUTOMATIC |= {"__dataclass_fields__", "__dataclass_params__"}
 _INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 # In Python 3.11, the first constant of a function is its docstring, or None.
 _OPTIMISED = 1
