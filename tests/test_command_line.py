@@ -196,9 +196,8 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
     process.wait()
     assert not list(out.glob("*.parquet"))
     measured = []
-    # The package's attribute of this name is the function.
     monkeypatch.setattr(
-        sys.modules["analysis_lib.measurement.measuring"],
+        sys.modules["analysis_lib.measurement.execution"],
         "measure_shard",
         lambda shard, *rest: measured.append(shard.index) or real(shard, *rest),
     )
@@ -488,7 +487,7 @@ def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, 
 
 def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch):
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
-    module = sys.modules["analysis_lib.measurement.measuring"]
+    module = sys.modules["analysis_lib.measurement.tables"]
     with monkeypatch.context() as patch:
         patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
         assert_refused(run(*arguments), "stopped")

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from analysis_lib import AnalysisError, Corpus, load_corpus, load_model
 from analysis_lib.corpora import hub, packages
+from analysis_lib.measurement import sources
 from analysis_lib.papers.godey import dynamics as module
 from analysis_lib.papers.godey.directions import singular_directions
 from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
@@ -278,6 +279,26 @@ def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monke
         # It would have to be trained, on a file that is not there.
         with pytest.raises(AnalysisError, match=r"absent\.txt"):
             dynamics("shipped", **{**asked, **change})
+
+
+def test_shipped_measurements_know_the_code_that_made_them(found, monkeypatch, tmp_path):
+    found.save(tmp_path / "shipped")
+    shipped = Dynamics.load(tmp_path / "shipped")
+    assert not shipped.made_by_other_code
+    assert shipped.code_warning == ""
+    library = tmp_path / "analysis_lib"
+    shutil.copytree(sources.LIBRARY, library, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(sources, "LIBRARY", library)
+    metric = library / "metrics" / "qk_alignment.py"
+    for old, new, changed in (
+        ('"""Cosine and', '"""Cosine, and', False),
+        ("(query * key).sum", "(query + key).sum", True),
+    ):
+        before = metric.read_text(encoding="utf-8")
+        assert old in before
+        metric.write_text(before.replace(old, new), encoding="utf-8")
+        assert shipped.made_by_other_code == changed
+    assert "`python -m analysis_lib dynamics" in shipped.code_warning
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ class Comparison(Mapping[str, pd.DataFrame]):
     def __getitem__(self, name: str) -> pd.DataFrame:
         frames = []
         for (model, trained), tables in self.runs.items():
-            about = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
-            columns = {"model": model, "trained": trained, **{c: about[c].to_numpy() for c in about}}
+            layers = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
+            columns = {"model": model, "trained": trained, **{c: layers[c].to_numpy() for c in layers}}
             frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
         return pd.concat(frames, ignore_index=True)
 
@@ -60,14 +60,14 @@ def compare(
     twins: bool = True,
     **settings,
 ) -> Comparison:
-    """The metrics of several models, each on the corpus of its kind, and of their untrained twins.
+    """Measure several models, each on the corpus given for it, and their untrained twins.
 
     Args:
         models: by corpus, as ``load_corpus`` takes it, the models to measure on it, as ``load_model`` takes them.
         metrics: as ``measure`` takes them.
-        limit: items of each corpus to read.
-        seed: with which to draw them.
-        twins: whether to measure each model with the random weights that its training starts from, too.
+        limit: how many items of each corpus to read.
+        seed: the seed with which they are drawn.
+        twins: whether to measure each model also with the random weights that its training starts from.
         settings: of ``measure``.
 
     Raises:
@@ -77,7 +77,7 @@ def compare(
     if not names:
         raise AnalysisError("no model was given to compare: give one or more")
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise AnalysisError(f"{repeated[0]} is there twice: give each model once")
+        raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
     runs = {}
     for data, chosen in models.items():
         corpus = load_corpus(data, limit, seed) if chosen else None
@@ -89,9 +89,9 @@ def compare(
 
 
 def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
-    """The average cosine of two images of a corpus before any layer: the pixels as the model reads them, flattened.
+    """The average cosine of two images of a corpus before any layer: of their flattened pixels, as a model reads them.
 
-    How alike the images themselves are, beside which the cosine of flattened maps is to be seen.
+    It says how similar the images themselves are, and is the baseline for the cosine of flattened maps.
 
     Raises:
         AnalysisError: the corpus holds no images, or the model reads none.

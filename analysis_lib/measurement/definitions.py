@@ -4,17 +4,20 @@ import hashlib
 import pickle
 import sys
 import sysconfig
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
 import numpy as np
 from torch import Tensor
 
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.sources import NAME, code_hash
 from analysis_lib.metrics.accumulator import Metric
 
 # What Python writes into a class on its own.
 _AUTOMATIC = {"__module__", "__doc__", "__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__annotations__"}
+_AUTOMATIC |= {"__dataclass_fields__", "__dataclass_params__"}
 _INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 # In Python 3.11, the first constant of a function is its docstring, or None.
 _OPTIMISED = 1
@@ -25,6 +28,9 @@ def definition_hash(metric: Metric) -> str:
 
     Docstrings, comments and the place of the code do not count. The library's own classes stand for themselves:
     their code is known by :func:`~analysis_lib.measurement.sources.source_hash`.
+
+    Raises:
+        AnalysisError: a parameter that has no lasting form, such as an open file.
     """
     parameters = {name: value for name, value in vars(metric).items() if name != "sums"}
     return hashlib.sha256(repr([_content(type(metric), ()), _content(parameters, ())]).encode()).hexdigest()
@@ -33,7 +39,7 @@ def definition_hash(metric: Metric) -> str:
 def is_own(module: str) -> bool:
     """Whether a module is the user's: not the library's, nor installed, nor Python's."""
     if module.split(".")[0] in (NAME, *sys.builtin_module_names):
-        return module.split(".")[0] == "__main__"
+        return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
 
@@ -72,10 +78,19 @@ def _content(value: object, within: tuple[int, ...]) -> object:
         case type() if is_own(value.__module__):
             attributes = {name: item for name, item in vars(value).items() if name not in _AUTOMATIC}
             return [value.__qualname__, *(_content(part, deeper) for part in (value.__bases__, attributes))]
+        case cached_property():
+            return _content(value.func, within)
         case _ if hasattr(value, "__qualname__"):
-            return f"{value.__module__}.{value.__qualname__}"
-        case _:
-            return [type(value).__qualname__, pickle.dumps(value).hex()]
+            return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+        case _ if is_own(type(value).__module__) and hasattr(value, "__dict__"):
+            return [_content(type(value), within), _content(vars(value), deeper)]
+    try:
+        return [type(value).__qualname__, pickle.dumps(value).hex()]
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise AnalysisError(
+            f"a metric holds {value!r}, by which finished shards cannot be known ({error}): give it plain parameters, "
+            f"or measure without checkpoints"
+        ) from error
 
 
 def _names(code: CodeType) -> set[str]:

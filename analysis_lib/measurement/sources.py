@@ -191,17 +191,18 @@ class _Imports(ast.NodeVisitor):
         self.uses: set[Parts] = set()
         self._mentioned: set[Parts] = set()
         self.visit(tree)
-        for name, *attributes in self._mentioned:
+        unmentioned = self.bound.keys() - {name for name, *_ in self._mentioned}
+        for name, *attributes in self._mentioned | {(name,) for name in unmentioned}:
             if name in self.bound:
                 self.uses.add((*self.bound[name], *attributes))
-        self.uses |= {parts for name, parts in self.bound.items() if name not in {m[0] for m in self._mentioned}}
 
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             parts = tuple(alias.name.split("."))
             if parts[0] == NAME:
                 self.bound[alias.asname or NAME] = parts if alias.asname else parts[:1]
-                self.uses |= {parts} if len(parts) > 1 else set()
+                if not alias.asname and len(parts) > 1:
+                    self._mentioned.add(parts)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         module = resolve_name("." * node.level + (node.module or ""), self.package)

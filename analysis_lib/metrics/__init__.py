@@ -36,12 +36,12 @@ METRICS: dict[str, type[Metric]] = {
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
-    """Metrics by name, comma-separated or listed, or ``all``; accumulators pass through as fresh ones.
+    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
 
-    ``all`` leaves out what costs so much that it has to be asked for by its name: ``isotropy``.
+    ``all`` leaves out ``isotropy``, which costs so much that it has to be asked for by name.
 
     Raises:
-        AnalysisError: an unknown name (with the nearest), or none at all.
+        AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no metric at all.
 
     >>> [metric.name for metric in resolve("anisotropy,qk_alignment")]
     ['anisotropy', 'qk_alignment']
@@ -55,6 +55,8 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
             if metric not in METRICS:
                 raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
             metric = METRICS[metric]()
+        elif metric.name in found:
+            raise AnalysisError(f"two metrics are called {metric.name}: give each a name of its own")
         found[metric.name] = metric.fresh()
     if not found:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")

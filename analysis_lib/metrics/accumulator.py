@@ -100,7 +100,7 @@ class Metric(ABC):
         """The tidy table of everything summed so far.
 
         Raises:
-            AnalysisError: there is too little to say anything, such as a single token.
+            AnalysisError: there is too little to measure, such as a single token.
         """
         table = self.points(self.total())
         if self.interval is None:

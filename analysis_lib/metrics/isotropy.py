@@ -52,8 +52,8 @@ def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarra
     λ of the covariance C. The paper's algorithm rescales the variances along the principal components to
     λ̂ = √d λ / ‖λ‖, takes the isotropy defect δ = ‖λ̂ − 1‖ / √(2 (d − √d)), then φ = (d − δ² (d − √d))² / d², and
     returns (d φ − 1) / (d − 1). Since ‖λ̂‖² = d and Σ λ̂ = √d √P, the square ‖λ̂ − 1‖² is 2 (d − √d √P), so that
-    δ² (d − √d) = d − √(d P) and φ = d P / d² = P / d. No principal component need be found, and the scale of C is of
-    no account.
+    δ² (d − √d) = d − √(d P) and φ = d P / d² = P / d. No principal component need be found, and the scale of C does not
+    matter.
 
     Args:
         covariance: C, with any normalisation.
@@ -73,7 +73,7 @@ def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarra
 
 
 def against_isoscore(table: pd.DataFrame) -> pd.DataFrame:
-    r"""The isotropy table, with what IsoScore says in the same unit, and where it and the mean cosine disagree.
+    r"""The isotropy table, with IsoScore in units of dimensions, and where it and the mean cosine disagree.
 
     Two columns are added. ``participation``, 1 + (d − 1) · IsoScore, is the participation ratio of the covariance: how
     many dimensions the cloud uses around its mean, where ``effective_dimension`` says how many it uses around the
@@ -96,27 +96,27 @@ class Isotropy(Metric):
 
     Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic cosine-similarity
     distributions" to future work. In an isotropic cloud in d dimensions the cosine of a pair has mean 0 and variance
-    1/d, whence two measures, beside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing for
-    hidden), then
+    1/d, which gives two measures, alongside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing
+    for hidden), then
 
     - dimensions, d;
     - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's cosine lie between
       it and 0, with its 95 % interval; from −√d/(N − 1) to √d, and near 0 in an isotropic cloud;
     - mean_square_cosine, in [0, 1], of distinct pairs; near 1/d in an isotropic cloud;
     - effective_dimension, its inverse: in how many dimensions isotropic directions have that mean square; 1 where
-      all vectors lie on one line, near d in an isotropic cloud, and beyond all bounds where all are orthogonal;
+      all vectors lie on one line, near d in an isotropic cloud, and infinite where all are orthogonal;
     - isoscore, in [0, 1], of the covariance; missing where the vectors are all the same;
     - tokens, how many vectors have a direction.
 
-    The cosines know neither the length of a vector nor where the mean of the cloud lies; IsoScore subtracts the mean
-    and weighs by squared length. A round cloud far from the origin therefore has many deviations and an effective
+    Cosines depend neither on the length of a vector nor on the mean of the cloud; IsoScore subtracts the mean and
+    weights by squared length. A round cloud far from the origin therefore has many deviations and an effective
     dimension near 1, and an IsoScore near 1; a centred cloud with a few long dimensions has no deviations.
 
     The second moments take 16 d² bytes per layer and head, so they are kept once, and not per jackknife group: only
     ``deviations``, which does without them, has an interval.
 
     Args:
-        spaces: of hidden, query, key and value.
+        spaces: which of hidden, query, key and value to measure.
     """
 
     name: ClassVar[str] = "isotropy"

@@ -34,7 +34,7 @@ def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folde
 
 
 @pytest.mark.parametrize(
-    ("models", "message"), [({"news": []}, "no model"), ({"news": ["a", "a"]}, "a is there twice")]
+    ("models", "message"), [({"news": []}, "no model"), ({"news": ["a", "a"]}, "a was given twice")]
 )
 def test_what_cannot_be_compared_is_refused(models, message):
     with pytest.raises(AnalysisError, match=message):

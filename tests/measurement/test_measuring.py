@@ -26,12 +26,13 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
+from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import ArrayImage, Corpus, Sound
+from analysis_lib.measurement import execution, shards
+from analysis_lib.measurement.stored import StoredShards
+from analysis_lib.measurement.tables import Report
 
-# The package's name for it is the function.
-module = importlib.import_module("analysis_lib.measurement.measuring")
-
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
 CORPUS = Corpus("texts", TEXTS)
 FEW = "anisotropy,attention_entropy"
@@ -53,7 +54,7 @@ def model(tiny_folder) -> LoadedModel:
 @pytest.fixture
 def small_shards(monkeypatch) -> int:
     """Eight shards for the 64 texts of ``CORPUS``."""
-    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 8)
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 8)
     return 8
 
 
@@ -61,13 +62,13 @@ def small_shards(monkeypatch) -> int:
 def measured_shards(monkeypatch) -> list[int]:
     """The indices of the shards that this process measures."""
     measured: list[int] = []
-    original = module.measure_shard
+    original = execution.measure_shard
 
     def recording(shard, *args):
         measured.append(shard.index)
         return original(shard, *args)
 
-    monkeypatch.setattr(module, "measure_shard", recording)
+    monkeypatch.setattr(execution, "measure_shard", recording)
     return measured
 
 
@@ -90,26 +91,75 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 def test_shards_and_batches_do_not_change_the_result(model, small_shards, monkeypatch):
     tables = measure(model, CORPUS, progress=False)
     assert (tables.report.utterances, list(tables)) == (64, list(COLUMNS))
-    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 512)
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 512)
     one = measure(model, CORPUS, tokens_per_batch=100, progress=False)
     for name in tables:
         pd.testing.assert_frame_equal(tables[name], one[name], rtol=1e-4, atol=1e-5)
     assert tables.report == one.report
 
 
-def test_two_processes_and_other_thread_counts_give_the_same_bytes(minilm, monkeypatch):
-    monkeypatch.setattr(module, "UTTERANCES_PER_SHARD", 16)
-    texts = (*load_corpus("news:articles", limit=1).texts, *load_corpus("news", limit=19).texts)
-    corpus = Corpus("news", texts)
+@pytest.fixture(scope="module")
+def news() -> Corpus:
+    """A long text, of whose sums the order shows, and short ones."""
+    return Corpus("news", (*load_corpus("news:articles", limit=1).texts, *load_corpus("news", limit=3).texts))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """A function that sets the number of PyTorch's threads, which is as before in the end."""
     before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        expected = measure(minilm, corpus, progress=False)
-        torch.set_num_threads(2)
-        assert_same_bytes(measure(minilm, corpus, progress=False), expected)
-    finally:
-        torch.set_num_threads(before)
-    assert_same_bytes(measure(minilm, corpus, workers=2, progress=False), expected)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_two_workers_give_the_same_bytes(minilm, news, threads, monkeypatch):
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 2)
+    threads(2)
+    expected = measure(minilm, news, progress=False)
+    threads(2)
+    assert_same_bytes(measure(minilm, news, workers=2, progress=False), expected)
+    assert expected.run["threads"] == torch.get_num_threads() == 2
+
+
+def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads):
+    seen = []
+
+    class Watching(metrics.Anisotropy):
+        def update(self, activations):
+            seen.append(torch.get_num_threads())
+            super().update(activations)
+
+    threads(2)
+    (shard, *_) = shards.make_shards(model, CORPUS, [Watching()], Settings())
+    threads(1)
+    shards.measure_shard(shard, model)
+    assert set(seen) == {2}
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", (4e-4, 2e-6)), ("float64", (2e-9, 2e-12))])
+def test_other_threads_agree_to_the_tolerance_that_is_promised(dtype, tolerance, minilm, minilm64, news, threads):
+    model = minilm if dtype == "float32" else minilm64
+    threads(1)
+    expected = measure(model, news, progress=False)
+    threads(2)
+    assert_agree(measure(model, news, progress=False), expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    "processor", ["ATEN_CPU_CAPABILITY=avx2", "MKL_ENABLE_INSTRUCTIONS=AVX2", "MKL_CBWR=COMPATIBLE"]
+)
+def test_other_processors_agree_to_the_tolerance_that_is_promised(minilm, news, processor, tmp_path):
+    (tmp_path / "lines.txt").write_text("\n".join(text.replace("\n", " ") for text in news.texts), encoding="utf-8")
+    name, value = processor.split("=")
+    subprocess.run(
+        [sys.executable, "-m", "analysis_lib", "measure", "--model", "minilm", "--data", "lines.txt", "--out", "out"],
+        cwd=tmp_path,
+        env={**os.environ, name: value, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    found = {name: pd.read_parquet(tmp_path / "out" / f"{name}.parquet") for name in COLUMNS}
+    assert_agree(found, measure(minilm, load_corpus(str(tmp_path / "lines.txt")), progress=False), (4e-4, 2e-6))
 
 
 def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
@@ -134,12 +184,12 @@ def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
 
 
 def test_workers_that_keep_dying_are_an_error(model, small_shards, monkeypatch):
-    monkeypatch.setattr(module.futures, "ProcessPoolExecutor", _Dying)
+    monkeypatch.setattr(execution.futures, "ProcessPoolExecutor", _Dying)
     with pytest.raises(AnalysisError, match="worker processes died"):
         measure(model, CORPUS, workers=2, progress=False)
 
 
-class _Dying(module.futures.ThreadPoolExecutor):
+class _Dying(execution.futures.ThreadPoolExecutor):
     """A pool whose workers die at once."""
 
     def __init__(self, *_):
@@ -147,7 +197,7 @@ class _Dying(module.futures.ThreadPoolExecutor):
         self._processes: dict = {}
 
     def submit(self, *_):
-        raise module.BrokenProcessPool
+        raise execution.BrokenProcessPool
 
 
 def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch):
@@ -159,13 +209,14 @@ def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch):
         started.append(shard.index)
         if shard.index == 0:
             slow.wait(20)
-        return {}, module.Report()
+        return {}, Report()
 
-    monkeypatch.setattr(module, "measure_shard", shard_of)
-    shards = module._shards(model, Corpus("many", TEXTS * 4), [metrics.Anisotropy()], module.Settings())
-    assert len(shards) == 32
-    with module.futures.ThreadPoolExecutor(2) as executor:
-        results = module._in_order(executor, shards, 4, module._Checkpoints(None, ""), {})
+    monkeypatch.setattr(execution, "measure_shard", shard_of)
+    many = (model, Corpus("many", TEXTS * 4), [metrics.Anisotropy()], Settings())
+    found = shards.make_shards(*many)
+    assert len(found) == 32
+    with execution.futures.ThreadPoolExecutor(2) as executor:
+        results = execution.in_order(executor, found, 4, StoredShards(None, *many), {})
         threading.Timer(0.5, slow.set).start()
         next(results)
         assert len(started) <= 5
@@ -185,10 +236,124 @@ def test_workers_need_a_model_that_others_can_load():
 
 def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
     twin = load_model(f"{tiny_folder('bert')}:untrained")
-    (shard, *_) = module._shards(twin, CORPUS, metrics.resolve(FEW), module.Settings())
-    module._model_of.cache_clear()
-    (here, _), (there, _) = module.measure_shard(shard, twin), module.measure_shard(shard)
-    assert_same_bytes({n: m.table() for n, m in there.items()}, {n: m.table() for n, m in here.items()})
+    (shard, *_) = shards.make_shards(twin, CORPUS, metrics.resolve(FEW), Settings())
+    shards._loaded.cache_clear()
+    (here, _), (there, _) = shards.measure_shard(shard, twin), shards.measure_shard(shard)
+    assert list(here) == FEW.split(",")
+    for name, sums in here.items():
+        assert list(sums) == list(there[name])
+        assert all((sums[key] == there[name][key]).all() for key in sums)
+
+
+# --- A metric of one's own ------------------------------------------------------------------------
+
+
+class Share(metrics.Metric):
+    """The share of hidden vectors that are longer than ``norm``, times ``scale``."""
+
+    name, needs, interval, counts = "share", frozenset({"hidden"}), "share", "tokens"
+
+    def __init__(self, norm: float, scale: float = 1.0):
+        super().__init__()
+        self.norm, self.scale = norm, scale
+
+    def update(self, activations):
+        hidden, layer = activations.spaces["hidden"], activations.layer
+        self.add(("long", layer), (hidden.norms > self.norm).sum(-1) * _unit(), activations)
+        self.add(("tokens", layer), hidden.counts.unsqueeze(1), activations)
+
+    def points(self, sums):
+        rows = [
+            (i, sums["tokens", i][0], self.scale * sums[q, i][0] / sums["tokens", i][0]) for q, i in sums if q == "long"
+        ]
+        # What counts is not the last column.
+        return pd.DataFrame(rows, columns=["layer", "tokens", "share"])
+
+
+def _unit() -> float:
+    return 1.0
+
+
+def lengths_of(model: LoadedModel) -> np.ndarray:
+    """The norms of the last hidden states of ``CORPUS``, token by token."""
+    with torch.no_grad():
+        states = [model.model(**model.tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in TEXTS]
+    return torch.cat(states).norm(dim=-1).numpy()
+
+
+def test_a_metric_with_a_parameter_is_measured_by_workers_and_resumed(model, small_shards, tmp_path, measured_shards):
+    lengths = lengths_of(model)
+    norm = float(np.median(lengths))
+    settings = {"checkpoints": tmp_path, "progress": False}
+    tables = measure(model, CORPUS, [Share(norm, scale=100)], workers=2, **settings)
+    last = tables["share"].iloc[-1]
+    assert (last["tokens"], last["share"]) == (len(lengths), pytest.approx(100 * (lengths > norm).mean(), abs=0.5))
+    assert last["ci_low"] < last["share"] < last["ci_high"]
+    assert measured_shards == []
+    assert_same_bytes(measure(model, CORPUS, [Share(norm, scale=100)], **settings), tables)
+    assert measured_shards == []
+    # Another parameter.
+    other = measure(model, CORPUS, [Share(norm / 2, scale=100)], **settings)
+    assert len(measured_shards) == 8
+    assert other["share"]["share"].iloc[-1] > 60
+
+
+def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_path, measured_shards, monkeypatch):
+    settings = {"checkpoints": tmp_path, "progress": False}
+    before = measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"]
+    # A function that it calls.
+    monkeypatch.setattr(sys.modules[__name__], "_unit", lambda: 100.0)
+    np.testing.assert_allclose(measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"], 100 * before)
+    assert len(measured_shards) == 16
+
+    def points(self, sums):
+        return pd.DataFrame({"layer": [0], "tokens": [1], "share": [2.0]})
+
+    monkeypatch.setattr(Share, "points", points)
+    measured_shards.clear()
+    assert measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"].tolist() == [2]
+    assert len(measured_shards) == 8
+
+
+NOTEBOOK = """
+import sys
+from analysis_lib import load_model, measure, metrics
+from analysis_lib.corpora import Corpus
+from analysis_lib.measurement import shards
+import pandas as pd
+
+class Count(metrics.Metric):
+    name, needs = "count", frozenset({"hidden"})
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+    def update(self, activations):
+        self.add((activations.layer,), TIMES * self.times * activations.tokens.counts, activations)
+    def points(self, sums):
+        return pd.DataFrame({"count": [float(value) for value in sums.values()]})
+
+TIMES = 10
+if __name__ == "__main__":
+    del sys.modules["__main__"].__file__  # as in a notebook, whose code no worker can import
+    shards.UTTERANCES_PER_SHARD = 1
+    corpus = Corpus("two", ["One.", "Two."])
+    found = [measure(load_model(sys.argv[1]), corpus, [Count(7)], workers=w, progress=False)["count"] for w in (1, 2)]
+    print(found[0].equals(found[1]), found[0]["count"].max() % 70)
+"""
+
+
+def test_a_metric_of_a_notebook_is_measured_by_workers(tiny_folder, tmp_path):
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    command = [sys.executable, tmp_path / "notebook.py", tiny_folder("bert")]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() == ["True", "0.0"]
+
+
+def test_a_metric_that_cannot_be_sent_is_one_line(model, small_shards):
+    unsendable = Share(1.0)
+    unsendable.lock = threading.Lock()
+    with pytest.raises(AnalysisError, match=r"share: a metric cannot be sent.*one worker") as caught:
+        measure(model, CORPUS, [unsendable], workers=2, progress=False)
+    assert "\n" not in str(caught.value)
 
 
 # --- On a cluster ---------------------------------------------------------------------------------
@@ -201,9 +366,10 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster, measured_shards):
-    tables = measure(model, CORPUS, scheduler=cluster.scheduler_address, progress=False)
+    chosen = ["anisotropy", "score_contributions", Share(1.0, scale=3)]
+    tables = measure(model, CORPUS, chosen, scheduler=cluster.scheduler_address, progress=False)
     assert measured_shards == []
-    assert_same_bytes(tables, measure(model, CORPUS, progress=False))
+    assert_same_bytes(tables, measure(model, CORPUS, chosen, progress=False))
 
 
 def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, cluster, tmp_path):
@@ -254,17 +420,17 @@ def test_a_scheduler_that_does_not_answer(model, address, monkeypatch):
 
 def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, tmp_path, monkeypatch, measured_shards):
     expected = measure(model, CORPUS, progress=False)
-    recording = module.measure_shard
+    recording = execution.measure_shard
 
     def failing(shard, *args):
         if shard.index == 3:
             raise KeyboardInterrupt
         return recording(shard, *args)
 
-    monkeypatch.setattr(module, "measure_shard", failing)
+    monkeypatch.setattr(execution, "measure_shard", failing)
     with pytest.raises(KeyboardInterrupt):
         measure(model, CORPUS, checkpoints=tmp_path, progress=False)
-    monkeypatch.setattr(module, "measure_shard", recording)
+    monkeypatch.setattr(execution, "measure_shard", recording)
     measured_shards.clear()
     tables = measure(model, CORPUS, checkpoints=tmp_path, progress=False)
     assert measured_shards == [3, 4, 5, 6, 7]

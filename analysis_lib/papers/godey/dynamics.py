@@ -19,7 +19,10 @@ from tqdm import tqdm
 
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
+from analysis_lib.measurement import shards
 from analysis_lib.measurement.measuring import measure
+from analysis_lib.measurement.sources import code_hash, source_hash
+from analysis_lib.metrics import resolve
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import wilson
 from analysis_lib.models import LoadedModel
@@ -36,8 +39,6 @@ SAMPLED = 0.2
 # What lies outside of the 99 % band of independent directions is not put down to chance.
 BAND = 0.99
 DESCRIPTION = "dynamics.json"
-# The modules on which the numbers depend, beside the metrics.
-MEASURING = ("corpora", "models", "capture", "metrics", "measurement")
 
 
 class Dynamics(Mapping[str, pd.DataFrame]):
@@ -48,8 +49,8 @@ class Dynamics(Mapping[str, pd.DataFrame]):
     dimension, from ``0``. The same tokens are sampled at every step.
 
     Attributes:
-        about: run, data, limit, seed and seeds; what identifies run and data; and ``training``, how the run was trained
-            (settings, data and versions), where that is known.
+        about: run, data, limit, seed and seeds; what identifies run, data and the code that measured (``sources``);
+            and ``training``, how the run was trained (settings, data and versions), where that is known.
     """
 
     def __init__(self, tables: Mapping[str, pd.DataFrame], about: dict):
@@ -64,6 +65,21 @@ class Dynamics(Mapping[str, pd.DataFrame]):
 
     def __len__(self) -> int:
         return len(self._tables)
+
+    @property
+    def made_by_other_code(self) -> bool:
+        """Whether the code that measures has changed since, as it may have for measurements that are shipped."""
+        return self.about.get("sources") != _sources()
+
+    @property
+    def code_warning(self) -> str:
+        """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
+        if not self.made_by_other_code:
+            return ""
+        return (
+            f"The code that measures has changed since {self.about['run']} was measured. To measure it anew: "
+            f"`python -m analysis_lib dynamics {self.about['run']} --out FOLDER`."
+        )
 
     @property
     def seeds(self) -> list[int]:
@@ -143,8 +159,9 @@ def dynamics(
         "checkpoints": run_identity(run),
         "texts": corpora.fingerprint(data),
         "training": run_description(run),
+        "sources": _sources(),
     }
-    key = json.dumps([about, _sources()])
+    key = json.dumps(about)
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     folder = packages.derived_folder(key, label)
     measured = folder.with_name(f"{folder.name}.measured")
@@ -177,10 +194,9 @@ def _shipped(run: str) -> Path | None:
 
 
 def _sources() -> str:
-    """What changes when the code does that measures: its measurements are made anew."""
-    home = Path(__file__).parents[2]
-    files = [Path(__file__), *(path for name in MEASURING for path in (home / name).rglob("*.py"))]
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(files))).hexdigest()
+    """The hash of the code that measures: the metrics, all that they need, and this module."""
+    modules = {shards.__name__, *(type(metric).__module__ for metric in resolve(METRICS))}
+    return f"{source_hash(modules)[:16]} {code_hash(Path(__file__))[:16]}"
 
 
 def _measure(found: list[Checkpoint], about: dict, measured: Path, progress: bool) -> Dynamics:
