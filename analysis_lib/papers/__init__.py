@@ -18,11 +18,6 @@ from analysis_lib.papers.fosse.finetuning_claims import (
     fosse_similarity_verdicts,
 )
 from analysis_lib.papers.fosse.question_claims import fosse_count_verdicts, fosse_token_verdicts
-from analysis_lib.papers.godey.block_claims import (
-    godey_block_claims,
-    godey_fixed_point_claims,
-    verdicts_by_architecture,
-)
 from analysis_lib.papers.godey.models import (
     GODEY_DRIFT,
     GODEY_SPEECH,
@@ -76,11 +71,9 @@ __all__ = [
     "fosse_similarity_by_layer",
     "fosse_similarity_verdicts",
     "fosse_token_verdicts",
-    "godey_block_claims",
     "godey_claims",
     "godey_convolution_claims",
     "godey_direction_verdicts",
-    "godey_fixed_point_claims",
     "godey_training_verdicts",
     "is_published_model",
     "late_layers",
@@ -96,6 +89,5 @@ __all__ = [
     "training_effect",
     "verdict",
     "verdicts",
-    "verdicts_by_architecture",
     "verdicts_by_model",
 ]
