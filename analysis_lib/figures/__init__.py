@@ -27,23 +27,11 @@ from analysis_lib.figures.outliers import (
     outlier_values,
     published_beside_ours,
 )
+from analysis_lib.figures.queries_and_keys import mean_paths, query_key_clouds
 from analysis_lib.figures.slider import Slider
+from analysis_lib.figures.steps import step_axis
 from analysis_lib.figures.tables import Table, verdict_table
 from analysis_lib.figures.theme import band, theme
-from analysis_lib.figures.training import (
-    alignment_against_chance,
-    alignment_along_training,
-    alignment_by_seed,
-    dots_along_training,
-    entropy_along_training,
-    half_way_steps,
-    losses_along_training,
-    mean_paths,
-    quantities_along_training,
-    query_key_clouds,
-    runs_table,
-    share_outside_chance,
-)
 from analysis_lib.figures.trials import by_entropy_weight, similarity_by_depth, similarity_by_variant, trials_table
 
 __all__ = [
@@ -52,9 +40,6 @@ __all__ = [
     "Table",
     "TextTable",
     "accuracy_by_width",
-    "alignment_against_chance",
-    "alignment_along_training",
-    "alignment_by_seed",
     "anisotropy_by_head",
     "anisotropy_by_layer",
     "anisotropy_by_model",
@@ -69,25 +54,19 @@ __all__ = [
     "dimension_means",
     "dimensions_in_use",
     "directions_by_count",
-    "dots_along_training",
     "drift_pvalues",
     "drift_scatter",
-    "entropy_along_training",
-    "half_way_steps",
     "isotropic_density",
     "isotropy_by_model",
-    "losses_along_training",
     "mean_paths",
     "outlier_values",
     "published_beside_ours",
-    "quantities_along_training",
     "query_key_clouds",
-    "runs_table",
-    "share_outside_chance",
     "shares_of_the_largest",
     "similarity_before_and_after",
     "similarity_by_depth",
     "similarity_by_variant",
+    "step_axis",
     "theme",
     "trials_table",
     "validation_accuracy",

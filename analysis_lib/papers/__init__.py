@@ -26,12 +26,6 @@ from analysis_lib.papers.godey.models import (
     godey_convolution_claims,
     training_effect,
 )
-from analysis_lib.papers.godey.training_claims import (
-    MULTIBERTS_TOKENS,
-    godey_direction_verdicts,
-    godey_training_verdicts,
-    layers_of_figure,
-)
 from analysis_lib.papers.maruta.outliers import (
     MARUTA_CONTRIBUTIONS,
     MARUTA_DIMENSIONS,
@@ -51,7 +45,6 @@ __all__ = [
     "GODEY_SPEECH",
     "MARUTA_CONTRIBUTIONS",
     "MARUTA_DIMENSIONS",
-    "MULTIBERTS_TOKENS",
     "Claim",
     "agreement",
     "compare_fosse_accuracy",
@@ -73,11 +66,8 @@ __all__ = [
     "fosse_token_verdicts",
     "godey_claims",
     "godey_convolution_claims",
-    "godey_direction_verdicts",
-    "godey_training_verdicts",
     "is_published_model",
     "late_layers",
-    "layers_of_figure",
     "middle_layers",
     "outlier_share",
     "published",
