@@ -8,26 +8,24 @@ import pytest
 import torch
 from torch.nn import functional
 
-from analysis_lib import figures, papers
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.godey import untrained
+from analysis_lib.papers.godey import bias_sweep, fixed_point, untrained_block
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16
 NORM = 4.0
-ARCHITECTURES = list(untrained.ARCHITECTURES)
+ARCHITECTURES = list(untrained_block.ARCHITECTURES)
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
 
 
-def tiny(architecture: str = "bert", seed: int = 0, **sizes) -> untrained.Draw:
-    return untrained.Draw(architecture, seed, seed + 100, **{**TINY, **sizes})
+def tiny(architecture: str = "bert", seed: int = 0, **sizes) -> untrained_block.Draw:
+    return untrained_block.Draw(architecture, seed, seed + 100, **{**TINY, **sizes})
 
 
 # --- A naive block --------------------------------------------------------------------------------
 
 
-def weights_of(block: untrained.Block) -> dict[str, torch.Tensor]:
+def weights_of(block: untrained_block.Block) -> dict[str, torch.Tensor]:
     return {name: value.double() for name, value in block.module.state_dict().items()}
 
 
@@ -92,7 +90,7 @@ def pair_cosine(vectors: torch.Tensor) -> float:
     return np.mean([functional.cosine_similarity(vectors[i], vectors[j], 0).item() for i, j in pairs])
 
 
-def naive_tables(draw: untrained.Draw, norm: float) -> dict[str, dict]:
+def naive_tables(draw: untrained_block.Draw, norm: float) -> dict[str, dict]:
     """What ``sweep`` has to find, from the formulas: by space and layer, and by head."""
     block = draw.block()
     weights, naive = weights_of(block), NAIVE[draw.architecture]
@@ -140,7 +138,7 @@ def naive_head(seen: tuple[dict, ...], h: int) -> dict[str, float]:
 @pytest.mark.parametrize("norm", [0.0, NORM])
 def test_a_sweep_is_what_the_formulas_say(architecture, norm):
     draw = tiny(architecture)
-    tables, naive = untrained.sweep([draw], [norm]), naive_tables(draw, norm)
+    tables, naive = bias_sweep.sweep([draw], [norm]), naive_tables(draw, norm)
     found = {(r.space, r.layer, None if pd.isna(r.head) else r.head): r for r in tables["vectors"].itertuples()}
     assert found.keys() == naive["vectors"].keys()
     for key, expected in naive["vectors"].items():
@@ -171,12 +169,12 @@ def test_the_block_without_bias_is_the_models_own_block_on_the_embeddings(archit
 def test_histograms_count_every_visible_pair_in_its_bin(architecture):
     draw = tiny(architecture)
     edges = np.linspace(-0.02, 0.02, 9)
-    counted = untrained.sweep([draw], [NORM], edges)["scores"]
+    counted = bias_sweep.sweep([draw], [NORM], edges)["scores"]
     length = TINY["length"]
     visible = length * (length + 1) // 2 if architecture == "gpt2" else length**2
     assert (counted.groupby("head")["count"].sum() == TINY["sequences"] * visible).all()
     block = draw.block()
-    with untrained.watching(block) as seen:
+    with bias_sweep.watching(block) as seen:
         block(next(block.biased(NORM, batch=TINY["sequences"])))
     scores = seen[0].scores.numpy()
     for head, part in counted.groupby("head"):
@@ -190,15 +188,15 @@ def test_histograms_count_every_visible_pair_in_its_bin(architecture):
 
 def test_a_histogram_puts_scores_where_numpy_does_and_keeps_what_is_outside():
     scores = torch.tensor([[[[-9.0, -0.9], [0.1, 9.0]]]])
-    counts = untrained.histogram(scores, torch.ones(2, 2, dtype=torch.bool), np.array([-1.0, 0.0, 1.0]))
+    counts = bias_sweep.histogram(scores, torch.ones(2, 2, dtype=torch.bool), np.array([-1.0, 0.0, 1.0]))
     np.testing.assert_array_equal(counts, [[2, 2]])
-    causal = untrained.histogram(scores, torch.ones(2, 2, dtype=torch.bool).tril(), np.array([-1.0, 0.0, 1.0]))
+    causal = bias_sweep.histogram(scores, torch.ones(2, 2, dtype=torch.bool).tril(), np.array([-1.0, 0.0, 1.0]))
     np.testing.assert_array_equal(causal, [[1, 2]])
 
 
 @every_architecture
 def test_statistics_do_not_depend_on_how_many_sequences_run_at_a_time(architecture):
-    one, all_at_once = (untrained.sweep([tiny(architecture)], [0.0, NORM], batch=batch) for batch in (1, 3))
+    one, all_at_once = (bias_sweep.sweep([tiny(architecture)], [0.0, NORM], batch=batch) for batch in (1, 3))
     for name in one:
         pd.testing.assert_frame_equal(one[name], all_at_once[name], rtol=1e-5, atol=1e-7)
 
@@ -212,10 +210,10 @@ def test_the_same_seeds_give_the_same_numbers_and_each_seed_draws_what_it_says(a
     assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.direction, again.direction)
     assert all(torch.equal(a, b) for a, b in zip(first.module.parameters(), again.module.parameters(), strict=True))
-    other = untrained.Draw(architecture, 0, 7, **TINY).block()
+    other = untrained_block.Draw(architecture, 0, 7, **TINY).block()
     assert torch.equal(first.inputs, other.inputs)
     assert not torch.equal(first.direction, other.direction)
-    different = untrained.Draw(architecture, 7, 100, **TINY).block()
+    different = untrained_block.Draw(architecture, 7, 100, **TINY).block()
     assert not torch.equal(first.inputs, different.inputs)
     assert torch.equal(first.direction, different.direction)
     assert first.direction.norm().item() == pytest.approx(1)
@@ -223,7 +221,7 @@ def test_the_same_seeds_give_the_same_numbers_and_each_seed_draws_what_it_says(a
 
 @every_architecture
 def test_the_direction_is_independent_of_weights_and_inputs_of_the_same_seed(architecture):
-    block = untrained.Draw(architecture, 3, 3, **{**TINY, "width": 256, "heads": 4}).block()
+    block = untrained_block.Draw(architecture, 3, 3, **{**TINY, "width": 256, "heads": 4}).block()
     rows = [p for p in block.module.parameters() if p.dim() == 2]
     rows = torch.cat([block.inputs.flatten(0, 1), *(w for p in rows for w in (p, p.T) if w.shape[1] == 256)])
     # Of so many random directions in 256 dimensions, the nearest lies five standard deviations of 1/16 away.
@@ -240,7 +238,7 @@ def test_a_block_leaves_the_random_numbers_of_its_caller_alone():
 
 def test_weights_are_drawn_as_the_architecture_says():
     wide = {"width": 256, "heads": 4, "vocabulary": 2000, "sequences": 1}
-    found = {name: weights_of(untrained.Draw(name, **wide).block()) for name in ARCHITECTURES}
+    found = {name: weights_of(untrained_block.Draw(name, **wide).block()) for name in ARCHITECTURES}
     assert found["bert"]["attention.self.query.weight"].std().item() == pytest.approx(0.02, rel=0.02)
     assert not found["bert"]["attention.self.query.bias"].any()
     # PyTorch's own: uniform in ±1/√d, whose standard deviation is 1/√(3d), biases too.
@@ -249,7 +247,7 @@ def test_weights_are_drawn_as_the_architecture_says():
         assert drawn.abs().max() <= 1 / 16
         assert drawn.std().item() == pytest.approx(1 / (16 * math.sqrt(3)), rel=0.1)
     assert found["gpt2"]["attn.c_proj.weight"].std().item() == pytest.approx(0.02 / math.sqrt(24), rel=0.02)
-    inputs = untrained.Draw("vit", **wide).block().inputs
+    inputs = untrained_block.Draw("vit", **wide).block().inputs
     assert inputs.std().item() == pytest.approx(0.02, rel=0.02)
 
 
@@ -258,10 +256,10 @@ def test_weights_are_drawn_as_the_architecture_says():
 
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
     draw = tiny("bert")
-    (found,) = untrained.fixed_points([draw], 20.0)["fixed_point"]
+    (found,) = fixed_point.fixed_points([draw], 20.0)["fixed_point"]
     block = draw.block()
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([untrained.excess_norm(block, norm, batch=3) for norm in grid])
+    excess = np.array([fixed_point.excess_norm(block, norm, batch=3) for norm in grid])
     crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
@@ -273,40 +271,29 @@ def test_the_fixed_point_is_where_a_dense_grid_crosses():
 def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
     draw = tiny("vit")
     block = draw.block()
-    vectors = untrained.sweep([draw], [NORM], edges=None)["vectors"]
+    vectors = bias_sweep.sweep([draw], [NORM], edges=None)["vectors"]
     inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert untrained.excess_norm(block, NORM, batch=2) == pytest.approx(outputs - inputs, abs=1e-5)
+    assert fixed_point.excess_norm(block, NORM, batch=2) == pytest.approx(outputs - inputs, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
-    found = untrained.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
+    found = fixed_point.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
     longer = (found["excess"] > 0) & (found["excess_at_highest"] > 0)
     assert longer.any()
     assert found.loc[longer, "fixed_point"].isna().all()
     assert found.loc[~longer, "fixed_point"].notna().all()
 
 
-# --- Tables and intervals -------------------------------------------------------------------------
+# --- Tables ---------------------------------------------------------------------------------------
 
 
 def test_a_sweep_labels_every_row_and_leaves_out_what_was_not_asked_for():
-    blocks = untrained.draws(["bert", "vit"], 2, **TINY)
-    tables = untrained.sweep(blocks, [0, NORM], edges=None)
+    blocks = untrained_block.draws(["bert", "vit"], 2, **TINY)
+    tables = bias_sweep.sweep(blocks, [0, NORM], edges=None)
     assert list(tables) == ["vectors"]
-    rows = tables["vectors"].groupby([*untrained.DRAW, "bias_norm"]).size()
+    rows = tables["vectors"].groupby([*untrained_block.DRAW_COLUMNS, "bias_norm"]).size()
     assert (rows == 2 + 2 * HEADS).all()
     assert len(rows) == 2 * 2 * 2
-
-
-def test_over_seeds_averages_heads_first_and_gives_students_interval():
-    rows = [("bert", seed, seed, 1.0, h, value) for seed, pair in enumerate([(0, 2), (2, 2), (1, 5)])
-            for h, value in enumerate(pair)]  # fmt: skip
-    table = pd.DataFrame(rows, columns=[*untrained.DRAW, "bias_norm", "head", "score"])
-    (row,) = untrained.over_seeds(table, "score").itertuples()
-    assert (row.architecture, row.bias_norm, row.value) == ("bert", 1.0, 2.0)
-    # The draws have 1, 2 and 3: t = 4.303 with two degrees of freedom, s/√n = 1/√3.
-    assert row.ci_high - row.value == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
-    assert row.value - row.ci_low == pytest.approx(row.ci_high - row.value)
 
 
 # --- Errors ---------------------------------------------------------------------------------------
@@ -327,7 +314,7 @@ def test_over_seeds_averages_heads_first_and_gives_students_interval():
 )
 def test_what_makes_no_block_is_refused(wrong, said):
     with pytest.raises(AnalysisError, match=said):
-        untrained.Draw(**wrong)
+        untrained_block.Draw(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -335,198 +322,16 @@ def test_what_makes_no_block_is_refused(wrong, said):
 )
 def test_what_is_no_norm_is_refused(norms, said):
     with pytest.raises(AnalysisError, match=said):
-        untrained.sweep([tiny()], norms)
+        bias_sweep.sweep([tiny()], norms)
 
 
 @pytest.mark.parametrize("highest", [0.0, -1.0, math.nan, math.inf])
 def test_a_search_needs_an_end(highest):
     with pytest.raises(AnalysisError, match="positive"):
-        untrained.fixed_points([tiny()], highest)
+        fixed_point.fixed_points([tiny()], highest)
 
 
 @pytest.mark.parametrize("given", [([], 3), (["bert"], 0)])
 def test_nothing_to_draw_is_refused(given):
     with pytest.raises(AnalysisError, match="one or more of each"):
-        untrained.draws(*given)
-
-
-# --- Claims ---------------------------------------------------------------------------------------
-
-
-def planted(norms, **by_norm) -> pd.DataFrame:
-    """A table of two draws and one head from a value a norm of each column."""
-    rows = [
-        {"architecture": "bert", "weights_seed": seed, "direction_seed": seed, "head": 1, "bias_norm": norm}
-        | {name: values[i] * (1 + 0.01 * seed) for name, values in by_norm.items()}
-        for seed in range(2)
-        for i, norm in enumerate(norms)
-    ]
-    return pd.DataFrame(rows)
-
-
-def verdicts(claims, **tables) -> list[str]:
-    return papers.verdicts_by_architecture(claims, tables)["verdict"].tolist()
-
-
-def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFrame:
-    parts = [planted([0.0, 10.0], **c).assign(space=space, layer=layer) for (space, layer), c in layers.items()]
-    return pd.concat(parts)
-
-
-def fixed(excess: float, at_highest: float, point: float) -> pd.DataFrame:
-    numbers = {"fixed_point": point, "excess": excess, "excess_at_highest": at_highest}
-    return pd.DataFrame([dict(zip(untrained.DRAW, ("bert", s, s), strict=True)) | numbers for s in range(2)])
-
-
-@pytest.mark.parametrize(
-    ("outputs", "norms_of_mean", "points", "expected"),
-    [
-        ([0.2, 0.9], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["holds"] * 4),
-        ([0.2, 0.7], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["does not hold", "holds", "holds", "holds"]),
-        ([0.2, 0.9], [2.0, 1.0], fixed(5.0, -5.0, 80.0), ["holds", "does not hold", "holds", "does not hold"]),
-        ([0.2, 0.9], [1.0, 2.0], fixed(5.0, 5.0, math.nan), ["holds", "holds", "does not hold", "undecided"]),
-    ],
-)
-def test_claims_on_norms(outputs, norms_of_mean, points, expected):
-    inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
-    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}})
-    claims = papers.godey_fixed_point_claims(pd.Series([0.5, 1.5]), width=64)
-    assert verdicts(claims, vectors=vectors, fixed_points=points) == expected
-
-
-@pytest.mark.parametrize("rises", [True, False])
-def test_claims_on_attention(rises):
-    def along(*values: float) -> list[float]:
-        return [*values] if rises else [*values][::-1]
-
-    # Where it rises, as the square of the bias: a tenth of it makes a hundredth.
-    norms = [0.0, 1.0, 10.0]
-    attention = planted(
-        norms,
-        score_magnitude=along(0.1, 0.2, 1.0),
-        row_max=along(0.52, 0.53, 0.8),
-        row_median=[0.5, 0.5, 0.5],
-        row_min=along(0.49, 0.48, 0.2),
-        sequence_max=along(0.52, 0.53, 0.9),
-        sequence_min=along(0.48, 0.47, 0.1),
-        divergence=along(0.01, 0.02, 1.0),
-    )
-    vectors = pd.concat(
-        planted(norms, mean_norm=along(1.0, 2.0, 9.0), cosine=[0.9 if rises else 0.0, 0.9, 0.9]).assign(
-            space=space, layer=1
-        )
-        for space in ("query", "key")
-    )
-    expected = ["holds" if rises else "does not hold"] * 7
-    assert verdicts(papers.godey_block_claims(64), vectors=vectors, attention=attention) == expected
-
-
-def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
-    claim = papers.Claim("", "", "", lambda tables: tables["attention"]["score"].sum(), ("attention",), bound=2.0)
-    attention = planted([0.0, 1.0], score=[1.0, 2.0])
-    (row,) = papers.verdicts_by_architecture([claim], {"attention": attention}).itertuples()
-    assert (row.model, row.verdict) == ("bert", "holds")
-    assert row.value == pytest.approx(3.015)
-    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.03])[1:])
-
-
-# --- Figures --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def swept() -> dict[str, pd.DataFrame]:
-    return untrained.sweep(untrained.draws(["bert", "gpt2"], 2, **TINY), [0.0, 5.0, 10.0])
-
-
-def lines(axes) -> dict[str, np.ndarray]:
-    return {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-
-
-def mean(table: pd.DataFrame, column: str, **chosen) -> list[float]:
-    for name, value in chosen.items():
-        table = table[table[name] == value]
-    return table.groupby("bias_norm")[column].mean().tolist()
-
-
-def test_cosines_and_norms_are_drawn_with_the_inputs_beside_them(swept):
-    vectors = swept["vectors"]
-    above, below = figures.block_cosines(vectors).axes
-    for name in ("bert", "gpt2"):
-        chosen = {"space": "hidden", "architecture": name}
-        out, inputs = (mean(vectors, "cosine", layer=layer, **chosen) for layer in (1, 0))
-        np.testing.assert_allclose(lines(above)[name], out)
-        np.testing.assert_allclose(lines(below)[name], np.subtract(out, inputs), atol=1e-9)
-    norms, drift = figures.block_norms(vectors).axes
-    of_bert = {"space": "hidden", "architecture": "bert"}
-    np.testing.assert_allclose(lines(norms)["input"], mean(vectors, "mean_norm", layer=0, **of_bert))
-    np.testing.assert_allclose(lines(norms)["bert"], mean(vectors, "mean_norm", layer=1, **of_bert))
-    np.testing.assert_allclose(lines(drift)["bert"], mean(vectors, "norm_of_mean", layer=1, **of_bert))
-
-
-def test_a_band_is_the_interval_over_seeds(swept):
-    (axes,) = figures.divergence_by_bias(swept["attention"]).axes
-    over = untrained.over_seeds(swept["attention"], "divergence").query("architecture == 'bert'")
-    band = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert band.max() == pytest.approx(over["ci_high"].max())
-    np.testing.assert_allclose(lines(axes)["bert"], over["value"])
-
-
-def test_histograms_stand_in_a_row_a_norm_and_a_column_a_draw(swept):
-    chosen = {"first": ("bert", 0, 0), "second": ("bert", 1, 1)}
-    figure = figures.score_histograms(swept["scores"], swept["attention"], chosen, [0.0, 10.0])
-    panels = np.reshape(figure.axes, (2, 2))
-    assert [axes.get_title() for axes in panels[0]] == ["first", "second"]
-    assert [axes.get_ylabel() for axes in panels[:, 0]] == ["N = 0", "N = 10"]
-    for axes, seed in zip(panels[1], (0, 1), strict=True):
-        (drawn,) = axes.patches
-        assert drawn.get_data().values.sum() == pytest.approx(1)
-        (line,) = axes.get_lines()
-        expected = mean(swept["attention"], "score", weights_seed=seed, architecture="bert", bias_norm=10.0)
-        assert line.get_xdata()[0] == pytest.approx(expected[0])
-
-
-def test_the_heads_of_a_frame_stand_on_their_own_lines_and_frames_have_the_same_axes(swept):
-    chosen = {"only": ("gpt2", 1, 1)}
-    frames = [figures.scores_by_head(swept["scores"], swept["attention"], chosen, norm) for norm in (0.0, 10.0)]
-    limits = {(axes.get_xlim(), axes.get_ylim()) for frame in frames for axes in frame.axes}
-    assert len(limits) == 1
-    for head, drawn in enumerate(frames[1].axes[0].patches, 1):
-        assert drawn.get_data().baseline == head
-        assert drawn.get_data().values.min() == pytest.approx(head - 0.85)
-
-
-def test_mean_scores_are_drawn_against_those_of_the_bias(swept):
-    (axes,) = figures.score_of_the_bias(swept["attention"], 10.0).axes
-    far = swept["attention"].query("bias_norm == 10 and architecture == 'gpt2'")
-    (line,) = [line for line in axes.get_lines() if line.get_label() == "gpt2"]
-    np.testing.assert_allclose(line.get_xydata(), far[["bias_score", "score"]])
-
-
-def test_queries_and_keys_are_drawn_apart(swept):
-    above, below = figures.queries_and_keys(swept["vectors"]).axes
-    for axes, column in ((above, "cosine"), (below, "mean_norm")):
-        drawn = [line.get_ydata() for line in axes.get_lines()]
-        for i, space in ((0, "query"), (2, "key")):
-            expected = mean(swept["vectors"], column, space=space, architecture="bert")
-            np.testing.assert_allclose(drawn[i], expected)
-
-
-@pytest.mark.parametrize(("of", "kinds"), [("row", ["max", "median", "min"]), ("sequence", ["max", "min"])])
-def test_extremes_have_a_panel_an_architecture(swept, of, kinds):
-    figure = figures.softmax_extremes(swept["attention"], of)
-    assert [axes.get_title() for axes in figure.axes] == ["bert", "gpt2"]
-    for axes in figure.axes:
-        for line, kind in zip(axes.get_lines(), kinds, strict=True):
-            expected = mean(swept["attention"], f"{of}_{kind}", architecture=axes.get_title())
-            np.testing.assert_allclose(line.get_ydata(), expected)
-
-
-def test_fixed_points_stand_beside_the_layers_and_what_is_missing_is_said():
-    points = pd.DataFrame({"architecture": ["bert", "bert", "vit"], "fixed_point_over_root": [1.0, 1.1, math.nan]})
-    layers = pd.DataFrame({"layer": [0, 1, 2], "norm_over_root": [0.5, 0.6, 0.7]})
-    (axes,) = figures.fixed_point_beside_layers(points, layers, "minilm").axes
-    drawn = axes.get_lines()
-    np.testing.assert_allclose(drawn[0].get_ydata(), [0.5, 0.6, 0.7])
-    np.testing.assert_allclose(drawn[1].get_ydata(), [1.0, 1.1])
-    assert [text.get_text() for text in axes.texts] == ["none"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2", "bert", "vit"]
+        untrained_block.draws(*given)

@@ -13,19 +13,17 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from analysis_lib import AnalysisError, Corpus, load_corpus, load_model
 from analysis_lib.corpora import hub, packages
 from analysis_lib.measurement import sources
 from analysis_lib.papers.godey import dynamics as module
-from analysis_lib.papers.godey.directions import singular_directions
-from analysis_lib.papers.godey.dynamics import QUANTITIES, Dynamics, dynamics, sample_vectors
+from analysis_lib.papers.godey.alignment import outside_chance
+from analysis_lib.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
 from analysis_lib.training import Pretraining, checkpoints, pretrain, runs
 
-SHIPPED = packages.data_directory() / "dynamics"
+SHIPPED = packages.data_directory() / "measurements"
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
 TINY = {
@@ -76,7 +74,7 @@ def texts(home: Path) -> list[str]:
 
 
 def naive(folder: str, lines: list[str]) -> dict[tuple[str, int, int], np.ndarray]:
-    """Every query, key and value by space, layer and head, a row a token: line by line, without padding."""
+    """Every query, key and value by space, layer and head, one row per token: line by line, without padding."""
     model = transformers.BertModel.from_pretrained(folder).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows: dict[tuple[str, int, int], list[np.ndarray]] = {}
@@ -343,172 +341,11 @@ def test_the_multiberts_from_a_cache(home, tmp_path, monkeypatch):
         pd.testing.assert_frame_equal(found[name].drop(columns="step"), theirs)
 
 
-# --- Directions -----------------------------------------------------------------------------------
-
-
-def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
-    """Vectors with a mean, and spread over directions of clearly unequal lengths."""
-    draw = np.random.default_rng(seed)
-    return draw.normal(0.3, 1, (rows, dim)) * np.geomspace(8, 0.5, dim) @ np.linalg.qr(draw.normal(size=(dim, dim)))[0]
-
-
-def test_the_directions_are_those_of_numpy(found):
-    vectors = found["vectors"][[str(i) for i in range(WIDTH)]].to_numpy(np.float64)
-    for sample in (vectors, skewed(1)):
-        ours = singular_directions(sample, sample.mean(0), 3)
-        theirs = np.linalg.svd(sample, full_matrices=False)[2][:3]
-        np.testing.assert_allclose(ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8)
-        assert (ours @ sample.mean(0) >= 0).all()
-
-
-@given(st.integers(0, 10**6))
-def test_the_sign_and_the_order_of_vectors_change_no_direction(seed):
-    vectors, draw = skewed(seed), np.random.default_rng(seed)
-    towards = draw.normal(size=6)
-    directions = singular_directions(vectors, towards)
-    np.testing.assert_allclose(directions @ directions.T, np.eye(2), atol=1e-12)
-    flipped = draw.permutation(vectors * draw.choice([-1, 1], (len(vectors), 1)))
-    np.testing.assert_allclose(singular_directions(flipped, towards), directions, atol=1e-7)
-    np.testing.assert_allclose(singular_directions(3 * vectors, 5 * towards), directions, atol=1e-7)
-    rotation = np.linalg.qr(draw.normal(size=(6, 6)))[0]
-    turned = singular_directions(vectors @ rotation, towards @ rotation)
-    np.testing.assert_allclose(turned, directions @ rotation, atol=1e-7)
-
-
-def test_no_figure_depends_on_the_sign_of_eigenvectors(found, monkeypatch):
-    shown = ("similar", "opposite")
-
-    def drawn_now() -> list[pd.DataFrame]:
-        return [
-            made(found, head, of)
-            for made in (module.cloud, module.mean_path)
-            for head in shown
-            for of in ("query", "key", "both")
-        ]
-
-    before, real = drawn_now(), np.linalg.eigh
-    monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (real(matrix)[0], -real(matrix)[1]))
-    for ours, theirs in zip(before, drawn_now(), strict=True):
-        pd.testing.assert_frame_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("vectors", "words"),
-    [
-        (np.ones((1, 4)), "1 vectors of 4 dimensions have no 2 directions"),
-        (np.ones((4, 1)), "4 vectors of 1 dimensions"),
-        (np.array([[1, math.nan], [0, 1]]), "not finite"),
-        (np.array([[1, math.inf], [0, 1]]), "not finite"),
-    ],
-)
-def test_vectors_without_directions(vectors, words):
-    with pytest.raises(AnalysisError, match=words):
-        singular_directions(vectors, vectors.mean(0))
-
-
-def test_clouds_and_paths_lie_on_the_same_directions(found):
-    for shown, choose in (("similar", "idxmax"), ("opposite", "idxmin")):
+def test_the_heads_shown_are_the_most_similar_and_the_most_opposite_at_the_end(found):
+    for end, choose in (("similar", "idxmax"), ("opposite", "idxmin")):
         last = found["qk_alignment"].query("seed == 1 and step == 9")
         layer, head = last.loc[getattr(last["cosine"], choose)()][["layer", "head"]]
-        assert module.heads_shown(found["qk_alignment"])[shown] == (layer, head)
-        vectors = found["vectors"].query("layer == @layer and head == @head")
-        values = vectors[[str(i) for i in range(WIDTH)]].to_numpy(np.float64)
-        for of in ("both", "query", "key"):
-            chosen = values if of == "both" else values[vectors["space"] == of]
-            basis = np.linalg.svd(chosen, full_matrices=False)[2][:2]
-            towards = values[(vectors["space"] == "key") & (vectors["step"] == 9)].mean(0)
-            basis *= np.sign(basis @ towards)[:, None]
-            cloud = module.cloud(found, shown, of)
-            np.testing.assert_allclose(cloud[["x", "y"]], values @ basis.T, atol=1e-6)
-            path = module.mean_path(found, shown, of).set_index(["space", "step"])
-            means = found["head_means"].query("seed == 1 and layer == @layer and head == @head")
-            for (space, step), part in means[means["space"] != "value"].groupby(["space", "step"]):
-                mean = part.sort_values("dimension")["mean"].to_numpy()
-                np.testing.assert_allclose(path.loc[space, step], basis @ mean, atol=1e-6)
-
-
-# --- What the figures show ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [2, 16, 64])
-def test_the_band_of_chance_is_that_of_random_directions(width):
-    pairs = np.random.default_rng(0).normal(size=(2, 40_000, width))
-    units = pairs / np.linalg.norm(pairs, axis=-1, keepdims=True)
-    beyond = np.abs((units[0] * units[1]).sum(-1)) > module.chance_band(width)
-    assert beyond.mean() == pytest.approx(0.01, abs=0.002)
-
-
-def of_heads(cosines: list[list[float]], width: int = 64) -> Dynamics:
-    """A run of one step whose heads have these cosines, by layer."""
-    rows = [(0, 0, i, j, value) for i, layer in enumerate(cosines, 1) for j, value in enumerate(layer, 1)]
-    table = pd.DataFrame(rows, columns=["seed", "step", "layer", "head", "cosine"])
-    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame({"dimension": [0, width - 1]})}, {"seeds": [0]})
-
-
-@pytest.mark.parametrize(
-    ("layers", "sizes"),
-    [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (5, (2, 1, 2)), (12, (4, 4, 4))],
-)
-def test_the_thirds_of_the_layers(layers, sizes):
-    found = of_heads([[0.0]] * layers)
-    names = [name for name, size in zip(("first", "middle", "last"), sizes, strict=True) for _ in range(size)]
-    assert module.thirds(found["qk_alignment"], found).tolist() == [f"{name} third" for name in names]
-
-
-def test_heads_outside_of_what_chance_gives():
-    edge = module.chance_band(64)
-    found = of_heads([[edge + 1e-6, -edge - 1e-6], [0.0, 0.1], [-0.9, edge - 1e-6]])
-    table = module.outside_chance(found).set_index("part")
-    assert table["share"].to_dict() == {"first third": 1.0, "middle third": 0.0, "last third": 0.5, "all": 0.5}
-    assert table["heads"].to_dict() == {"first third": 2, "middle third": 2, "last third": 2, "all": 6}
-    assert (table["ci_low"] <= table["share"]).all()
-    assert (table["share"] <= table["ci_high"]).all()
-    assert table.loc["all", ["ci_low", "ci_high"]].tolist() == pytest.approx([0.1876, 0.8124], abs=1e-4)
-
-
-def test_the_cosine_of_a_layer_is_that_of_its_heads_put_together(found):
-    means = found["head_means"].sort_values(["head", "dimension"])
-    table = module.cosine_of_layers(found)
-    assert len(table) == 2 * 3 * LAYERS
-    for row in table.itertuples():
-        part = means[(means["seed"] == row.seed) & (means["step"] == row.step) & (means["layer"] == row.layer)]
-        q, k = (part[part["space"] == space]["mean"].to_numpy() for space in ("query", "key"))
-        assert len(q) == HEADS * WIDTH
-        assert row.cosine == pytest.approx(cosine(q, k), abs=1e-12)
-
-
-def test_the_time_axis_is_that_of_the_attention_layers(found):
-    axis = module.time_axis(found).set_index(["seed", "step", "layer", "quantity"])["value"]
-    assert len(axis) == 2 * 3 * LAYERS * 3
-    hidden = found["anisotropy"].query("space == 'hidden'").set_index(["seed", "step", "layer"])["cosine"]
-    for (seed, step, layer, quantity), value in axis.items():
-        here = f"seed == {seed} and step == {step} and layer == {layer}"
-        alignment = found["qk_alignment"].query(here)["cosine"].abs().mean()
-        entropy = found["attention_entropy"].query(here)["entropy_normalised"].mean()
-        expected = dict(zip(QUANTITIES, (hidden[seed, step, layer - 1], alignment, 1 - entropy), strict=True))[quantity]
-        assert value == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("steps", "values", "farthest", "half"),
-    [
-        ([0, 10, 20], [0.0, 0.5, 1.0], 1.0, 10),
-        ([0, 10, 20], [1.0, 0.9, 0.0], 0.0, 10 + 10 * 4 / 9),
-        ([0, 100], [0.2, 0.4], 0.4, 50),
-        ([0, 10, 20, 30], [0.0, 1.0, 0.2, 0.4], 1.0, 5),
-        # It goes the other way first, and that is not half of the way.
-        ([0, 10, 20, 30], [0.0, -0.6, 0.0, 1.0], 1.0, 25),
-        ([0, 10, 20], [0.3, 0.3, 0.3], 0.3, math.nan),
-        ([40], [0.3], 0.3, math.nan),
-        ([10, 20], [0.0, 1.0], 1.0, 15),
-    ],
-)
-def test_half_of_the_way(steps, values, farthest, half):
-    axis = pd.DataFrame({"seed": 0, "layer": 1, "quantity": "q", "step": steps, "value": values})
-    for rows in (axis, axis[::-1]):
-        (row,) = module.half_way(rows).itertuples(index=False)
-        assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (0, 1, "q", values[0], farthest)
-        assert row.step == pytest.approx(half, nan_ok=True)
+        assert heads_shown(found["qk_alignment"])[end] == (layer, head)
 
 
 # --- The run that is shipped ----------------------------------------------------------------------
@@ -517,9 +354,9 @@ def test_half_of_the_way(steps, values, farthest, half):
 def test_the_shipped_run_is_what_its_settings_say_and_small():
     folder = SHIPPED / "bert-12"
     found = Dynamics.load(folder)
-    told = found.about["training"]["settings"]
+    settings = found.about["training"]["settings"]
     ours = {**asdict(runs.RUNS["bert-12"]), "checkpoints": list(runs.RUNS["bert-12"].kept)}
-    assert {name: told[name] for name in ours} == ours
+    assert {name: settings[name] for name in ours} == ours
     assert found.steps == list(runs.RUNS["bert-12"].kept)
     assert (found.layers, found.head_width) == (12, 64)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 16e6
@@ -527,7 +364,7 @@ def test_the_shipped_run_is_what_its_settings_say_and_small():
 
 def test_the_effect_is_there_in_the_shipped_run():
     found = Dynamics.load(SHIPPED / "bert-12")
-    last = module.outside_chance(found).query("step == step.max() and part == 'first third'")
+    last = outside_chance(found).query("step == step.max() and part == 'first third'")
     assert last["share"].item() > 0.5
     entropy = found["attention_entropy"].groupby(["layer", "step"])["entropy_nats"].mean().unstack()
     assert (entropy[found.steps[-1]] < entropy[0]).sum() > found.layers / 2

@@ -1,0 +1,94 @@
+"""How far mean queries and keys align, on planted runs and against random directions."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
+
+from analysis_lib.papers.godey import alignment
+from analysis_lib.papers.godey.dynamics import Dynamics
+
+
+@pytest.mark.parametrize("width", [2, 16, 64])
+def test_the_band_of_chance_is_that_of_random_directions(width):
+    pairs = np.random.default_rng(0).normal(size=(2, 40_000, width))
+    units = pairs / np.linalg.norm(pairs, axis=-1, keepdims=True)
+    beyond = np.abs((units[0] * units[1]).sum(-1)) > alignment.chance_band(width)
+    assert beyond.mean() == pytest.approx(0.01, abs=0.002)
+
+
+def of_heads(cosines: list[list[float]], width: int = 64) -> Dynamics:
+    """A run of one step whose heads have these cosines, by layer."""
+    rows = [(0, 0, i, j, value) for i, layer in enumerate(cosines, 1) for j, value in enumerate(layer, 1)]
+    table = pd.DataFrame(rows, columns=["seed", "step", "layer", "head", "cosine"])
+    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame({"dimension": [0, width - 1]})}, {"seeds": [0]})
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes"),
+    [(1, (1, 0, 0)), (2, (1, 0, 1)), (3, (1, 1, 1)), (4, (1, 2, 1)), (5, (2, 1, 2)), (12, (4, 4, 4))],
+)
+def test_the_thirds_of_the_layers(layers, sizes):
+    run = of_heads([[0.0]] * layers)
+    names = [name for name, size in zip(("first", "middle", "last"), sizes, strict=True) for _ in range(size)]
+    assert alignment.third_of_layers(run["qk_alignment"], layers).tolist() == [f"{name} third" for name in names]
+
+
+def test_heads_outside_of_what_chance_gives():
+    edge = alignment.chance_band(64)
+    found = of_heads([[edge + 1e-6, -edge - 1e-6], [0.0, 0.1], [-0.9, edge - 1e-6]])
+    table = alignment.outside_chance(found).set_index("part")
+    assert table["share"].to_dict() == {"first third": 1.0, "middle third": 0.0, "last third": 0.5, "all": 0.5}
+    assert table["heads"].to_dict() == {"first third": 2, "middle third": 2, "last third": 2, "all": 6}
+    assert (table["ci_low"] <= table["share"]).all()
+    assert (table["share"] <= table["ci_high"]).all()
+    assert table.loc["all", ["ci_low", "ci_high"]].tolist() == pytest.approx([0.1876, 0.8124], abs=1e-4)
+
+
+def test_the_cosine_of_a_layer_is_that_of_its_heads_concatenated():
+    run = planted(thirds_apart, seeds=(0, 1))
+    means = run["head_means"].sort_values(["head", "dimension"])
+    table = alignment.cosine_of_layers(run)
+    assert len(table) == 2 * len(STEPS) * LAYERS
+    for row in table.itertuples():
+        part = means[(means["seed"] == row.seed) & (means["step"] == row.step) & (means["layer"] == row.layer)]
+        q, k = (part[part["space"] == space]["mean"].to_numpy() for space in ("query", "key"))
+        assert len(q) == HEADS * WIDTH
+        assert row.cosine == pytest.approx(q @ k / np.linalg.norm(q) / np.linalg.norm(k), abs=1e-12)
+
+
+def test_chance_is_the_law_of_independent_directions():
+    q, k = np.random.default_rng(0).normal(size=(2, 4000, WIDTH))
+    cosine = (q * k).sum(1) / np.linalg.norm(q, axis=1) / np.linalg.norm(k, axis=1)
+    for value in (0.1, 0.3, 0.5):
+        found = (np.abs(cosine) >= value).mean()
+        assert found == pytest.approx(alignment.chance_of_cosine(np.array(value), WIDTH), abs=0.03)
+    at_the_edge = alignment.chance_of_cosine(np.array(-alignment.chance_band(WIDTH)), WIDTH)
+    assert at_the_edge == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("ways", "expected"),
+    [
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.9}, 10),
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.1, 1: -0.9}, 1000),
+        ({0: 0.9, 0.01: 0.9, 0.1: -0.9, 1: 0.9}, 0),
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.1}, None),
+    ],
+)
+def test_aligned_since_the_checkpoint_after_the_last_one_within_the_band(ways, expected):
+    found = alignment.aligned_since(planted(lambda layer, head, way, seed: ways[way]))
+    assert len(found) == LAYERS * HEADS
+    assert found["cosine"].eq(ways[1]).all()
+    assert found["step"].isna().all() if expected is None else found["step"].eq(expected).all()
+
+
+@pytest.mark.parametrize("figure", [13, 23])
+@pytest.mark.parametrize("depth", [1, 2, 4, 6, 12, 24])
+def test_layers_of_figures_exist_in_any_depth(figure, depth):
+    layers = alignment.layers_of_figure(figure, depth)
+    assert layers[0] == 1
+    assert layers[-1] == depth
+    assert layers == sorted(set(layers))
+    if depth == 12:
+        assert [layer - 1 for layer in layers] == {13: [0, 4, 9, 11], 23: [0, 2, 6, 11]}[figure]

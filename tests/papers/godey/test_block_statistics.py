@@ -1,0 +1,129 @@
+"""The numbers that decide claims on untrained blocks, on planted tables."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.papers.godey import block_statistics
+from analysis_lib.papers.godey.untrained_block import DRAW_COLUMNS
+
+
+def test_over_seeds_averages_heads_first_and_gives_students_interval():
+    rows = [("bert", seed, seed, 1.0, h, value) for seed, pair in enumerate([(0, 2), (2, 2), (1, 5)])
+            for h, value in enumerate(pair)]  # fmt: skip
+    table = pd.DataFrame(rows, columns=[*DRAW_COLUMNS, "bias_norm", "head", "score"])
+    (row,) = block_statistics.over_seeds(table, "score").itertuples()
+    assert (row.architecture, row.bias_norm, row.value) == ("bert", 1.0, 2.0)
+    # The draws have 1, 2 and 3: t = 4.303 with two degrees of freedom, s/√n = 1/√3.
+    assert row.ci_high - row.value == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
+    assert row.value - row.ci_low == pytest.approx(row.ci_high - row.value)
+
+
+def planted(norms, **by_norm) -> pd.DataFrame:
+    """A table of two draws and one head, from the values of each column by norm."""
+    rows = [
+        {"architecture": "bert", "weights_seed": seed, "direction_seed": seed, "head": 1, "bias_norm": norm}
+        | {name: values[i] * (1 + 0.01 * seed) for name, values in by_norm.items()}
+        for seed in range(2)
+        for i, norm in enumerate(norms)
+    ]
+    return pd.DataFrame(rows)
+
+
+def verdicts(statistics, **tables) -> list[str]:
+    return block_statistics.verdicts_by_architecture(statistics, tables)["verdict"].tolist()
+
+
+def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFrame:
+    parts = [planted([0.0, 10.0], **c).assign(space=space, layer=layer) for (space, layer), c in layers.items()]
+    return pd.concat(parts)
+
+
+def fixed(excess: float, at_highest: float, point: float) -> pd.DataFrame:
+    numbers = {"fixed_point": point, "excess": excess, "excess_at_highest": at_highest}
+    return pd.DataFrame([dict(zip(DRAW_COLUMNS, ("bert", s, s), strict=True)) | numbers for s in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "norms_of_mean", "points", "expected"),
+    [
+        ([0.2, 0.9], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["holds"] * 4),
+        ([0.2, 0.7], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["does not hold", "holds", "holds", "holds"]),
+        ([0.2, 0.9], [2.0, 1.0], fixed(5.0, -5.0, 80.0), ["holds", "does not hold", "holds", "does not hold"]),
+        ([0.2, 0.9], [1.0, 2.0], fixed(5.0, 5.0, math.nan), ["holds", "holds", "does not hold", "undecided"]),
+    ],
+)
+def test_claims_on_norms(outputs, norms_of_mean, points, expected):
+    inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
+    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}})
+    statistics = {
+        "godey-block-narrows-cone": block_statistics.least_narrowing,
+        "godey-mean-output-grows": block_statistics.least_rise_of_mean,
+        "godey-fixed-point-exists": block_statistics.fixed_point_margin,
+        "godey-fixed-point-of-trained-size": lambda t: 0.5 - block_statistics.decades_from(t, 8.0),
+    }
+    assert verdicts(statistics, vectors=vectors, fixed_points=points) == expected
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_claims_on_attention(rises):
+    def along(*values: float) -> list[float]:
+        return [*values] if rises else [*values][::-1]
+
+    # Where it rises, as the square of the bias: a tenth of it makes a hundredth.
+    norms = [0.0, 1.0, 10.0]
+    attention = planted(
+        norms,
+        score_magnitude=along(0.1, 0.2, 1.0),
+        row_max=along(0.52, 0.53, 0.8),
+        row_median=[0.5, 0.5, 0.5],
+        row_min=along(0.49, 0.48, 0.2),
+        sequence_max=along(0.52, 0.53, 0.9),
+        sequence_min=along(0.48, 0.47, 0.1),
+        divergence=along(0.01, 0.02, 1.0),
+    )
+    vectors = pd.concat(
+        planted(norms, mean_norm=along(1.0, 2.0, 9.0), cosine=[0.9 if rises else 0.0, 0.9, 0.9]).assign(
+            space=space, layer=1
+        )
+        for space in ("query", "key")
+    )
+    expected = ["holds" if rises else "does not hold"] * 7
+    statistics = {
+        "godey-scores-leave-zero": lambda t: block_statistics.growth(t, "score_magnitude"),
+        "godey-queries-and-keys-lengthen": block_statistics.growth_of_queries_and_keys,
+        "godey-queries-and-keys-anisotropic-without-bias": lambda t: block_statistics.anisotropy_without_bias(t, 64),
+        "godey-rows-spread": lambda t: block_statistics.growth_of_spread(t, "row"),
+        "godey-sequences-spread": lambda t: block_statistics.growth_of_spread(t, "sequence"),
+        "godey-block-attention-sharpens": lambda t: block_statistics.growth(t, "divergence"),
+        "godey-small-effect-of-low-bias": lambda t: 0.1 - block_statistics.early_share_of_sharpening(t),
+    }
+    assert verdicts(statistics, vectors=vectors, attention=attention) == expected
+
+
+def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
+    attention = planted([0.0, 1.0], score=[1.0, 2.0])
+    statistics = {"godey-scores-leave-zero": lambda tables: tables["attention"]["score"].sum()}
+    (row,) = block_statistics.verdicts_by_architecture(statistics, {"attention": attention}).itertuples()
+    assert (row.model, row.verdict) == ("bert", "holds")
+    assert row.value == pytest.approx(3.015)
+    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.03])[1:])
+
+
+def test_the_numbers_are_those_of_the_formulas():
+    inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
+    outputs = {"cosine": [0.2, 0.9], "norm_of_mean": [1.0, 2.0]}
+    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): outputs}).query("weights_seed == 0")
+    spread = planted([0.0, 10.0], row_max=[0.6, 0.9], row_median=[0.5, 0.5], row_min=[0.4, 0.0], score=[0.1, 10.0])
+    one = {"vectors": vectors, "attention": spread.query("weights_seed == 0"), "fixed_points": fixed(5, -3, 80)[:1]}
+    assert block_statistics.least_narrowing(one) == pytest.approx(0.9 / 0.8)
+    assert block_statistics.least_rise_of_mean(one) == pytest.approx(1)
+    assert block_statistics.fixed_point_margin(one) == 3
+    assert block_statistics.decades_from(one, 8.0) == pytest.approx(1)
+    assert block_statistics.growth(one, "score") == pytest.approx(2)
+    # The largest moves from 0.1 to 0.4 above the median, the smallest from 0.1 to 0.5 below it.
+    assert block_statistics.growth_of_spread(one, "row") == pytest.approx(math.log10(4))
+    sharpening = {"attention": planted([0.0, 10.0], divergence=[0.0, 2.0]).query("weights_seed == 0")}
+    assert block_statistics.early_share_of_sharpening(sharpening) == pytest.approx(0.1)

@@ -1,0 +1,68 @@
+"""Which quantity changes first: on planted runs."""
+
+import math
+
+import pandas as pd
+import pytest
+from planted_run import LAYERS, STEPS, planted, thirds_apart
+
+from analysis_lib.papers.godey import half_way
+from analysis_lib.papers.godey.half_way import QUANTITIES
+
+
+def test_the_quantities_are_those_of_the_attention_layers():
+    run = planted(thirds_apart, anisotropy=lambda layer, way: 0.1 * layer + 0.3 * way, seeds=(0, 1))
+    quantities = half_way.quantities_by_layer(run).set_index(["seed", "step", "layer", "quantity"])["value"]
+    assert len(quantities) == 2 * len(STEPS) * LAYERS * 3
+    hidden = run["anisotropy"].set_index(["seed", "step", "layer"])["cosine"]
+    for (seed, step, layer, quantity), value in quantities.items():
+        here = f"seed == {seed} and step == {step} and layer == {layer}"
+        aligned = run["qk_alignment"].query(here)["cosine"].abs().mean()
+        entropy = run["attention_entropy"].query(here)["entropy_normalised"].mean()
+        expected = dict(zip(QUANTITIES, (hidden[seed, step, layer - 1], aligned, 1 - entropy), strict=True))[quantity]
+        assert value == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "values", "farthest", "half"),
+    [
+        ([0, 10, 20], [0.0, 0.5, 1.0], 1.0, 10),
+        ([0, 10, 20], [1.0, 0.9, 0.0], 0.0, 10 + 10 * 4 / 9),
+        ([0, 100], [0.2, 0.4], 0.4, 50),
+        ([0, 10, 20, 30], [0.0, 1.0, 0.2, 0.4], 1.0, 5),
+        # It goes the other way first, and that is not half of the way.
+        ([0, 10, 20, 30], [0.0, -0.6, 0.0, 1.0], 1.0, 25),
+        ([0, 10, 20], [0.3, 0.3, 0.3], 0.3, math.nan),
+        ([40], [0.3], 0.3, math.nan),
+        ([10, 20], [0.0, 1.0], 1.0, 15),
+    ],
+)
+def test_half_of_the_way(steps, values, farthest, half):
+    axis = pd.DataFrame({"seed": 0, "layer": 1, "quantity": "q", "step": steps, "value": values})
+    for rows in (axis, axis[::-1]):
+        (row,) = half_way.half_way_steps(rows).itertuples(index=False)
+        assert (row.seed, row.layer, row.quantity, row.start, row.farthest) == (0, 1, "q", values[0], farthest)
+        assert row.step == pytest.approx(half, nan_ok=True)
+
+
+def test_which_is_first_counts_the_layers_in_which_the_first_is_earlier():
+    """Anisotropy is half-way at step 5 in layers 1 to 4, and does not change in layers 5 and 6."""
+    found = planted(
+        anisotropy=lambda layer, way: 0.5 if layer > 4 else float(way > 0),
+        entropy=lambda layer, way: 3 - (way**2 if layer > 1 else way**0.5),
+    )
+    table = half_way.which_is_first(half_way.half_way_steps(half_way.quantities_by_layer(found))).set_index(
+        ["first", "second"]
+    )
+    row = table.loc[QUANTITIES[0], QUANTITIES[2]]
+    assert (row["earlier"], row["layers"], row["share"]) == (4, 4, 1.0)
+    assert (row["first_step"], row["second_step"]) == pytest.approx((5, 100 + 900 * 0.49 / 0.99))
+    assert 0.5 < row["ci_low"] < 0.6
+    assert row["ci_high"] == pytest.approx(1)
+    # Only in layer 1 is attention sharp before queries and keys align.
+    assert table.loc[(QUANTITIES[1], QUANTITIES[2]), ["earlier", "layers"]].tolist() == [5, 6]
+    still = half_way.which_is_first(
+        half_way.half_way_steps(half_way.quantities_by_layer(planted(anisotropy=lambda layer, way: 0.5)))
+    )
+    assert still.loc[0, "layers"] == 0
+    assert math.isnan(still.loc[0, "share"])
