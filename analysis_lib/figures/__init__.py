@@ -12,7 +12,7 @@ from analysis_lib.figures.anisotropy import (
     isotropy_by_model,
 )
 from analysis_lib.figures.base import PageFigure
-from analysis_lib.figures.finetuning import (
+from analysis_lib.figures.cones import (
     TextTable,
     cones,
     cosines_by_class,

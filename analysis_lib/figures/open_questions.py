@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis_lib.figures.base import COLOURS, THEME, legend_below, model_styles, stacked_axes
-from analysis_lib.papers.fosse.class_counts import ENOUGH, simplex_cosine
+from analysis_lib.papers.fosse.counts import ENOUGH, simplex_cosine
 
 _LINES = ("-", "--", ":", "-.")
 

@@ -1,7 +1,7 @@
 """Published numbers and claims, and the verdict of a model on each."""
 
 from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published, representative_layers
-from analysis_lib.papers.fosse.block_claims import (
+from analysis_lib.papers.fosse.seeds import (
     fosse_accuracy_verdicts,
     fosse_depth_verdicts,
     fosse_entropy_verdicts,
@@ -10,7 +10,7 @@ from analysis_lib.papers.fosse.block_claims import (
     published_depths,
     published_entropies,
 )
-from analysis_lib.papers.fosse.finetuning_claims import (
+from analysis_lib.papers.fosse.similarity import (
     compare_fosse_accuracy,
     compare_fosse_similarity,
     fosse_direction_verdicts,

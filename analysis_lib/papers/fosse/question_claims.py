@@ -7,10 +7,10 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.fosse.block_claims import FOSSE
-from analysis_lib.papers.fosse.class_counts import simplex_cosine
-from analysis_lib.papers.fosse.finetuning_claims import TOLD_APART
-from analysis_lib.papers.fosse.token_contributions import fewer_flips
+from analysis_lib.papers.fosse.seeds import FOSSE
+from analysis_lib.papers.fosse.counts import simplex_cosine
+from analysis_lib.papers.fosse.similarity import TOLD_APART
+from analysis_lib.papers.fosse.tokens import fewer_flips
 from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated
 
 # The entropy of attention that counts as nearly uniform, divided by the logarithm of the number of keys.

@@ -16,7 +16,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.measuring import grouped, measure
 from analysis_lib.models.loading import load_model
-from analysis_lib.papers.fosse.classifiers import UTTERANCES, splits, stratified
+from analysis_lib.papers.fosse.splits import UTTERANCES, splits, stratified
 from analysis_lib.training.classification import Classification, accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write
 

@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from analysis_lib import AnalysisError, load_model
 from analysis_lib.corpora.loading import Corpus, Pair
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.papers.fosse.class_directions import (
+from analysis_lib.papers.fosse.directions import (
     attention_vectors,
     change_of_separation,
     class_vectors,
@@ -25,7 +25,7 @@ from analysis_lib.papers.fosse.class_directions import (
     separation,
     widest_angles,
 )
-from analysis_lib.papers.fosse.classifiers import fine_tuned
+from analysis_lib.papers.fosse.splits import fine_tuned
 from tests import tiny
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.corpora.loading import Corpus
-from analysis_lib.papers.fosse.classifiers import fine_tuned, splits, stratified
+from analysis_lib.papers.fosse.splits import fine_tuned, splits, stratified
 from analysis_lib.papers.fosse.trials import (
     VARIANTS,
     beside_published,
@@ -136,7 +136,7 @@ def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeyp
     few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
     more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
     monkeypatch.setattr(
-        "analysis_lib.papers.fosse.classifiers.load_corpus", lambda spec: more if spec.endswith("test") else few
+        "analysis_lib.papers.fosse.splits.load_corpus", lambda spec: more if spec.endswith("test") else few
     )
     with pytest.raises(AnalysisError, match="x:test has the class plot, which x:train lacks"):
         splits("x")

@@ -10,8 +10,8 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import Tables
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.papers.claims import published
-from analysis_lib.papers.fosse.block_claims import FOSSE, published_accuracies
-from analysis_lib.papers.fosse.class_directions import cosines, mean_areas, over_utterances, pair_cosines
+from analysis_lib.papers.fosse.seeds import FOSSE, published_accuracies
+from analysis_lib.papers.fosse.directions import cosines, mean_areas, over_utterances, pair_cosines
 from analysis_lib.papers.old_claims import EstimatedClaim, TableSet, estimated
 from analysis_lib.training.classification import accuracy
 

@@ -6,7 +6,7 @@ import pytest
 
 from analysis_lib import papers
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.fosse.finetuning_claims import last_third
+from analysis_lib.papers.fosse.similarity import last_third
 
 # The numbers of section 3, and straight lines between them.
 PRETRAINED = np.append(np.linspace(0.12, 0.42, 12), 0.41)

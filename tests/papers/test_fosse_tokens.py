@@ -10,7 +10,7 @@ from scipy import stats
 from analysis_lib import AnalysisError
 from analysis_lib.corpora.loading import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse import token_contributions as tokens
+from analysis_lib.papers.fosse import tokens
 from analysis_lib.training import self_attention
 from analysis_lib.training.wordpiece import word_pieces
 

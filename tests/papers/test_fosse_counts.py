@@ -10,10 +10,10 @@ from analysis_lib import AnalysisError
 from analysis_lib.corpora.loading import Corpus
 from analysis_lib.figures import open_questions as figures
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse import class_counts
+from analysis_lib.papers.fosse import counts as class_counts
 from analysis_lib.papers.fosse import question_claims as fosse_questions
-from analysis_lib.papers.fosse.class_counts import least_widths, mean_cosines, simplex_cosine
-from analysis_lib.papers.fosse.classifiers import largest_classes
+from analysis_lib.papers.fosse.counts import least_widths, mean_cosines, simplex_cosine
+from analysis_lib.papers.fosse.splits import largest_classes
 
 
 def random_norm(width: int, seed: int = 0) -> nn.LayerNorm:

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from analysis_lib.corpora.loading import Corpus
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.models.loading import load_model
-from analysis_lib.papers.fosse.class_directions import class_vectors, cosines, mean_areas, over_utterances
-from analysis_lib.papers.fosse.classifiers import largest_classes, splits, stratified
+from analysis_lib.papers.fosse.directions import class_vectors, cosines, mean_areas, over_utterances
+from analysis_lib.papers.fosse.splits import largest_classes, splits, stratified
 from analysis_lib.training.classification import accuracy, predict, self_attention
 
 SPACES = ("hidden", "key", "value")

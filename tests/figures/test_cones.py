@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import figures
-from analysis_lib.papers.fosse.class_directions import cone
+from analysis_lib.papers.fosse.directions import cone
 
 
 def similarity(curve: list[float]) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import seed_interval, wilson
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
-from analysis_lib.papers.fosse.class_directions import over_utterances
+from analysis_lib.papers.fosse.directions import over_utterances
 from analysis_lib.training.classification import Classification, encode
 
 REMOVED = ("the largest contribution", "the largest weight", "a token at random")
