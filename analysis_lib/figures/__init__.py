@@ -12,14 +12,7 @@ from analysis_lib.figures.anisotropy import (
     isotropy_by_model,
 )
 from analysis_lib.figures.base import PageFigure
-from analysis_lib.figures.cones import (
-    TextTable,
-    cones,
-    cosines_by_class,
-    similarity_before_and_after,
-    validation_accuracy,
-)
-from analysis_lib.figures.open_questions import accuracy_by_width, circle, directions_by_count, shares_of_the_largest
+from analysis_lib.figures.cones import cones
 from analysis_lib.figures.outliers import (
     attention_by_token_type,
     contributions,
@@ -28,7 +21,7 @@ from analysis_lib.figures.outliers import (
     published_beside_ours,
 )
 from analysis_lib.figures.slider import Slider
-from analysis_lib.figures.tables import Table, verdict_table
+from analysis_lib.figures.tables import Table, TextTable, verdict_table
 from analysis_lib.figures.theme import band, theme
 from analysis_lib.figures.training import (
     alignment_against_chance,
@@ -44,7 +37,6 @@ from analysis_lib.figures.training import (
     runs_table,
     share_outside_chance,
 )
-from analysis_lib.figures.trials import by_entropy_weight, similarity_by_depth, similarity_by_variant, trials_table
 from analysis_lib.figures.untrained import (
     block_cosines,
     block_norms,
@@ -62,7 +54,6 @@ __all__ = [
     "Slider",
     "Table",
     "TextTable",
-    "accuracy_by_width",
     "alignment_against_chance",
     "alignment_along_training",
     "alignment_by_seed",
@@ -73,15 +64,11 @@ __all__ = [
     "band",
     "block_cosines",
     "block_norms",
-    "by_entropy_weight",
-    "circle",
     "cones",
     "contributions",
     "cosine_against_dimension",
-    "cosines_by_class",
     "dimension_means",
     "dimensions_in_use",
-    "directions_by_count",
     "divergence_by_bias",
     "dots_along_training",
     "drift_pvalues",
@@ -103,13 +90,7 @@ __all__ = [
     "score_of_the_bias",
     "scores_by_head",
     "share_outside_chance",
-    "shares_of_the_largest",
-    "similarity_before_and_after",
-    "similarity_by_depth",
-    "similarity_by_variant",
     "softmax_extremes",
     "theme",
-    "trials_table",
-    "validation_accuracy",
     "verdict_table",
 ]

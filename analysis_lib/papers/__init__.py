@@ -1,23 +1,6 @@
 """Published numbers and claims, and the verdict of a model on each."""
 
 from analysis_lib.papers.claims import early_layers, late_layers, middle_layers, published, representative_layers
-from analysis_lib.papers.fosse.seeds import (
-    fosse_accuracy_verdicts,
-    fosse_depth_verdicts,
-    fosse_entropy_verdicts,
-    fosse_sensitivity_verdicts,
-    published_accuracies,
-    published_depths,
-    published_entropies,
-)
-from analysis_lib.papers.fosse.similarity import (
-    compare_fosse_accuracy,
-    compare_fosse_similarity,
-    fosse_direction_verdicts,
-    fosse_similarity_by_layer,
-    fosse_similarity_verdicts,
-)
-from analysis_lib.papers.fosse.question_claims import fosse_count_verdicts, fosse_token_verdicts
 from analysis_lib.papers.godey.block_claims import (
     godey_block_claims,
     godey_fixed_point_claims,
@@ -59,23 +42,12 @@ __all__ = [
     "MULTIBERTS_TOKENS",
     "Claim",
     "agreement",
-    "compare_fosse_accuracy",
-    "compare_fosse_similarity",
     "compare_table1",
     "compare_with_untrained",
     "contributions_by_key_type",
     "dominated_heads",
     "early_layers",
     "explained_gap",
-    "fosse_accuracy_verdicts",
-    "fosse_count_verdicts",
-    "fosse_depth_verdicts",
-    "fosse_direction_verdicts",
-    "fosse_entropy_verdicts",
-    "fosse_sensitivity_verdicts",
-    "fosse_similarity_by_layer",
-    "fosse_similarity_verdicts",
-    "fosse_token_verdicts",
     "godey_block_claims",
     "godey_claims",
     "godey_convolution_claims",
@@ -88,9 +60,6 @@ __all__ = [
     "middle_layers",
     "outlier_share",
     "published",
-    "published_accuracies",
-    "published_depths",
-    "published_entropies",
     "representative_layers",
     "tested_layers",
     "training_effect",

@@ -3,7 +3,7 @@
 Layer norm puts every vector of width d on a sphere. Less its bias β and divided by its gain g, a vector has mean 0 and
 norm √d, so it lies in the d − 1 dimensions orthogonal to (1, ..., 1), on a sphere of dimension d − 2. For d = 2 these
 are two points, which tell two classes apart at most. For d = 3 they are a circle; each of its points is the farthest of
-all in its own direction, so any number of classes can have one of their own that a dense layer tells from the others.
+all in its own direction, so any number of classes can each have one that a dense layer tells from the others.
 """
 
 from collections.abc import Sequence
@@ -12,18 +12,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import transformers
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import nn
 from tqdm import tqdm
 
-from analysis_lib.corpora.loading import Corpus
-from analysis_lib.measurement.measuring import measure
-from analysis_lib.models.loading import load_model
-from analysis_lib.papers.fosse.directions import class_vectors, cosines, mean_areas, over_utterances
+from analysis_lib.corpora import Corpus
+from analysis_lib.measurement import measure
+from analysis_lib.models import load_model
+from analysis_lib.papers.fosse.directions import (
+    Correct,
+    Kept,
+    Labels,
+    Vectors,
+    class_vectors,
+    cosines,
+    mean_areas,
+    over_utterances,
+)
 from analysis_lib.papers.fosse.splits import largest_classes, splits, stratified
 from analysis_lib.training.classification import accuracy, predict, self_attention
 
-SPACES = ("hidden", "key", "value")
 # A width is enough if it gives this share of the accuracy of the largest.
 ENOUGH = 0.9
 
@@ -40,37 +48,34 @@ def directions_by_count(
     """Train classifiers of one block on 2, 4, ... classes, and measure where their classes point.
 
     Args:
-        data: a corpus with classes, as of :func:`classifiers.splits`.
+        data: a corpus with classes, as of ``splits.splits``.
         class_counts: how many of its largest classes there are.
         width: of the block.
         seeds: of the training.
         train_limit: texts to train on, the same number of each class; 0 for as many as there are. With a limit, every
-            number of classes has as many texts to train on, and so as many steps an epoch.
+            number of classes has as many texts to train on, and so as many steps per epoch.
         utterances: of the test texts, drawn with their class balance, on which directions and similarities are
             measured.
         settings: of :func:`self_attention`.
 
     Returns:
-        A row a classifier: classes, seed; accuracy on the test texts with its interval (ci_low, ci_high), chance (the
-        share of the most frequent class in them); auc, with auc_low and auc_high: the area under the ROC curve of
-        ``class_directions.separation``, mean over classes; cosine, with cosine_low and cosine_high: mean over pairs of
+        One row per classifier: classes, seed; accuracy on the test texts with its interval (ci_low, ci_high), chance
+        (the share of the most frequent class in them); auc, with auc_low and auc_high: the area under the ROC curve of
+        ``directions.separation``, mean over classes; cosine, with cosine_low and cosine_high: mean over pairs of
         classes of the cosine of their mean vectors; cosine_least and cosine_most: of a single pair; hidden, key and
         value: similarity inside an utterance, after the block and in it. Intervals are 95 % ones over utterances. A
-        class of which no utterance is classified correctly has no representative, and so no part in the area.
+        class of which no utterance is classified correctly has no representative and no part in the area.
     """
     rows = []
-    for count, seed, corpora in _work(data, class_counts, seeds, train_limit):
-        folder = self_attention(
-            *corpora[:2], seed=seed, block={"hidden_size": width, "entropy_weight": 0.0}, **settings
-        )
-        measured = stratified(corpora[2], utterances)
+    for count, seed, corpora in _cells(data, class_counts, seeds, train_limit):
+        folder = _one_block(corpora, width, seed, settings)
+        measured, model = stratified(corpora[2], utterances), load_model(str(folder))
         predictions = predict(folder, measured)
-        model = load_model(str(folder))
         correct = (predictions["label"] == predictions["predicted"]).to_numpy()
-        directions = _directions(class_vectors(model, measured), np.asarray(measured.labels), correct)
+        found = _directions(class_vectors(model, measured), np.asarray(measured.labels), correct)
         table = measure(model, measured, "utterance_similarity", progress=False)["utterance_similarity"]
         last = table[table["layer"] == table["layer"].max()].set_index("space")["similarity"]
-        rows.append({**_scored(count, seed, folder, corpora[2]), **directions, **last[list(SPACES)]})
+        rows.append({**_scored(count, seed, folder, corpora[2]), **found, **last[["hidden", "key", "value"]]})
     return pd.DataFrame(rows)
 
 
@@ -89,19 +94,18 @@ def accuracy_by_width(
         widths: of the block.
 
     Returns:
-        A row a classifier: classes, seed, accuracy, ci_low, ci_high and chance as of :func:`directions_by_count`, and
-        width.
+        One row per classifier: classes, seed, accuracy, ci_low, ci_high and chance as of :func:`directions_by_count`,
+        and width.
     """
     rows = []
-    for count, seed, corpora in _work(data, class_counts, seeds, train_limit):
+    for count, seed, corpora in _cells(data, class_counts, seeds, train_limit):
         for width in widths:
-            block = {"hidden_size": width, "entropy_weight": 0.0}
-            folder = self_attention(*corpora[:2], seed=seed, block=block, **settings)
+            folder = _one_block(corpora, width, seed, settings)
             rows.append({**_scored(count, seed, folder, corpora[2]), "width": width})
     return pd.DataFrame(rows)
 
 
-def _work(data: str, class_counts: Sequence[int], seeds: Sequence[int], train_limit: int) -> tqdm:
+def _cells(data: str, class_counts: Sequence[int], seeds: Sequence[int], train_limit: int) -> tqdm:
     whole = splits(data)
     chosen = {count: _chosen(whole, count, train_limit) for count in class_counts}
     cells = [(count, seed, corpora) for count, corpora in chosen.items() for seed in seeds]
@@ -112,52 +116,38 @@ def _chosen(whole: Sequence[Corpus], count: int, train_limit: int) -> list[Corpu
     return largest_classes(whole, count, -(-train_limit // count))
 
 
+def _one_block(corpora: Sequence[Corpus], width: int, seed: int, settings: dict) -> Path:
+    block = {"hidden_size": width, "entropy_weight": 0.0}
+    return self_attention(*corpora[:2], seed=seed, block=block, **settings)
+
+
 def _scored(count: int, seed: int, folder: Path, test: Corpus) -> dict[str, float]:
-    labels = np.bincount(test.labels)
-    scores = accuracy(predict(folder, test))
-    return {"classes": count, "seed": seed, **scores, "chance": labels.max() / labels.sum()}
+    chance = np.bincount(test.labels).max() / len(test)
+    return {"classes": count, "seed": seed, **accuracy(predict(folder, test)), "chance": chance}
 
 
-def _directions(
-    vectors: Float[np.ndarray, "utterance width"],
-    labels: Int[np.ndarray, " utterance"],
-    correct: Bool[np.ndarray, " utterance"],
-) -> dict[str, float]:
+def _directions(vectors: Vectors, labels: Labels, correct: Correct) -> dict[str, float]:
     similar = cosines(vectors)
 
-    def numbers(kept: Int[np.ndarray, " kept"]) -> list[float]:
+    def numbers(kept: Kept) -> list[float]:
         areas = mean_areas(similar, labels, correct, kept)
         known = areas[np.isfinite(areas)]
         return [known.mean() if len(known) else np.nan, mean_cosines(vectors[kept], labels[kept]).mean()]
 
-    (auc, cosine), (auc_low, cosine_low), (auc_high, cosine_high) = over_utterances(numbers, len(labels))
+    ends = zip(("", "_low", "_high"), over_utterances(numbers, len(labels)), strict=True)
+    found = {f"{name}{end}": v for end, values in ends for name, v in zip(("auc", "cosine"), values, strict=True)}
     pairs = mean_cosines(vectors, labels)
-    return {
-        **{"auc": auc, "auc_low": auc_low, "auc_high": auc_high},
-        **{"cosine": cosine, "cosine_low": cosine_low, "cosine_high": cosine_high},
-        **{"cosine_least": pairs.min(), "cosine_most": pairs.max()},
-    }
+    return {**found, "cosine_least": pairs.min(), "cosine_most": pairs.max()}
 
 
-def mean_cosines(
-    vectors: Float[np.ndarray, "utterance width"], labels: Int[np.ndarray, " utterance"]
-) -> Float[np.ndarray, " pair"]:
+def mean_cosines(vectors: Vectors, labels: Labels) -> Float[np.ndarray, " pair"]:
     """The cosine of the mean vectors of every two classes.
 
-    Their mean is −1 / (K − 1) at least, of K classes; where all of them are that, the K directions are those of a
+    With K classes their mean is at least −1 / (K − 1); where all of them equal that, the K directions are those of a
     simplex, as far apart as can be.
     """
     means = np.stack([vectors[labels == label].mean(0) for label in np.unique(labels)])
     return cosines(means)[np.triu_indices(len(means), 1)]
-
-
-def simplex_cosine(classes: int) -> float:
-    """The cosine of two of so many directions when they are as far apart as can be: −1 / (K − 1).
-
-    >>> simplex_cosine(2), simplex_cosine(5)
-    (-1.0, -0.25)
-    """
-    return -1 / (classes - 1)
 
 
 def least_widths(found: pd.DataFrame, share: float = ENOUGH) -> pd.DataFrame:
@@ -169,7 +159,7 @@ def least_widths(found: pd.DataFrame, share: float = ENOUGH) -> pd.DataFrame:
 
     Returns:
         Columns classes, largest (accuracy of the largest width), wanted (its share), width (the least whose accuracy,
-        mean over seeds, is that), and lowest and highest (the same of a single seed).
+        mean over seeds, reaches it), and lowest and highest (the same of a single seed).
     """
     wide = found.pivot(index=["classes", "seed"], columns="width", values="accuracy").sort_index(axis=1)
     mean = wide.groupby("classes").mean()
@@ -177,13 +167,13 @@ def least_widths(found: pd.DataFrame, share: float = ENOUGH) -> pd.DataFrame:
     def least(table: pd.DataFrame) -> pd.Series:
         return table.ge(share * table.iloc[:, -1], axis=0).idxmax(axis=1)
 
-    of_seeds = least(wide).groupby("classes")
+    single = least(wide).groupby("classes")
     columns = {"largest": mean.iloc[:, -1], "wanted": share * mean.iloc[:, -1], "width": least(mean)}
-    return pd.DataFrame({**columns, "lowest": of_seeds.min(), "highest": of_seeds.max()}).reset_index()
+    return pd.DataFrame({**columns, "lowest": single.min(), "highest": single.max()}).reset_index()
 
 
 def before_gain(norm: nn.LayerNorm, vectors: Float[np.ndarray, "vector width"]) -> Float[np.ndarray, "vector width"]:
-    """What a layer norm gives, without its bias and its gain: vectors of mean 0 and norm √d, if no gain is 0."""
+    """The output of a layer norm without its bias and its gain: vectors of mean 0 and norm √d, if no gain is 0."""
     gain, bias = (weight.detach().double().numpy() for weight in (norm.weight, norm.bias))
     return (vectors - bias) / gain
 
@@ -199,11 +189,10 @@ def circle(data: str, classes: int, seed: int = 0, train_limit: int = 0, **setti
         Columns x and y ([CLS] after the norm, without bias and gain, in the plane orthogonal to (1, 1, 1)), and class
         (by name).
     """
-    train, validation, test = _chosen(splits(data), classes, train_limit)
-    block = {"hidden_size": 3, "entropy_weight": 0.0}
-    folder = self_attention(train, validation, seed=seed, block=block, **settings)
+    corpora = _chosen(splits(data), classes, train_limit)
+    folder = _one_block(corpora, 3, seed, settings)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
-    vectors = before_gain(model.encoder.layers[0].norm, class_vectors(load_model(str(folder)), test))
+    vectors = before_gain(model.encoder.layers[0].norm, class_vectors(load_model(str(folder)), corpora[2]))
     plane = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
     x, y = plane @ vectors.T
-    return pd.DataFrame({"x": x, "y": y, "class": [test.classes[label] for label in test.labels]})
+    return pd.DataFrame({"x": x, "y": y, "class": np.array(corpora[2].classes)[corpora[2].labels]})

@@ -1,29 +1,26 @@
-"""Fosse et al. (2023), sections 2.2 and 4: classifiers of self-attention alone."""
+"""Numbers of several trainings: what the paper prints beside them, and what decides its claims (Fosse et al. 2023)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis_lib.measurement.measuring import grouped
+from analysis_lib.measurement import grouped
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.papers.claims import published
-from analysis_lib.papers.old_claims import Estimate, EstimatedClaim, estimated
+from analysis_lib.papers.claims import Estimate, published, verdicts_of_estimates
 
-FOSSE = "Fosse et al. 2023"
-# How far below the published accuracy ours may lie.
-MARGIN = 0.03
 # Attention has become sparse where its entropy is below this share of that without a weight on it.
 SPARSE = 0.9
+
+# --- What the paper prints ----------------------------------------------------------------------------
 
 
 def published_accuracies(model: str) -> pd.DataFrame:
     """Table 1 of a model, ``bert-finetuned`` or ``self-attention-1-layer``: dataset, published (a share)."""
-    table = published("fosse_table1_accuracy")
-    table = table[table["model"] == model].rename(columns={"accuracy_percent": "published"})
-    return table.assign(published=table["published"] / 100)[["dataset", "published"]].reset_index(drop=True)
+    table = published("fosse_table1_accuracy").query("model == @model")
+    return table.assign(published=table["accuracy_percent"] / 100)[["dataset", "published"]].reset_index(drop=True)
 
 
 def published_depths() -> pd.DataFrame:
@@ -39,198 +36,115 @@ def published_entropies() -> pd.DataFrame:
     return table[["dataset", "entropy_weight", "quantity", "published"]].astype({"entropy_weight": float})
 
 
-def _over_seeds(found: pd.DataFrame, statistic: Callable[[pd.DataFrame], float]) -> Estimate:
-    """The mean over seeds of a number of one seed's rows, with its interval."""
+def beside_published(found: pd.DataFrame, printed: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
+    """Numbers of several seeds beside published ones.
+
+    Args:
+        found: with the columns of ``on``, and value.
+        printed: with the columns of ``on``, and published.
+        on: what identifies a number, such as layers, layer and quantity.
+
+    Returns:
+        The columns of ``on``; mean and ``spread over seeds`` (the standard deviation), published, and ``difference in
+        spreads``: how many spreads our mean lies above the published value, as text.
+    """
+    groups = found.groupby([*on], dropna=False)["value"]
+    both = groups.agg(mean="mean", spread="std").reset_index().merge(printed, on=[*on], how="left")
+    ratio = (both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0)
+    # The spread of a few seeds does not carry more than one decimal of a ratio to it.
+    difference = ["–" if pd.isna(number) else f"{number:+.1f}" for number in ratio]
+    return both.rename(columns={"spread": "spread over seeds"}).assign(**{"difference in spreads": difference})
+
+
+# --- Verdicts -----------------------------------------------------------------------------------------
+
+# Of the rows of one seed.
+SeedStatistic = Callable[[pd.DataFrame], float]
+
+
+def over_seeds(found: pd.DataFrame, statistic: SeedStatistic) -> Estimate:
+    """The mean over seeds of a number computed from the rows of one seed, with its 95 % interval."""
     return seed_interval([statistic(rows) for _, rows in found.groupby("seed")])
 
 
-def fosse_accuracy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
-    """Whether one layer reaches the accuracy of Table 1, for every dataset that it has.
+def verdicts(
+    found: pd.DataFrame,
+    statistics: Mapping[str, SeedStatistic],
+    group: str = "dataset",
+    decidable: Callable[[str, pd.DataFrame], bool] = lambda claim, rows: True,
+) -> pd.DataFrame:
+    """The verdicts on claims whose number has one value per seed; intervals are over seeds.
 
     Args:
-        found: from ``trials.trials_on``.
+        found: from ``trials``.
+        statistics: by the id of a claim, what computes its number from the rows of one seed.
+        group: the column whose values are judged each for itself.
+        decidable: whether the rows of a group can decide a claim; where not, it has no interval and is undecided.
 
     Returns:
-        The column dataset, then those of ``verdicts``; no row for other datasets.
+        The column ``group``, then those of ``claims.verdicts_of_estimates``.
     """
-    printed = published_accuracies("self-attention-1-layer").set_index("dataset")["published"]
-    one = found[(found["layers"] == 1) & (found["entropy_weight"] == 0) & (found["quantity"] == "accuracy")]
     frames = {}
-    for dataset, rows in one.groupby("dataset", sort=False):
-        if dataset in printed.index:
-            claim = (
-                "Table 1",
-                f"One layer of self-attention reaches {100 * printed[dataset]:.1f} % accuracy, less three points.",
-                "accuracy on the test set, mean over seeds",
-                float(printed[dataset]) - MARGIN,
-                seed_interval(rows["value"]),
-            )
-            frames[dataset] = estimated([claim], FOSSE)
-    return grouped(frames, "dataset") if frames else estimated([], FOSSE).assign(dataset=[])
+    for name, rows in found.groupby(group, sort=False):
+        estimates = {claim: over_seeds(rows, statistic) for claim, statistic in statistics.items()}
+        for claim in statistics:
+            if not decidable(claim, rows):
+                estimates[claim] = (estimates[claim][0], math.nan, math.nan)
+        frames[name] = verdicts_of_estimates(estimates)
+    return grouped(frames, group)
 
 
-def fosse_depth_verdicts(found: pd.DataFrame) -> pd.DataFrame:
-    """The claims of section 4.1 on keys and values by depth, for each dataset. The sample is the seeds.
-
-    Args:
-        found: from ``trials.trials_on``, with models of two layers or more.
-
-    Returns:
-        The column dataset, then those of ``verdicts``.
-    """
-    found = found[found["entropy_weight"] == 0]
-    return grouped({name: _depth(rows) for name, rows in found.groupby("dataset", sort=False)}, "dataset")
-
-
-def _depth(found: pd.DataFrame) -> pd.DataFrame:
-    claims: list[EstimatedClaim] = []
-    for space, plural in (("key", "Keys"), ("value", "Values")):
-        similar = found[found["quantity"] == space]
-        claims += [
-            (
-                "sec. 4.1",
-                f"{plural} are more alike in the last layer than in the first.",
-                "similarity in the last layer minus that in the first, mean over the models of two layers or more",
-                0.0,
-                _over_seeds(similar, _last_minus_first),
-            ),
-            (
-                "sec. 4.1",
-                f"{plural} of the last layer are more alike the more layers there are.",
-                "similarity in the last layer of the deepest model minus that of the shallowest",
-                0.0,
-                _over_seeds(similar, _deepest_minus_shallowest),
-            ),
-        ]
-    return estimated(claims, FOSSE)
-
-
-def _last_layer(similar: pd.DataFrame) -> pd.Series:
+def _last_layer(rows: pd.DataFrame, space: str) -> pd.Series:
     """The similarity in the last layer, by the number of layers."""
-    return similar[similar["layer"] == similar["layers"]].set_index("layers")["value"].sort_index()
+    return rows[(rows["quantity"] == space) & (rows["layer"] == rows["layers"])].set_index("layers")["value"]
 
 
-def _deepest_minus_shallowest(similar: pd.DataFrame) -> float:
-    last = _last_layer(similar)
+def last_minus_first(rows: pd.DataFrame, space: str) -> float:
+    """The similarity of keys or values in the last layer minus that in the first, mean over models of two or more."""
+    first = rows[(rows["quantity"] == space) & (rows["layer"] == 1)].set_index("layers")["value"]
+    return float((_last_layer(rows, space) - first).drop(1, errors="ignore").mean())
+
+
+def deepest_minus_shallowest(rows: pd.DataFrame, space: str) -> float:
+    """The similarity of keys or values in the last layer of the deepest model minus that of the shallowest."""
+    last = _last_layer(rows, space).sort_index()
     return float(last.iloc[-1] - last.iloc[0]) if len(last) > 1 else math.nan
 
 
-def _last_minus_first(similar: pd.DataFrame) -> float:
-    last, first = _last_layer(similar), similar[similar["layer"] == 1].set_index("layers")["value"]
-    return float((last - first).drop(1, errors="ignore").mean())
+def by_weight(rows: pd.DataFrame, quantity: str) -> pd.Series:
+    """A quantity of the models of one layer by the weight of entropy in the loss, in ascending order."""
+    return rows[rows["quantity"] == quantity].set_index("entropy_weight")["value"].sort_index()
 
 
-def fosse_entropy_verdicts(found: pd.DataFrame) -> pd.DataFrame:
-    """The claims of section 4.2 on the weight of entropy, for each dataset. The sample is the seeds.
-
-    What the model does with sparse attention is undecided where attention has not become sparse.
-
-    Args:
-        found: from ``trials.trials_on``, with one layer and two weights or more, 0 among them.
-
-    Returns:
-        The column dataset, then those of ``verdicts``.
-    """
-    found = found[found["layers"] == 1]
-    return grouped({name: _entropy(rows) for name, rows in found.groupby("dataset", sort=False)}, "dataset")
+def kept(rows: pd.DataFrame, quantity: str) -> float:
+    """A quantity at the largest weight of entropy, divided by that without a weight."""
+    values = by_weight(rows, quantity)
+    return float(values.iloc[-1] / values.loc[0.0])
 
 
-def _entropy(found: pd.DataFrame) -> pd.DataFrame:
-    def by_weight(rows: pd.DataFrame, quantity: str) -> pd.Series:
-        return rows[rows["quantity"] == quantity].set_index("entropy_weight")["value"].sort_index()
-
-    def trend(rows: pd.DataFrame) -> float:
-        values = by_weight(rows, "value")
-        # Of values that are all the same it is not defined: they have no trend.
-        return float(stats.spearmanr(values.index, values).statistic) if values.nunique() > 1 else 0.0
-
-    def kept(quantity: str) -> Callable[[pd.DataFrame], float]:
-        """At the largest weight, over that without."""
-        return lambda rows: float(by_weight(rows, quantity).iloc[-1] / by_weight(rows, quantity).loc[0.0])
-
-    def change(rows: pd.DataFrame) -> float:
-        return abs(np.log(kept("key_norm")(rows))) - abs(np.log(max(kept("key")(rows), 1e-9)))
-
-    def loss(rows: pd.DataFrame) -> float:
-        accuracies = by_weight(rows, "accuracy")
-        return float(accuracies.iloc[-1] - accuracies.loc[0.0])
-
-    sparse = _over_seeds(found, kept("entropy"))[0] < SPARSE
-
-    def if_sparse(statistic: Callable[[pd.DataFrame], float]) -> Estimate:
-        value, low, high = _over_seeds(found, statistic)
-        return (value, low, high) if sparse else (value, math.nan, math.nan)
-
-    claims: list[EstimatedClaim] = [
-        (
-            "sec. 4.2",
-            "The entropy of attention falls as its weight in the loss rises.",
-            "1 − entropy at the largest weight, over that without",
-            1 - SPARSE,
-            _over_seeds(found, lambda rows: 1 - kept("entropy")(rows)),
-        ),
-        (
-            "sec. 4.2",
-            "Values grow more alike as the weight rises.",
-            "rank correlation with the weight",
-            0.0,
-            if_sparse(trend),
-        ),
-        (
-            "sec. 4.2",
-            "Keys do not become orthogonal.",
-            "similarity of the keys at the largest weight, over that without",
-            0.5,
-            if_sparse(kept("key")),
-        ),
-        (
-            "sec. 4.2",
-            "The model plays on the norm of the keys.",
-            "mean norm of the keys at the largest weight, over that without",
-            1.0,
-            if_sparse(kept("key_norm")),
-        ),
-        (
-            "sec. 4.2",
-            "It does so more than on their direction.",
-            "|ln| of that ratio of norms minus |ln| of the ratio of similarities",
-            0.0,
-            if_sparse(change),
-        ),
-        (
-            "sec. 4.2",
-            "Sparse attention costs no accuracy.",
-            "accuracy at the largest weight minus that without",
-            -MARGIN,
-            if_sparse(loss),
-        ),
-    ]
-    return estimated(claims, FOSSE)
+def trend(rows: pd.DataFrame, quantity: str) -> float:
+    """Spearman's rank correlation of a quantity with the weight of entropy; 0 where the quantity is constant."""
+    values = by_weight(rows, quantity)
+    return float(stats.spearmanr(values.index, values).statistic) if values.nunique() > 1 else 0.0
 
 
-def fosse_sensitivity_verdicts(found: pd.DataFrame) -> pd.DataFrame:
-    """Whether training makes keys and values of one layer alike, for each variant of what the paper leaves open.
+def norm_over_direction(rows: pd.DataFrame) -> float:
+    """|ln| of the ratio :func:`kept` of the norms of keys, minus |ln| of that of their similarities."""
+    return abs(np.log(kept(rows, "key_norm"))) - abs(np.log(max(kept(rows, "key"), 1e-9)))
 
-    Args:
-        found: from ``trials.sensitivity``.
 
-    Returns:
-        The column variant, then those of ``verdicts``.
-    """
-    found = found[(found["layers"] == 1) & found["quantity"].isin(["key", "value"])]
-    frames = {}
-    for variant, rows in found.groupby("variant", sort=False):
-        wide = rows.pivot(index=["quantity", "seed"], columns="stage", values="value")
-        gains = wide["trained"] - wide["untrained"]
-        claims: list[EstimatedClaim] = [
-            (
-                "sec. 4.1",
-                f"Self-attention builds the convergence of the {space}s of an utterance.",
-                "similarity after training minus that before",
-                0.0,
-                seed_interval(gains[space]),
-            )
-            for space in ("key", "value")
-        ]
-        frames[variant] = estimated(claims, FOSSE)
-    return grouped(frames, "variant")
+def accuracy_gain(rows: pd.DataFrame) -> float:
+    """The accuracy at the largest weight of entropy minus that without a weight."""
+    values = by_weight(rows, "accuracy")
+    return float(values.iloc[-1] - values.loc[0.0])
+
+
+def is_sparse(rows: pd.DataFrame) -> bool:
+    """Whether the largest weight takes the entropy, mean over seeds, below nine tenths of that without a weight."""
+    return over_seeds(rows, lambda seed: kept(seed, "entropy"))[0] < SPARSE
+
+
+def training_gain(rows: pd.DataFrame, space: str) -> float:
+    """The similarity of keys or values in the first layer after training minus that before."""
+    stages = rows[rows["quantity"] == space].set_index("stage")["value"]
+    return stages["trained"] - stages["untrained"]
