@@ -67,7 +67,7 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
         if name == "model" or name.endswith("models"):
             found |= {f"model {model}": models.weights_identity(model) for model in values}
         if name in ("run", "runs"):
-            found |= {f"run {run}": dynamics.fingerprint(run) for run in values}
+            found |= {f"run {run}": dynamics.dynamics_identity(run) for run in values}
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))

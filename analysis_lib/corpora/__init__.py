@@ -10,9 +10,6 @@ from analysis_lib.corpora.loading import data_identity, known_corpora, load_corp
 from analysis_lib.corpora.media import ArrayImage, Sound
 from analysis_lib.corpora.splits import SPLITS, check_draw
 
-# The old name, until every caller has the new one.
-fingerprint = data_identity
-
 __all__ = [
     "PLURAL",
     "SPLITS",

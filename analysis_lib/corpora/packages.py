@@ -55,10 +55,6 @@ def wheel(package: str) -> Path:
     return next(found, None) or _downloaded(package)
 
 
-# The old name, until every caller has the new one.
-fingerprint = pin
-
-
 def download() -> None:
     """Download every pinned package that is not there yet."""
     for line in (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines():

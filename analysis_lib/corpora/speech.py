@@ -33,10 +33,6 @@ def digits_identity() -> str:
     return f"spoken digits {VERSION}, praat-parselmouth=={importlib.metadata.version('praat-parselmouth')}"
 
 
-# The old name, until every caller has the new one.
-fingerprint = digits_identity
-
-
 def spoken_digits(split: str) -> list[tuple[np.ndarray, int, int]]:
     """The words *zero* to *nine* in synthetic voices of three accents, each low and slow, and high and fast.
 

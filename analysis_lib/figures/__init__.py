@@ -1,4 +1,4 @@
-"""What seaborn lacks: the theme, bands of intervals, numbered tables, a slider, and a few plots of more than 15 lines."""
+"""What seaborn lacks: theme, bands of intervals, numbered tables, a slider, and a few plots of more than 15 lines."""
 
 from analysis_lib.figures.cones import cones
 from analysis_lib.figures.contributions import contribution_peaks

@@ -1,5 +1,7 @@
 """Numbered tables, which the book can refer to, a notebook shows and a script prints."""
 
+import re
+
 import numpy as np
 import pandas as pd
 
@@ -42,10 +44,19 @@ class Table:
         return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
 
 
+class TextTable(Table):
+    """A numbered table that prints texts of a corpus as they are: what would be markup in them is not."""
+
+    def _cell(self, value: object) -> str:
+        if isinstance(value, str):
+            return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(value.split()))
+        return super()._cell(value)
+
+
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """Verdicts of ``papers.claims``: the claim, the number that decides it with its interval, and the verdict.
 
-    A column model, dataset or variant comes first, where the verdicts have one.
+    A column model, dataset, variant or classes comes first, where the verdicts have one.
     """
     more = {"above": "more", "below": "less"}
     numbers = [
@@ -60,7 +71,7 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             "number that decides, with 95 % interval": numbers,
         }
     )
-    for group in ("dataset", "model", "variant"):
+    for group in ("dataset", "model", "variant", "classes"):
         if group in verdicts:
             shown.insert(0, group, verdicts[group])
     return Table(shown, name, caption)

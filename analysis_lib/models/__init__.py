@@ -19,9 +19,6 @@ from analysis_lib.models.names import (
     weights_identity,
 )
 
-# The old name, until every caller has the new one.
-fingerprint = weights_identity
-
 __all__ = [
     "MULTIBERTS_SEEDS",
     "MULTIBERTS_STEPS",

@@ -186,9 +186,6 @@ MODEL_LAYOUTS: dict[str, Layout] = {
     ),
 }
 
-# The old name, until every caller has the new one.
-LAYOUTS = MODEL_LAYOUTS
-
 
 def layout_for(name: str, model_type: str) -> Layout:
     """The layout of an architecture; ``name`` is the model's, for the error.

@@ -1,1 +1,1 @@
-"""Fosse, Nguyen, Sébillot and Gravier (TALN 2023): the direction of the cone is the class."""
+"""Fosse et al. (2023): the direction of an utterance is its class, and self-attention makes its tokens alike."""

@@ -13,19 +13,18 @@ from tqdm import tqdm
 from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import processes
-from analysis_lib.measurement.measuring import measure
-from analysis_lib.measurement.tables import grouped
-from analysis_lib.models.loading import load_model
-from analysis_lib.papers.fosse.classifiers import UTTERANCES, splits, stratified
+from analysis_lib.measurement import grouped, measure, processes
+from analysis_lib.models import load_model
+from analysis_lib.papers.fosse.splits import UTTERANCES, splits, stratified
+from analysis_lib.training import accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write
-from analysis_lib.training.text_classifiers import Classification, accuracy, finetune, predict, self_attention
+from analysis_lib.training.text_classifiers import Classification
 
 COLUMNS = ["quantity", "layer", "value"]
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
 DATASETS = ("hatexplain", "yelphat", "e-snli")
-# What is open in the paper, and changes its numbers: settings of the block, and of the training.
+# What the paper leaves open, and what changes its numbers: settings of the block, and of the training.
 Variant = tuple[dict, dict]
 VARIANTS: dict[str, Variant] = {
     "as here": ({}, {}),
@@ -51,8 +50,8 @@ def trials(
     progress: bool = True,
     **settings,
 ) -> pd.DataFrame:
-    """Train classifiers of self-attention and measure what they do: without a weight on entropy at each depth, and
-    with each weight at a depth of one block.
+    """Train classifiers of self-attention and measure them: without a weight on entropy at each depth, and with each
+    weight at a depth of one block.
 
     Where PyTorch may use several threads, as many classifiers are trained at once.
 
@@ -68,25 +67,18 @@ def trials(
         settings: of :func:`self_attention`.
 
     Returns:
-        A row a number: layers, entropy_weight, seed, quantity, layer (missing for accuracy and epochs) and value. The
-        quantities are ``accuracy`` (share of the test corpus), ``epochs`` (after which the state was best), ``key``,
-        ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3), ``entropy`` (of the attention
-        rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+        One row per number: layers, entropy_weight, seed, quantity, layer (missing for accuracy and epochs) and value.
+        The quantities are ``accuracy`` (share of the test corpus), ``epochs`` (after which the state was best),
+        ``key``, ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3), ``entropy`` (of the
+        attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
-        AnalysisError: as :func:`self_attention`; a depth, weight or seed that cannot be.
+        AnalysisError: as :func:`self_attention`; a depth, weight or seed is out of range.
     """
     # One block without a weight is what those with a weight are compared with.
     weights = [0.0, *map(float, entropy_weights)] if entropy_weights else []
     cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, weight) for weight in weights)])
-    work = [
-        (
-            {"layers": depth, "entropy_weight": weight, "seed": seed},
-            {**settings, "layers": depth, "block": {**(block or {}), "entropy_weight": weight}, "seed": seed},
-        )
-        for seed in seeds
-        for depth, weight in cells
-    ]
+    work = [_work(depth, weight, seed, block or {}, settings) for seed in seeds for depth, weight in cells]
     return _all_trials(train, validation, test, work, utterances, progress)
 
 
@@ -102,25 +94,28 @@ def sensitivity(
     progress: bool = True,
     **settings,
 ) -> pd.DataFrame:
-    """What the numbers of :func:`trials` owe to what the paper leaves open.
+    """How the numbers of :func:`trials` depend on what the paper leaves open.
 
     Args:
-        variants: by what to call it, how a block and its training differ.
+        variants: by name, how a block and its training differ.
 
     Returns:
         The columns variant, stage, and those of :func:`trials`. The stage is ``trained``, or ``untrained`` for the
         similarities of the same block with other random weights and no training.
     """
     work = [
-        (
-            {"variant": name, "layers": depth, "entropy_weight": 0.0, "seed": seed},
-            {**settings, **rules, "layers": depth, "block": {**block, "entropy_weight": 0.0}, "seed": seed},
-        )
+        _work(depth, 0.0, seed, block, {**settings, **rules}, variant=name)
         for seed in seeds
         for name, (block, rules) in variants.items()
         for depth in layers
     ]
     return _all_trials(train, validation, test, work, utterances, progress, untrained=True)
+
+
+def _work(layers: int, weight: float, seed: int, block: dict, settings: dict, **columns: str) -> tuple[dict, dict]:
+    """The columns that say which classifier it is, and its settings."""
+    chosen = {**settings, "layers": layers, "block": {**block, "entropy_weight": weight}, "seed": seed}
+    return {**columns, "layers": layers, "entropy_weight": weight, "seed": seed}, chosen
 
 
 def _all_trials(
@@ -132,19 +127,17 @@ def _all_trials(
     progress: bool,
     untrained: bool = False,
 ) -> pd.DataFrame:
-    """The trial of each pair of columns that tell of it and settings, in their order."""
-    # Not when the turn of that classifier comes, maybe after hours.
-    if not work or any(min(about["layers"] - 1, about["entropy_weight"], about["seed"]) < 0 for about, _ in work):
-        raise AnalysisError(
-            "give depths of one layer or more, weights that are not negative, and a seed or more from 0"
-        )
+    """The trial of each item of :func:`_work`, in their order."""
+    # Refused here, and not when the turn of that classifier comes, maybe after hours.
+    if not work or any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row, _ in work):
+        raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
     frames = []
     one = partial(_trial, train, validation, stratified(test, utterances), test, untrained)
     with _mapped(min(torch.get_num_threads(), len(work))) as mapped:
         found = mapped(one, [settings for _, settings in work])
         bar = tqdm(found, total=len(work), unit="classifier", desc=train.name, disable=None if progress else True)
-        for (about, _), rows in zip(work, bar, strict=True):
-            frames.append(pd.concat([pd.DataFrame(about, rows.index), rows], axis=1))
+        for (row, _), numbers in zip(work, bar, strict=True):
+            frames.append(pd.concat([pd.DataFrame(row, numbers.index), numbers], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -163,22 +156,22 @@ def _trial(
 ) -> pd.DataFrame:
     """Columns quantity, layer and value of one classifier; the stage, too, where its untrained twin is measured."""
     folder = self_attention(train, validation, **settings)
-    longest = settings.get("longest", Classification.longest)
-    rows = [
-        ("accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
-        ("epochs", pd.NA, _best_epoch(folder)),
-        *_measured(str(folder), measured),
-    ]
-    found = pd.DataFrame(rows, columns=COLUMNS).astype({"layer": "Int64"})
+    scores = accuracy(predict(folder, test, settings.get("longest", Classification.longest)))
+    rows = [("accuracy", pd.NA, scores["accuracy"]), ("epochs", pd.NA, _best_epoch(folder))]
+    found = _table([*rows, *_measured(str(folder), measured)])
     if not untrained:
         return found
-    twin = pd.DataFrame(_measured(f"{folder}:untrained", measured), columns=COLUMNS).astype({"layer": "Int64"})
+    twin = _table(_measured(f"{folder}:untrained", measured))
     return pd.concat([found.assign(stage="trained"), twin.assign(stage="untrained")], ignore_index=True)
+
+
+def _table(rows: list[tuple]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=COLUMNS).astype({"layer": "Int64"})
 
 
 def _measured(model: str, corpus: Corpus) -> list[tuple]:
     tables = measure(load_model(model), corpus, METRICS, progress=False)
-    norms = tables["mean_vector"][tables["mean_vector"]["space"] == "key"]
+    norms = tables["mean_vector"].query("space == 'key'")
     return [
         *((row.space, row.layer, row.similarity) for row in tables["utterance_similarity"].itertuples()),
         *(("entropy", row.layer, row.entropy_normalised) for row in tables["attention_entropy"].itertuples()),
@@ -186,7 +179,12 @@ def _measured(model: str, corpus: Corpus) -> list[tuple]:
     ]
 
 
-# --- Corpora with splits, and results of long runs ------------------------------------------------
+def _best_epoch(folder: Path) -> float:
+    epochs = pd.read_csv(folder / "epochs.csv")
+    return float(epochs["epoch"][epochs["accuracy"].idxmax()])
+
+
+# --- Several corpora ----------------------------------------------------------------------------------
 
 
 def dataset_name(data: str) -> str:
@@ -197,6 +195,13 @@ def dataset_name(data: str) -> str:
     """
     name = Path(data).name.partition(":")[0]
     return {"esnli": "e-snli"}.get(name, name)
+
+
+def _refuse_names(data: Sequence[str]) -> None:
+    """Two corpora of one name could not be told apart in the table."""
+    names = [dataset_name(spec) for spec in data]
+    if len(set(names)) < len(names) or not names:
+        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
 
 
 def trials_on(
@@ -233,8 +238,8 @@ def finetuned(
         settings: of :func:`finetune`.
 
     Returns:
-        A row a number: dataset, seed, quantity and value. The quantities are ``accuracy`` (share of the texts of the
-        test split that were drawn) and ``epochs`` (after which the state was best).
+        One row per number: dataset, seed, quantity and value. The quantities are ``accuracy`` (share of the texts of
+        the test split that were drawn) and ``epochs`` (after which the state was best).
     """
     _refuse_names(data)
     if not seeds:
@@ -251,22 +256,14 @@ def finetuned(
     return grouped(frames, "dataset")
 
 
-def _refuse_names(data: Sequence[str]) -> None:
-    """Two corpora of one name could not be told apart in the table."""
-    names = [dataset_name(spec) for spec in data]
-    if len(set(names)) < len(names) or not names:
-        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
-
-
-def _best_epoch(folder: Path) -> float:
-    epochs = pd.read_csv(folder / "epochs.csv")
-    return float(epochs["epoch"][epochs["accuracy"].idxmax()])
+# --- Results of long runs -----------------------------------------------------------------------------
 
 
 def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **settings) -> None:
-    """Run trials at full length and keep what they give: numbers, no texts and no weights.
+    """Run trials at full length and keep their numbers, without texts and weights.
 
-    Writes ``trials.csv``, of :func:`sensitivity` ``sensitivity.csv``, and last ``results.json``, which says of what.
+    Writes ``trials.csv``, the ``sensitivity.csv`` of :func:`sensitivity`, and last ``results.json``, which says how
+    they were made.
 
     Args:
         data: as of :func:`splits`.
@@ -280,7 +277,7 @@ def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **set
     tables = {"trials.csv": trials(*corpora, **settings)}
     if sensitivity_seeds:
         tables["sensitivity.csv"] = sensitivity(*corpora, seeds=sensitivity_seeds)
-    told = {
+    description = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
         "classes": list(corpora[0].classes),
@@ -291,11 +288,11 @@ def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **set
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         write(folder / name, table.to_csv(index=False, float_format="%.6g"))
-    write(folder / "results.json", json.dumps(told, indent=1) + "\n")
+    write(folder / "results.json", json.dumps(description, indent=1) + "\n")
 
 
 def recorded(table: str = "trials") -> pd.DataFrame:
-    """What :func:`record` has written of the corpora of the paper, as it comes with the book.
+    """The results of :func:`record` on the corpora of the paper, as they come with the book.
 
     Args:
         table: trials or sensitivity.
@@ -311,37 +308,19 @@ def recorded(table: str = "trials") -> pd.DataFrame:
     return grouped(frames, "dataset")
 
 
-def _recorded(file: str) -> dict[str, Path]:
-    """Where a file of the results lies, by dataset."""
-    paths = {name: data_directory() / "measurements" / name / file for name in DATASETS}
-    if not (found := {name: path for name, path in paths.items() if path.is_file()}):
-        raise AnalysisError(f"{data_directory() / 'results'} has no {file}: data/README.md says how it is made")
-    return found
-
-
 def recorded_texts() -> pd.DataFrame:
     """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on, and how many seeds."""
     rows = []
     for name, path in _recorded("results.json").items():
-        told = json.loads(path.read_text(encoding="utf-8"))
-        seeds = len(told["settings"]["seeds"])
-        rows.append({"dataset": name, "classes": len(told["classes"]), **told["texts"], "seeds": seeds})
+        description = json.loads(path.read_text(encoding="utf-8"))
+        seeds = len(description["settings"]["seeds"])
+        rows.append({"dataset": name, "classes": len(description["classes"]), **description["texts"], "seeds": seeds})
     return pd.DataFrame(rows)
 
 
-def beside_published(found: pd.DataFrame, published: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
-    """Numbers of several seeds beside published ones.
-
-    Args:
-        found: from :func:`trials`.
-        published: with the columns of ``on``, and ``published``.
-        on: what a number is about, such as layers, layer and quantity.
-
-    Returns:
-        The columns of ``on``; mean and spread (standard deviation) over seeds, seeds (how many), published, and
-        difference: how many spreads our mean lies above the published value (missing for a single seed).
-    """
-    groups = found.groupby(list(on), dropna=False)["value"]
-    summary = groups.agg(mean="mean", spread=lambda values: values.std(ddof=1), seeds="count").reset_index()
-    both = summary.merge(published, on=list(on), how="left")
-    return both.assign(difference=(both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0))
+def _recorded(file: str) -> dict[str, Path]:
+    """Where a file of the results lies, by dataset."""
+    folder = data_directory() / "measurements"
+    if not (found := {name: folder / name / file for name in DATASETS if (folder / name / file).is_file()}):
+        raise AnalysisError(f"{folder} has no {file}: data/README.md says how it is made")
+    return found

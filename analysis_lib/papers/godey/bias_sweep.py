@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis_lib.capture.extraction import Activations, attended_by
-from analysis_lib.capture.inputs import unpadded
+from analysis_lib.capture import Activations, attended_by, unpadded
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics import Anisotropy, MeanVector

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis_lib.measurement.measuring import grouped
+from analysis_lib.measurement import grouped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.papers.claims import Statistic, TableSet, verdicts_of_estimates

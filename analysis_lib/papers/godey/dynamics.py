@@ -20,11 +20,8 @@ from analysis_lib.measurement import shards
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.sources import code_hash, source_hash
 from analysis_lib.metrics import resolve
-from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import wilson
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
-from analysis_lib.papers.godey.directions import singular_directions
 from analysis_lib.training.loop import alone
 from analysis_lib.training.pretraining import checkpoint_name
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
@@ -152,7 +149,7 @@ def dynamics(
         "run": run,
         **asked,
         "checkpoints": run_identity(run),
-        "texts": corpora.fingerprint(data),
+        "texts": corpora.data_identity(data),
         "training": run_description(run),
         "sources": _sources(),
     }
@@ -170,7 +167,7 @@ def dynamics(
     return Dynamics.load(folder)
 
 
-def fingerprint(run: str) -> str:
+def dynamics_identity(run: str) -> str:
     """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures.
 
     Raises:

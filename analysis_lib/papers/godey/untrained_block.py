@@ -15,9 +15,9 @@ import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from analysis_lib.capture.extraction import IMPLEMENTATION
+from analysis_lib.capture import IMPLEMENTATION
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.models.parts import LAYOUTS
+from analysis_lib.models.parts import MODEL_LAYOUTS
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Draw:
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
-        stack = LAYOUTS[kind.model_type].stacks[0]
+        stack = MODEL_LAYOUTS[kind.model_type].stacks[0]
         module = model.get_submodule(stack.blocks.replace("*", "0")).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.weights_seed)

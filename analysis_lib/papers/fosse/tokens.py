@@ -1,10 +1,9 @@
-"""Which tokens decide in a classifier of one block of self-attention, exactly (Fosse et al. 2023, sec. 5).
+"""Exact sums over tokens: which decide in a classifier of one block of self-attention (Fosse et al. 2023, sec. 5).
 
-Without positions the query of [CLS] is the same in every text, and key and value of a token depend on its word alone:
-all that the block knows of a word is one score and one value.
+Without positions the query of [CLS] is the same in every text, and the key and value of a token depend on its word
+alone: all that the block knows of a word is one score and one value.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +14,12 @@ import torch
 import transformers
 from jaxtyping import Bool, Float, Int
 from scipy import special, stats
-from torch import Tensor
 
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.intervals import seed_interval, wilson
+from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
-from analysis_lib.papers.fosse.class_directions import over_utterances
 from analysis_lib.training.text_classifiers import Classification, encode
 
 REMOVED = ("the largest contribution", "the largest weight", "a token at random")
@@ -82,41 +79,29 @@ class OneBlock:
 
 
 def one_block(folder: Path | str) -> OneBlock:
-    """Take a classifier apart that ``training.self_attention`` has trained with one layer.
+    """Take apart a classifier that ``training.self_attention`` has trained with one layer.
 
     Raises:
-        AnalysisError: another architecture, or another number of layers.
+        AnalysisError: it has another architecture, or another number of layers.
     """
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     if not isinstance(model, SelfAttentionForSequenceClassification) or model.config.num_hidden_layers != 1:
         raise AnalysisError(f"{folder} is no classifier of one block of self-attention: train one with layers=1")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    with torch.no_grad():
-        return _taken_apart(model.double(), tokenizer)
-
-
-def _taken_apart(model: SelfAttentionForSequenceClassification, tokenizer: Tokenizer) -> OneBlock:
-    block, dense = model.encoder.layers[0], model.classifier
-    attention, norm = block.attention, block.norm
-    words = model.encoder.word_embeddings.weight
-    cls = words[tokenizer.cls_token_id]
-    bias = torch.zeros_like(cls) if attention.value.bias is None else attention.value.bias
+    dense, words = model.double().classifier, model.encoder.word_embeddings.weight
+    attention, norm = model.encoder.layers[0].attention, model.encoder.layers[0].norm
+    cls, bias = words[tokenizer.cls_token_id], attention.value.bias
     others = (1 - torch.eye(len(dense.weight), dtype=cls.dtype)) / (len(dense.weight) - 1)
     rows, offsets = (part - others @ part for part in (dense.weight, dense.bias))
-
-    def array(tensor: Tensor) -> np.ndarray:
-        return tensor.numpy()
-
-    return OneBlock(
-        tokenizer,
-        [model.config.id2label[label] for label in range(model.config.num_labels)],
-        scores=array(attention.key(words) @ attention.query(cls) * attention.scaling),
-        values=array(words @ attention.value.weight.T),
-        start=array(cls + bias),
-        directions=array(rows * norm.weight),
-        constants=array(rows @ norm.bias + offsets),
-        epsilon=norm.eps,
-    )
+    arrays = {
+        "scores": attention.key(words) @ attention.query(cls) * attention.scaling,
+        "values": words @ attention.value.weight.T,
+        "start": cls if bias is None else cls + bias,
+        "directions": rows * norm.weight,
+        "constants": rows @ norm.bias + offsets,
+    }
+    classes = [model.config.id2label[label] for label in range(model.config.num_labels)]
+    return OneBlock(tokenizer, classes, **{name: a.detach().numpy() for name, a in arrays.items()}, epsilon=norm.eps)
 
 
 def _texts(block: OneBlock, corpus: Corpus, longest: int) -> Iterator[Int[np.ndarray, " token"]]:
@@ -132,14 +117,14 @@ def token_contributions(block: OneBlock, corpus: Corpus, longest: int = Classifi
         longest: tokens of a text that are read, as in training.
 
     Returns:
-        Columns utterance (its place), position (0 is [CLS]), token, special (whether it is [CLS] or [SEP]), class (by
-        name), contribution, weight (a_0j), and chosen (whether the class is the one that is given).
+        Columns utterance (its place), position (0 is [CLS]), token, special (whether it is [CLS] or [SEP]), weight
+        (a_0j), class (by name), contribution, and chosen (whether the class is the one that is given).
     """
     frames = []
     for place, ids in enumerate(_texts(block, corpus, longest)):
         tokens, start = block.terms(ids)
         chosen = (tokens.sum(1) + start + block.constants).argmax()
-        about = {
+        columns = {
             "utterance": place,
             "position": np.arange(len(ids)),
             "token": block.tokenizer.convert_ids_to_tokens(ids.tolist()),
@@ -147,16 +132,10 @@ def token_contributions(block: OneBlock, corpus: Corpus, longest: int = Classifi
             "weight": block.weights(ids),
         }
         frames += [
-            pd.DataFrame({**about, "class": name, "contribution": tokens[label], "chosen": label == chosen})
+            pd.DataFrame({**columns, "class": name, "contribution": tokens[label], "chosen": label == chosen})
             for label, name in enumerate(block.classes)
         ]
-    columns = ["utterance", "position", "token", "special", "class", "contribution", "weight", "chosen"]
-    return pd.concat(frames, ignore_index=True)[columns]
-
-
-def for_the_decision(contributions: pd.DataFrame) -> pd.DataFrame:
-    """The rows of tokens that are not special, with their contributions to the margin of the class that is given."""
-    return contributions[contributions["chosen"] & ~contributions["special"]]
+    return pd.concat(frames, ignore_index=True)
 
 
 def row_entropies(contributions: pd.DataFrame) -> Float[np.ndarray, " utterance"]:
@@ -169,36 +148,27 @@ def concentration(decision: pd.DataFrame, ranks: Sequence[int] = (1, 3, 5)) -> p
     """How much the few largest tokens of a text carry, of its |contributions| and of its attention.
 
     Args:
-        decision: from :func:`for_the_decision`; texts of more tokens than the highest rank are averaged.
+        decision: rows of :func:`token_contributions` on tokens that are not special, for the class that is given;
+            texts of more tokens than the highest rank are averaged.
 
     Returns:
-        A row a rank: tokens (how many of the largest), and for ``contribution``, ``weight``, ``even`` (what equal
-        shares would be) and ``difference`` (of the first two) the mean over texts; with ``_low`` and ``_high`` the
-        ends of the interval over texts of the first two and of their difference.
+        One row per rank: tokens (how many of the largest); contribution and weight, the mean share over texts, each
+        with the ends of its 95 % interval (``_low``, ``_high``); and even, what equal shares would be.
 
     Raises:
         AnalysisError: no text is that long.
     """
-    rows = []
-    for _, text in decision.groupby("utterance"):
-        if len(text) > max(ranks):
-            shares = [_largest(text[column].abs().to_numpy(), ranks) for column in ("contribution", "weight")]
-            rows.append([*shares, np.array(ranks) / len(text), shares[0] - shares[1]])
-    if not rows:
+    texts = [text for _, text in decision.groupby("utterance") if len(text) > max(ranks)]
+    if not texts:
         raise AnalysisError(f"no text has more than {max(ranks)} tokens: give longer ones, or lower ranks")
-    found = np.array(rows)
-    table = pd.DataFrame({"tokens": list(ranks)})
-    for i, name in enumerate(("contribution", "weight", "even", "difference")):
-        estimates = np.array([seed_interval(found[:, i, rank]) for rank in range(len(ranks))])
-        table[name] = estimates[:, 0]
-        if name != "even":
-            table[f"{name}_low"], table[f"{name}_high"] = estimates[:, 1], estimates[:, 2]
-    return table
-
-
-def _largest(sizes: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    """The share of the sum that the few largest have."""
-    return np.sort(sizes)[::-1].cumsum()[np.array(ranks) - 1] / sizes.sum()
+    rows = []
+    for rank in ranks:
+        row = {"tokens": rank, "even": float(np.mean([rank / len(text) for text in texts]))}
+        for name in ("contribution", "weight"):
+            shares = [sizes.nlargest(rank).sum() / sizes.sum() for sizes in (text[name].abs() for text in texts)]
+            row |= dict(zip((name, f"{name}_low", f"{name}_high"), seed_interval(shares), strict=True))
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def rank_agreement(decision: pd.DataFrame) -> Float[np.ndarray, " utterance"]:
@@ -214,11 +184,11 @@ def rank_agreement(decision: pd.DataFrame) -> Float[np.ndarray, " utterance"]:
 def share_of_word(decision: pd.DataFrame, column: str) -> float:
     """The share of a column's variance over tokens that the word explains, adjusted for the number of words; at most 1.
 
-    1 − (variance within words) / (variance of all), with degrees of freedom as denominators; words that occur once tell
+    1 − (variance within words) / (variance of all), with degrees of freedom as denominators; words that occur once say
     nothing about the first and are left out.
 
     Args:
-        decision: from :func:`for_the_decision`.
+        decision: as of :func:`concentration`.
         column: contribution or weight.
     """
     several = decision[decision.groupby("token")["token"].transform("size") > 1]
@@ -244,22 +214,22 @@ def keywords(
         least: words that occur less often are left out, in the measured texts and in those of training.
 
     Returns:
-        A row a class and word: class, token, occurrences (in the measured texts), contribution (mean over them and over
-        classifiers), trained (occurrences in training texts) and share (of these, in texts of the class), the largest
-        mean contribution of a class first.
+        One row per class and word: class, token, occurrences (in the measured texts), contribution (mean over them and
+        over classifiers), trained (occurrences in training texts) and share (of these, in texts of the class), the
+        largest mean contribution of a class first.
     """
-    counts = {name: Counter[str]() for name in block.classes}
-    for ids, label in zip(_texts(block, train, longest), train.labels, strict=True):
-        counts[train.classes[label]].update(block.tokenizer.convert_ids_to_tokens(ids.tolist()))
-    total = sum(counts.values(), Counter())
-    every = pd.concat(found)
-    words = every[~every["special"]].groupby(["class", "token"])["contribution"]
-    table = words.agg(occurrences="size", contribution="mean").reset_index()
+    texts = zip(_texts(block, train, longest), train.labels, strict=True)
+    words = [(train.classes[label], block.tokenizer.convert_ids_to_tokens(ids.tolist())) for ids, label in texts]
+    counts = pd.DataFrame(words, columns=["class", "token"]).explode("token").value_counts().rename("own").reset_index()
+    counts["trained"] = counts.groupby("token")["own"].transform("sum")
+    means = pd.concat(found).query("~special").groupby(["class", "token"])["contribution"]
+    table = means.agg(occurrences="size", contribution="mean").reset_index()
     table["occurrences"] //= len(found)
-    table["trained"] = [total[token] for token in table["token"]]
-    table = table[(table["occurrences"] >= least) & (table["trained"] >= least)].copy()
-    own = zip(table["class"], table["token"], table["trained"], strict=True)
-    table["share"] = [counts[name][token] / trained for name, token, trained in own]
+    table = table.merge(counts.drop_duplicates("token")[["token", "trained"]]).merge(
+        counts.drop(columns="trained"), how="left"
+    )
+    table["share"] = table.pop("own").fillna(0) / table["trained"]
+    table = table[(table["occurrences"] >= least) & (table["trained"] >= least)]
     return table.sort_values(["class", "contribution"], ascending=[True, False], ignore_index=True)
 
 
@@ -283,27 +253,3 @@ def removals(
             places = contributed.argmax(), block.weights(ids)[words].argmax(), random.integers(len(words))
             flips.append([block.margins(np.delete(ids, words[place])).argmax() != chosen for place in places])
     return np.array(flips, dtype=bool).reshape(-1, len(REMOVED))
-
-
-def flip_table(flips: Bool[np.ndarray, "utterance removed"]) -> pd.DataFrame:
-    """The share of decisions that change with each removal, with Wilson's interval.
-
-    Returns:
-        Columns removed, flips (how many), texts, share, ci_low and ci_high.
-    """
-    rows = [
-        (name, int(of.sum()), len(of), of.mean(), *wilson(int(of.sum()), len(of)))
-        for name, of in zip(REMOVED, flips.T, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=["removed", "flips", "texts", "share", "ci_low", "ci_high"])
-
-
-def fewer_flips(flips: Bool[np.ndarray, "utterance removed"]) -> tuple[float, float, float]:
-    """By how much fewer decisions change without the largest weight than without the largest contribution.
-
-    Returns:
-        The difference of the two shares, and its 95 % jackknife interval over texts.
-    """
-    found = over_utterances(lambda kept: [flips[kept, 0].mean() - flips[kept, 1].mean()], len(flips))
-    value, low, high = (float(part[0]) for part in found)
-    return value, low, high

@@ -1,0 +1,214 @@
+"""Classes and directions: the separation against scikit-learn, claims on planted cones, and a small model's vectors."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from analysis_lib import AnalysisError, load_model
+from analysis_lib.corpora import Corpus
+from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.papers import claims
+from analysis_lib.papers.fosse import directions
+from analysis_lib.papers.fosse.directions import (
+    class_vectors,
+    cosines,
+    cosines_of_others,
+    cosines_to,
+    draw_representatives,
+    examples,
+    mean_areas,
+    over_utterances,
+    separation,
+)
+from tests import tiny
+
+
+def test_the_area_is_scikit_learns():
+    random = np.random.default_rng(0)
+    vectors, labels = random.standard_normal((60, 5)), random.integers(0, 3, 60)
+    vectors[:, 0] += labels
+    correct = random.random(60) < 0.7
+    found = separation(vectors, labels, correct).set_index("class")
+    similar = cosines(vectors)
+    for label in range(3):
+        areas = []
+        for i in np.flatnonzero(correct & (labels == label)):
+            rest = np.arange(60) != i
+            areas.append(roc_auc_score(labels[rest] == label, similar[i, rest]))
+        row = found.loc[label]
+        assert row["auc"] == pytest.approx(np.mean(areas), abs=1e-12)
+        assert row["representatives"] == len(areas)
+        assert (row["lowest"], row["highest"]) == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])))
+        assert row["ci_low"] < row["auc"] < row["ci_high"]
+
+
+def test_ties_count_half():
+    found = separation(np.ones((8, 2)), np.arange(8) % 2, np.ones(8, bool))
+    assert found["auc"].tolist() == [0.5, 0.5]
+
+
+def test_planted_cones_separate_and_one_cloud_does_not():
+    random = np.random.default_rng(1)
+    labels, centres = np.arange(200) % 2, np.eye(2, 30)
+    cones = 3 * centres[labels] + random.standard_normal((200, 30)) / 5
+    assert (separation(cones, labels, np.ones(200, bool))["auc"] == 1).all()
+    cloud = separation(random.standard_normal((200, 30)), labels, np.ones(200, bool))
+    assert ((cloud["ci_low"] < 0.5) & (cloud["ci_high"] > 0.5)).all()
+
+
+def test_what_cannot_be_separated_is_refused():
+    vectors = np.eye(4)
+    with pytest.raises(AnalysisError, match="two classes"):
+        separation(vectors, np.zeros(4, int), np.ones(4, bool))
+    with pytest.raises(AnalysisError, match="class 1 was classified correctly"):
+        separation(vectors, np.array([0, 0, 1, 1]), np.array([True, True, False, False]))
+
+
+def test_examples_are_the_nearest_and_farthest_and_never_the_representative():
+    angles = np.radians([0, 10, 70, 30, 50, 100])
+    vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
+    found = examples(cosines_to(vectors, labels, {0: 0, 1: 5}))
+    assert found["representative"].tolist() == [0] * 4 + [1] * 4
+    assert found["which"].tolist() == ["nearest", "farthest", "nearest other", "median other"] * 2
+    assert found["utterance"].tolist() == [1, 2, 3, 4, 4, 3, 2, 1]
+    assert found["class"].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert found["cosine"].tolist()[:4] == pytest.approx(np.cos(np.radians([10, 70, 30, 50])).tolist())
+
+
+def test_the_vectors_are_those_of_the_first_token_in_the_order_of_the_corpus(tmp_path):
+    tiny.save(tmp_path / "bert", "bert")
+    model = load_model(str(tmp_path / "bert"), dtype="float64")
+    corpus = Corpus("texts", tiny.TEXTS)
+    expected = []
+    for text in tiny.TEXTS:
+        ids = torch.tensor([model.tokenizer(text)["input_ids"]])
+        with torch.inference_mode():
+            expected.append(model.model(ids).last_hidden_state[0, 0].numpy())
+    assert np.allclose(class_vectors(model, corpus), np.stack(expected), atol=1e-12)
+
+
+def test_images_are_refused(tmp_path):
+    tiny.save(tmp_path / "vit", "vit")
+    with pytest.raises(AnalysisError, match="reads texts"):
+        class_vectors(load_model(str(tmp_path / "vit")), Corpus("texts", tiny.TEXTS))
+
+
+def cloud_and_cones(utterances: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Vectors in which two classes are one cloud, vectors in which each has a direction, and the classes."""
+    random = np.random.default_rng(2)
+    labels = np.arange(utterances) % 2
+    cloud = random.standard_normal((utterances, 12))
+    return cloud, 2 * np.eye(2, 12)[labels] + random.standard_normal((utterances, 12)) / 3, labels
+
+
+def test_intervals_leave_every_twentieth_utterance_out_of_all_that_is_computed():
+    _, cones, labels = cloud_and_cones(50)
+    correct, similar = np.ones(50, bool), cosines(cones)
+    value, low, high = over_utterances(lambda kept: mean_areas(similar, labels, correct, kept), 50)
+    left_out = []
+    for group in range(20):
+        kept = np.arange(50) % 20 != group
+        left_out.append(separation(cones[kept], labels[kept], correct[kept])["auc"])
+    expected = jackknife_interval(separation(cones, labels, correct)["auc"].to_numpy(), np.array(left_out))
+    assert np.allclose((low, high), expected, atol=1e-12)
+    assert ((low < value) & (value < high)).all()
+
+
+def test_cosines_of_others_are_all_of_a_representative_and_another_class():
+    _, cones, labels = cloud_and_cones(30)
+    correct, kept, similar = np.arange(30) % 3 > 0, np.arange(5, 28), cosines(cones)
+    found = cosines_of_others(similar, labels, correct, kept)
+    for label in range(2):
+        chosen = [r for r in kept if correct[r] and labels[r] == label]
+        rest = [similar[r, j] for r in chosen for j in kept if labels[j] != label]
+        assert sorted(found[label]) == sorted(rest)
+
+
+def test_representatives_are_correct_utterances_of_their_class():
+    labels, correct = np.arange(60) % 3, np.arange(60) % 4 == 0
+    drawn = {seed: draw_representatives(labels, correct, seed) for seed in range(8)}
+    for representatives in drawn.values():
+        assert list(representatives) == [0, 1, 2]
+        assert all(correct[place] and labels[place] == label for label, place in representatives.items())
+    assert draw_representatives(labels, correct, 3) == drawn[3]
+    assert len({tuple(found.values()) for found in drawn.values()}) > 1
+    with pytest.raises(AnalysisError, match="class 2 was classified correctly"):
+        draw_representatives(labels, correct & (labels < 2))
+
+
+def test_cosines_to_a_representative_leave_itself_out():
+    _, cones, labels = cloud_and_cones(12)
+    found = cosines_to(cones, labels, {0: 4, 1: 7})
+    assert found.groupby("representative")["utterance"].apply(list).tolist() == [
+        [i for i in range(12) if i != place] for place in (4, 7)
+    ]
+    assert (found["class"] == labels[found["utterance"]]).all()
+    row = found[(found["representative"] == 1) & (found["utterance"] == 2)].iloc[0]
+    expected = cones[7] @ cones[2] / np.linalg.norm(cones[7]) / np.linalg.norm(cones[2])
+    assert row["cosine"] == pytest.approx(expected)
+
+
+STATISTICS = {
+    "fosse-classes-alike-before": directions.lack_of_separation,
+    "fosse-direction-is-class": directions.least_separation,
+    "fosse-direction-by-fine-tuning": directions.least_gain,
+    "fosse-orthogonal-median": directions.median_orthogonality,
+    "fosse-orthogonal-most": directions.orthogonal_share,
+}
+
+
+def judged(before: np.ndarray, after: np.ndarray, labels: np.ndarray, correct: np.ndarray | None = None):
+    correct = np.arange(len(labels)) % 4 > 0 if correct is None else correct
+    pair = cosines(before), cosines(after)
+    found = over_utterances(
+        lambda kept: [statistic(*pair, labels, correct, kept) for statistic in STATISTICS.values()], len(labels)
+    )
+    return claims.verdicts_of_estimates(dict(zip(STATISTICS, np.transpose(found), strict=True)))
+
+
+def planted_cones(classes: int, noise: float, angle: float = 90.0) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors around a direction per class, the second at an angle to the first, the third orthogonal to both."""
+    random, labels = np.random.default_rng(0), np.arange(40 * classes) % classes
+    second = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+    axes = np.pad([[1, 0, 0], [*second, 0], [0, 0, 1]][:classes], ((0, 0), (0, 9)))
+    return axes[labels] + noise * random.standard_normal((len(labels), 12)), labels
+
+
+def one_cloud(after: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(after.shape)
+
+
+def test_direction_claims_hold_on_one_cloud_that_becomes_two_orthogonal_cones():
+    after, labels = planted_cones(2, noise=0.1)
+    assert judged(one_cloud(after), after, labels)["verdict"].tolist() == ["holds"] * 5
+
+
+def test_direction_claims_fail_on_two_cones_that_become_one_cloud():
+    before, labels = planted_cones(2, noise=0.1)
+    assert judged(before, one_cloud(before), labels)["verdict"].tolist()[:3] == ["does not hold"] * 3
+
+
+@pytest.mark.parametrize("angle", [40, 150])
+def test_classes_at_another_angle_are_told_apart_and_not_orthogonal(angle):
+    after, labels = planted_cones(2, noise=0.1, angle=angle)
+    verdicts = judged(one_cloud(after), after, labels)["verdict"].tolist()
+    assert verdicts == ["holds"] * 3 + ["does not hold"] * 2
+
+
+def test_a_median_of_zero_is_not_most_cosines_near_zero():
+    """Half of one class lies with the other class, half opposite to it."""
+    after, labels = planted_cones(2, noise=0.1)
+    other = labels == 1
+    after[other] = after[labels == 0] * np.where(np.arange(other.sum()) % 2, 1, -1)[:, None]
+    found = judged(one_cloud(after), after, labels, np.ones(len(labels), bool))
+    assert found["value"].iloc[4] < 0.1
+    assert found["verdict"].iloc[4] == "does not hold"
+
+
+def test_of_three_classes_the_one_that_is_told_apart_least_decides():
+    after, labels = planted_cones(3, noise=0.1)
+    assert judged(one_cloud(after), after, labels)["verdict"].tolist()[:3] == ["holds"] * 3
+    two_alike, labels = planted_cones(3, noise=0.1, angle=0)
+    assert judged(one_cloud(after), two_alike, labels, np.ones(len(labels), bool))["value"][1] < 0.8
+    assert judged(one_cloud(after), two_alike, labels)["verdict"][1] != "holds"
