@@ -1,4 +1,4 @@
-"""More classes and less width: the sphere that layer norm leaves, planted directions, and what is drawn of them."""
+"""More classes and less width: the sphere that layer norm leaves, planted directions, and what is trained on them."""
 
 import numpy as np
 import pandas as pd
@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 from analysis_lib import AnalysisError
-from analysis_lib.corpora.loading import Corpus
-from analysis_lib.figures import open_questions as figures
+from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse import counts as class_counts
-from analysis_lib.papers.fosse import question_claims as fosse_questions
-from analysis_lib.papers.fosse.counts import least_widths, mean_cosines, simplex_cosine
+from analysis_lib.papers.fosse import counts
+from analysis_lib.papers.fosse.counts import least_widths, mean_cosines
 from analysis_lib.papers.fosse.splits import largest_classes
 
 
@@ -30,7 +28,7 @@ def test_a_layer_norm_maps_to_an_affine_image_of_a_sphere(width):
     norm = random_norm(width)
     with torch.no_grad():
         vectors = norm(torch.randn(200, width, dtype=torch.float64)).numpy()
-    found = class_counts.before_gain(norm, vectors)
+    found = counts.before_gain(norm, vectors)
     assert np.abs(found.mean(1)).max() < 1e-9
     assert np.linalg.norm(found, axis=1) == pytest.approx(np.full(200, width**0.5), abs=1e-6)
     # The sphere spans the width − 1 dimensions orthogonal to (1, ..., 1), and its image as many around the bias.
@@ -48,7 +46,7 @@ def test_any_number_of_classes_has_a_place_on_the_circle_of_width_three():
     with torch.no_grad():
         vectors = norm(inputs).numpy()
     # A dense layer that undoes gain and bias and takes the cosine to each of the points.
-    points = class_counts.before_gain(norm, vectors)
+    points = counts.before_gain(norm, vectors)
     gain, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
     logits = (points / gain) @ vectors.T - (points / gain @ bias)[:, None]
     assert (logits.argmax(0) == np.arange(classes)).all()
@@ -62,9 +60,9 @@ def test_nothing_is_learned_below_a_norm_of_width_two():
     assert model.encoder.word_embeddings.weight.grad.abs().max() < 1e-6
 
 
-def planted(counts: dict[str, int], name: str = "planted") -> Corpus:
-    classes = sorted(counts)
-    labels = [classes.index(c) for c, count in counts.items() for _ in range(count)]
+def planted(sizes: dict[str, int], name: str = "planted") -> Corpus:
+    classes = sorted(sizes)
+    labels = [classes.index(c) for c, count in sizes.items() for _ in range(count)]
     items = [f"{classes[label]} text {i}" for i, label in enumerate(labels)]
     return Corpus(name, items, labels=labels, classes=classes)
 
@@ -97,10 +95,10 @@ def test_classes_that_are_not_there_are_refused(corpora, count, message):
 def test_mean_directions_of_a_simplex_are_as_far_apart_as_can_be():
     random, labels = np.random.default_rng(0), np.arange(400) % 4
     corners = np.eye(4) - 0.25
-    assert mean_cosines(corners[labels], labels) == pytest.approx([simplex_cosine(4)] * 6)
+    assert mean_cosines(corners[labels], labels) == pytest.approx([-1 / 3] * 6)
     noisy = mean_cosines(corners[labels] + 0.1 * random.standard_normal((400, 4)), labels)
-    assert noisy == pytest.approx([simplex_cosine(4)] * 6, abs=0.05)
-    assert mean_cosines(random.standard_normal((90, 3)), np.arange(90) % 9).mean() >= simplex_cosine(9)
+    assert noisy == pytest.approx([-1 / 3] * 6, abs=0.05)
+    assert mean_cosines(random.standard_normal((90, 3)), np.arange(90) % 9).mean() >= -1 / 8
 
 
 def test_the_least_width_is_the_first_that_gives_the_share():
@@ -131,21 +129,21 @@ def words(monkeypatch, tmp_path):
         return Corpus("words", items, labels=labels, classes=names)
 
     corpora = load(96), load(48), load(48)
-    monkeypatch.setattr(class_counts, "splits", lambda data: corpora)
+    monkeypatch.setattr(counts, "splits", lambda data: corpora)
     folders = (tmp_path / str(i) for i in range(100))
-    train = class_counts.self_attention
-    monkeypatch.setattr(class_counts, "self_attention", lambda *args, **rest: train(*args, next(folders), **rest))
+    train = counts.self_attention
+    monkeypatch.setattr(counts, "self_attention", lambda *args, **rest: train(*args, next(folders), **rest))
 
 
 def test_planted_classes_have_directions_of_their_own(words):
-    found = class_counts.directions_by_count("words", [2, 4], 16, [0, 1], utterances=40, **SETTINGS)
+    found = counts.directions_by_count("words", [2, 4], 16, [0, 1], utterances=40, **SETTINGS)
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
     assert found["chance"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert (found["accuracy"] > 0.9).all()
     assert (found["auc"] > 0.9).all()
     assert (found["cosine_least"] <= found["cosine"]).all()
     assert (found["cosine"] <= found["cosine_most"]).all()
-    assert (found["cosine"] >= found["classes"].map(simplex_cosine) - 1e-9).all()
+    assert (found["cosine"] >= -1 / (found["classes"] - 1) - 1e-9).all()
     for name in ("", "auc", "cosine"):
         low, high = (found[f"{name}_{end}" if name else f"ci_{end}"] for end in ("low", "high"))
         assert (low <= found[name or "accuracy"] + 1e-9).all()
@@ -154,99 +152,13 @@ def test_planted_classes_have_directions_of_their_own(words):
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
-    found = class_counts.accuracy_by_width("words", [4], [2, 16], [0], **SETTINGS).set_index("width")
+    found = counts.accuracy_by_width("words", [4], [2, 16], [0], **SETTINGS).set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
     assert found.loc[16, "accuracy"] > 0.9
 
 
 def test_the_circle_is_a_circle(words):
-    found = class_counts.circle("words", 4, **SETTINGS)
+    found = counts.circle("words", 4, **SETTINGS)
     assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(np.full(48, 3**0.5), abs=1e-4)
     assert sorted(set(found["class"])) == ["ant", "bee", "cat", "dog"]
-
-
-def table_of(auc: float, cosine: float) -> pd.DataFrame:
-    rows = [
-        {
-            "classes": count,
-            "seed": seed,
-            **{"accuracy": 0.8, "ci_low": 0.7, "ci_high": 0.9, "chance": 1 / count},
-            **{"auc": auc + 0.01 * seed, "auc_low": auc - 0.01, "auc_high": auc + 0.02},
-            **{"cosine": cosine, "cosine_low": cosine - 0.01, "cosine_high": cosine + 0.01},
-            **{"cosine_least": cosine - 0.2, "cosine_most": cosine + 0.2, "hidden": 0.5, "key": 0.4, "value": 0.3},
-        }
-        for count in (2, 4, 8)
-        for seed in (0, 1)
-    ]
-    return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize(("auc", "verdict"), [(0.9, "holds"), (0.755, "undecided"), (0.6, "does not hold")])
-def test_a_direction_a_class_is_judged_by_the_area(auc, verdict):
-    found = fosse_questions.fosse_count_verdicts(table_of(auc, 0.3))
-    areas = found[found["bound"] == 0.75]
-    assert len(areas) == 2
-    assert set(areas["verdict"]) == {verdict}
-    assert areas["value"].tolist() == pytest.approx([auc + 0.005] * 2)
-
-
-@pytest.mark.parametrize(("cosine", "verdict"), [(-0.1, "holds"), (0.5, "does not hold")])
-def test_directions_far_apart_are_judged_by_their_cosine(cosine, verdict):
-    found = fosse_questions.fosse_count_verdicts(table_of(0.9, cosine)).query("bound == 0")
-    assert found["verdict"].tolist() == [verdict] * 2
-
-
-def test_the_figure_of_directions_shows_areas_and_cosines():
-    figure = figures.directions_by_count(table_of(0.9, -0.1))
-    areas, cosines = figure.axes
-    assert areas.lines[0].get_ydata().tolist() == pytest.approx([0.905] * 3)
-    simplex = next(line for line in cosines.lines if "1" in line.get_label())
-    assert simplex.get_ydata()[0] == -1
-    assert [label.get_text() for label in areas.get_xticklabels()] == ["2", "4", "8"]
-
-
-def test_the_figure_of_widths_has_a_line_a_number_of_classes():
-    rows = [
-        {"classes": count, "seed": seed, "width": width, "accuracy": 1 - 1 / width + seed / 100}
-        for count in (2, 8)
-        for seed in (0, 1)
-        for width in (2, 4, 16)
-    ]
-    (axes,) = figures.accuracy_by_width(pd.DataFrame(rows)).axes
-    named = {line.get_label(): line for line in axes.lines}
-    assert named["2 classes"].get_xdata().tolist() == [2, 4, 16]
-    assert named["8 classes"].get_ydata() == pytest.approx([0.505 / 0.9425, 0.755 / 0.9425, 1])
-
-
-def test_the_figure_of_the_circle_has_a_colour_and_a_marker_a_class():
-    angles = np.linspace(0, 6, 30)
-    table = pd.DataFrame({"x": np.cos(angles), "y": np.sin(angles), "class": [*"abc"] * 10})
-    (axes,) = figures.circle(table).axes
-    assert [line.get_label() for line in axes.lines if not line.get_label().startswith("_")] == ["a", "b", "c"]
-    assert len({line.get_marker() for line in axes.lines[-3:]}) == 3
-
-
-def test_the_figure_of_shares_sets_contributions_beside_attention():
-    table = pd.DataFrame({"tokens": [1, 3], "contribution": [0.3, 0.6], "weight": [0.1, 0.4], "even": [0.1, 0.2]})
-    for name in ("contribution", "weight"):
-        table = table.assign(**{f"{name}_low": table[name] - 0.05, f"{name}_high": table[name] + 0.05})
-    (axes,) = figures.shares_of_the_largest(pd.concat([table, table])).axes
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.3, 0.6, 0.1, 0.4])
-    assert [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"] == pytest.approx([0.1, 0.2])
-
-
-@pytest.mark.parametrize(
-    ("entropy", "share", "attended", "verdicts"),
-    [(0.99, 0.7, 0.0, ["holds"] * 3), (0.4, 0.2, 1.0, ["does not hold"] * 3)],
-)
-def test_keywords_and_attention_are_judged(entropy, share, attended, verdicts):
-    random = np.random.default_rng(0)
-    entropies = [entropy + 0.001 * random.standard_normal(50) for _ in range(2)]
-    table = pd.DataFrame({"tokens": [1, 3], "contribution": [0.1, share], "contribution_low": [0, share - 0.05]})
-    shares = [table.assign(contribution_high=[0.2, share + 0.05])] * 2
-    flips = np.zeros((200, 3), dtype=bool)
-    flips[::4, 0], flips[:, 1] = True, random.random(200) < attended
-    found = fosse_questions.fosse_token_verdicts(entropies, shares, [flips, flips])
-    assert found["verdict"].tolist() == verdicts
-    assert found.loc[1, ["value", "ci_low", "ci_high"]].tolist() == pytest.approx([share, share - 0.05, share + 0.05])

@@ -1,4 +1,4 @@
-"""Classes and directions: the separation against scikit-learn, on planted cones and on a small model."""
+"""Classes and directions: the separation against scikit-learn, claims on planted cones, and a small model's vectors."""
 
 import numpy as np
 import pytest
@@ -6,26 +6,21 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.corpora.loading import Corpus, Pair
+from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.papers import claims
+from analysis_lib.papers.fosse import directions
 from analysis_lib.papers.fosse.directions import (
-    attention_vectors,
-    change_of_separation,
     class_vectors,
-    cone,
     cosines,
+    cosines_of_others,
     cosines_to,
     draw_representatives,
     examples,
-    examples_of_each,
     mean_areas,
-    of_head,
     over_utterances,
-    pair_cosines,
     separation,
-    widest_angles,
 )
-from analysis_lib.papers.fosse.splits import fine_tuned
 from tests import tiny
 
 
@@ -70,10 +65,15 @@ def test_what_cannot_be_separated_is_refused():
         separation(vectors, np.array([0, 0, 1, 1]), np.array([True, True, False, False]))
 
 
-def test_examples_are_of_the_right_class_and_not_the_representative():
-    similar = np.array([0.2, 1.0, 0.7, -0.5, 0.9, 0.0, 0.1])
-    own = np.array([True, True, True, True, False, False, False])
-    assert examples(similar, own, 1) == {"nearest": 2, "farthest": 3, "nearest other": 4, "median other": 6}
+def test_examples_are_the_nearest_and_farthest_and_never_the_representative():
+    angles = np.radians([0, 10, 70, 30, 50, 100])
+    vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
+    found = examples(cosines_to(vectors, labels, {0: 0, 1: 5}))
+    assert found["representative"].tolist() == [0] * 4 + [1] * 4
+    assert found["which"].tolist() == ["nearest", "farthest", "nearest other", "median other"] * 2
+    assert found["utterance"].tolist() == [1, 2, 3, 4, 4, 3, 2, 1]
+    assert found["class"].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert found["cosine"].tolist()[:4] == pytest.approx(np.cos(np.radians([10, 70, 30, 50])).tolist())
 
 
 def test_the_vectors_are_those_of_the_first_token_in_the_order_of_the_corpus(tmp_path):
@@ -102,19 +102,6 @@ def cloud_and_cones(utterances: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return cloud, 2 * np.eye(2, 12)[labels] + random.standard_normal((utterances, 12)) / 3, labels
 
 
-def test_the_change_of_separation_is_that_of_the_same_representatives():
-    cloud, cones, labels = cloud_and_cones(80)
-    correct = np.arange(80) % 5 > 0
-    change = change_of_separation(cloud, cones, labels, correct)
-    for column, vectors in (("before", cloud), ("after", cones)):
-        assert change[column].tolist() == separation(vectors, labels, correct)["auc"].tolist()
-    assert change["difference"].to_numpy() == pytest.approx((change["after"] - change["before"]).to_numpy())
-    assert (change["ci_low"] > 0.2).all()
-    assert (change["ci_high"] > change["difference"]).all()
-    none = change_of_separation(cones, cones, labels, correct)
-    assert none[["difference", "ci_low", "ci_high"]].to_numpy().tolist() == [[0.0] * 3] * 2
-
-
 def test_intervals_leave_every_twentieth_utterance_out_of_all_that_is_computed():
     _, cones, labels = cloud_and_cones(50)
     correct, similar = np.ones(50, bool), cosines(cones)
@@ -128,15 +115,14 @@ def test_intervals_leave_every_twentieth_utterance_out_of_all_that_is_computed()
     assert ((low < value) & (value < high)).all()
 
 
-def test_pairs_are_all_of_a_representative_and_another_utterance():
+def test_cosines_of_others_are_all_of_a_representative_and_another_class():
     _, cones, labels = cloud_and_cones(30)
     correct, kept, similar = np.arange(30) % 3 > 0, np.arange(5, 28), cosines(cones)
-    found = pair_cosines(similar, labels, correct, kept)
+    found = cosines_of_others(similar, labels, correct, kept)
     for label in range(2):
-        of = [r for r in kept if correct[r] and labels[r] == label]
-        own = [similar[r, j] for r in of for j in kept if labels[j] == label and j != r]
-        rest = [similar[r, j] for r in of for j in kept if labels[j] != label]
-        assert [sorted(cosines) for cosines in found[label]] == [sorted(own), sorted(rest)]
+        chosen = [r for r in kept if correct[r] and labels[r] == label]
+        rest = [similar[r, j] for r in chosen for j in kept if labels[j] != label]
+        assert sorted(found[label]) == sorted(rest)
 
 
 def test_representatives_are_correct_utterances_of_their_class():
@@ -163,102 +149,66 @@ def test_cosines_to_a_representative_leave_itself_out():
     assert row["cosine"] == pytest.approx(expected)
 
 
-def test_examples_have_texts_only_if_asked_for():
-    angles = np.radians([0, 10, 70, 30, 50, 100])
-    vectors = np.stack([np.cos(angles), np.sin(angles)], 1)
-    items = ["zero", Pair("ten", "degrees"), "seventy", "thirty", "fifty", "a hundred"]
-    corpus = Corpus("planted", items, labels=[0, 0, 0, 1, 1, 1], classes=["good", "bad"])
-    predicted = ["good", "good", "good", "good", "bad", "bad"]
-    found = examples_of_each(vectors, corpus, predicted, {0: 0}, show_texts=True)
-    assert found["which"].tolist() == ["itself", "nearest", "farthest", "nearest other", "median other"]
-    assert found["text"].tolist() == ["zero", "ten / degrees", "seventy", "thirty", "fifty"]
-    assert found["class"].tolist() == ["good"] * 3 + ["bad"] * 2
-    assert found["predicted"].tolist() == ["good"] * 4 + ["bad"]
-    assert found["cosine"].tolist()[1:] == pytest.approx(np.cos(np.radians([10, 70, 30, 50])).tolist())
-    assert np.isnan(found["cosine"][0])
-    assert "text" not in examples_of_each(vectors, corpus, predicted, {0: 0})
+STATISTICS = {
+    "fosse-classes-alike-before": directions.lack_of_separation,
+    "fosse-direction-is-class": directions.least_separation,
+    "fosse-direction-by-fine-tuning": directions.least_gain,
+    "fosse-orthogonal-median": directions.median_orthogonality,
+    "fosse-orthogonal-most": directions.orthogonal_share,
+}
 
 
-@pytest.mark.parametrize("layer", [1, 3])
-def test_outputs_are_those_of_the_models_own_attention(tmp_path, layer):
-    tiny.save(tmp_path / "bert", "bert")
-    model = load_model(str(tmp_path / "bert"), dtype="float64")
-    own = []
-    attention = model.model.encoder.layer[layer - 1].attention.self
-    values, outputs = attention_vectors(model, tiny.TEXTS[0], layer)
-    hook = attention.register_forward_hook(lambda *args: own.append(args[2][0]))
-    with torch.inference_mode():
-        model.model(torch.tensor([model.tokenizer(tiny.TEXTS[0])["input_ids"]]))
-    hook.remove()
-    heads = own[0][0].unflatten(-1, (2, -1)).transpose(0, 1).numpy()
-    assert np.allclose(outputs, heads, atol=1e-12)
-    assert values.shape == heads.shape
-    if layer == 3:
-        assert np.array_equal(attention_vectors(model, tiny.TEXTS[0], 0)[0], values)
+def judged(before: np.ndarray, after: np.ndarray, labels: np.ndarray, correct: np.ndarray | None = None):
+    correct = np.arange(len(labels)) % 4 > 0 if correct is None else correct
+    pair = cosines(before), cosines(after)
+    found = over_utterances(
+        lambda kept: [statistic(*pair, labels, correct, kept) for statistic in STATISTICS.values()], len(labels)
+    )
+    return claims.verdicts_of_estimates(dict(zip(STATISTICS, np.transpose(found), strict=True)))
 
 
-def test_layers_that_are_not_there_and_attention_by_position_are_refused(tmp_path):
-    tiny.save(tmp_path / "bert", "bert")
-    with pytest.raises(AnalysisError, match="no attention layer 4"):
-        attention_vectors(load_model(str(tmp_path / "bert")), tiny.TEXTS[0], 4)
-    tiny.save(tmp_path / "gpt2", "gpt2")
-    with pytest.raises(AnalysisError, match="depends on positions"):
-        attention_vectors(load_model(str(tmp_path / "gpt2")), tiny.TEXTS[0], 1)
+def planted_cones(classes: int, noise: float, angle: float = 90.0) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors around a direction per class, the second at an angle to the first, the third orthogonal to both."""
+    random, labels = np.random.default_rng(0), np.arange(40 * classes) % classes
+    second = np.cos(np.radians(angle)), np.sin(np.radians(angle))
+    axes = np.pad([[1, 0, 0], [*second, 0], [0, 0, 1]][:classes], ((0, 0), (0, 9)))
+    return axes[labels] + noise * random.standard_normal((len(labels), 12)), labels
 
 
-def test_a_planted_cone_has_its_angle_and_its_lengths():
-    angle, lengths = np.radians(35), np.array([1.0, 2.0, 3.0, 4.0])
-    around = np.array([[1, 0], [-1, 0], [0, 0.6], [0, -0.6]])
-    around /= np.linalg.norm(around, axis=1, keepdims=True)
-    values = lengths[:, None] * np.column_stack([np.full(4, np.cos(angle)), np.sin(angle) * around])
-    found = cone(values, values.mean(0, keepdims=True))
-    planted = found[found["of"] == "value"]
-    assert planted["angle"].tolist() == pytest.approx([35] * 4)
-    assert planted["along"].tolist() == pytest.approx((lengths * np.cos(angle)).tolist())
-    assert planted["aside"].abs().tolist() == pytest.approx((lengths * np.sin(angle)).tolist())
-    # Values on opposite sides of the axis are drawn on opposite sides where the principal direction lies: the longest.
-    assert planted["aside"].iloc[2] * planted["aside"].iloc[3] < 0
-    output = found[found["of"] == "output"].iloc[0]
-    assert np.hypot(output["along"], output["aside"]) == pytest.approx(np.linalg.norm(values.mean(0)))
-    assert output["angle"] < 35
+def one_cloud(after: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(after.shape)
 
 
-def test_no_output_leaves_a_cone_of_its_values():
-    random = np.random.default_rng(0)
-    values = random.standard_normal((40, 7, 5))
-    values[:, :, 0] += random.uniform(0, 4, (40, 1))
-    weights = random.dirichlet(np.full(7, 0.3), (40, 7))
-    found = widest_angles(values, weights @ values)
-    assert found["head"].tolist() == list(range(1, 41))
-    narrow = found[found["value"] <= 90]
-    assert 5 < len(narrow) < 40
-    assert (narrow["output"] <= narrow["value"] + 1e-9).all()
+def test_direction_claims_hold_on_one_cloud_that_becomes_two_orthogonal_cones():
+    after, labels = planted_cones(2, noise=0.1)
+    assert judged(one_cloud(after), after, labels)["verdict"].tolist() == ["holds"] * 5
 
 
-def test_an_encoder_before_and_after_on_texts_drawn_with_the_balance_of_the_classes(tmp_path):
-    tiny.save(tmp_path / "bert", "bert")
-    settings = {"epochs": 1, "learning_rate": 1e-2, "folder": tmp_path / "classifier"}
-    found = fine_tuned(str(tmp_path / "bert"), "reviews", 8, 6, seed=1, **settings)
-    for corpus, split, texts in (
-        (found.train, "train", 8),
-        (found.validation, "validation", 2),
-        (found.test, "test", 6),
-    ):
-        assert corpus.name == f"reviews:{split}"
-        assert np.bincount(corpus.labels).tolist() == [texts / 2] * 2
-    kept, own = (load_model(str(tmp_path / name)) for name in ("bert", "classifier"))
-    weights = [of.model.encoder.layer[0].attention.self.value.weight for of in (found.before, found.after, kept, own)]
-    assert torch.equal(weights[0], weights[2])
-    assert torch.equal(weights[1], weights[3])
-    assert not torch.equal(weights[0], weights[1])
-    whole = fine_tuned(str(tmp_path / "bert"), "reviews", 8, 0, seed=1, **settings)
-    assert len(whole.test) == 2152
+def test_direction_claims_fail_on_two_cones_that_become_one_cloud():
+    before, labels = planted_cones(2, noise=0.1)
+    assert judged(before, one_cloud(before), labels)["verdict"].tolist()[:3] == ["does not hold"] * 3
 
 
-@pytest.mark.parametrize("head", [0, 3, -1])
-def test_heads_count_from_one(head):
-    values, outputs = np.arange(12.0).reshape(2, 3, 2), np.ones((2, 3, 2))
-    of_second = of_head((values, outputs), 2)
-    assert (of_second[0] == values[1]).all()
-    with pytest.raises(AnalysisError, match=f"no head {head}: give one from 1 to 2"):
-        of_head((values, outputs), head)
+@pytest.mark.parametrize("angle", [40, 150])
+def test_classes_at_another_angle_are_told_apart_and_not_orthogonal(angle):
+    after, labels = planted_cones(2, noise=0.1, angle=angle)
+    verdicts = judged(one_cloud(after), after, labels)["verdict"].tolist()
+    assert verdicts == ["holds"] * 3 + ["does not hold"] * 2
+
+
+def test_a_median_of_zero_is_not_most_cosines_near_zero():
+    """Half of one class lies with the other class, half opposite to it."""
+    after, labels = planted_cones(2, noise=0.1)
+    other = labels == 1
+    after[other] = after[labels == 0] * np.where(np.arange(other.sum()) % 2, 1, -1)[:, None]
+    found = judged(one_cloud(after), after, labels, np.ones(len(labels), bool))
+    assert found["value"].iloc[4] < 0.1
+    assert found["verdict"].iloc[4] == "does not hold"
+
+
+def test_of_three_classes_the_one_that_is_told_apart_least_decides():
+    after, labels = planted_cones(3, noise=0.1)
+    assert judged(one_cloud(after), after, labels)["verdict"].tolist()[:3] == ["holds"] * 3
+    two_alike, labels = planted_cones(3, noise=0.1, angle=0)
+    assert judged(one_cloud(after), two_alike, labels, np.ones(len(labels), bool))["value"][1] < 0.8
+    assert judged(one_cloud(after), two_alike, labels)["verdict"][1] != "holds"

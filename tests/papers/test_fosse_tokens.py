@@ -8,7 +8,7 @@ import transformers
 from scipy import stats
 
 from analysis_lib import AnalysisError
-from analysis_lib.corpora.loading import Corpus
+from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.papers.fosse import tokens
 from analysis_lib.training import self_attention
@@ -124,10 +124,10 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     assert first["occurrences"].tolist() == first["trained"].tolist() == [80, 80]
     assert words[words["token"].isin(["one", "two"])]["share"].between(0.2, 0.8).all()
     assert not words["token"].isin(["[CLS]", "[SEP]"]).any()
-    table = tokens.concentration(tokens.for_the_decision(found)).set_index("tokens")
+    table = tokens.concentration(found.query("chosen and not special")).set_index("tokens")
     assert table.loc[1, "contribution"] > 0.5
     assert table.loc[1, "even"] == pytest.approx(1 / 6)
-    assert tokens.share_of_word(tokens.for_the_decision(found), "contribution") > 0.9
+    assert tokens.share_of_word(found.query("chosen and not special"), "contribution") > 0.9
 
 
 def test_shares_of_the_largest_tokens_by_hand():
@@ -142,7 +142,8 @@ def test_shares_of_the_largest_tokens_by_hand():
     assert table["contribution"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
     assert table["weight"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
     assert table["even"].tolist() == [0.25, 0.75]
-    assert table["difference"].tolist() == pytest.approx([0, 0])
+    assert (table["contribution_low"] < table["contribution"]).all()
+    assert (table["contribution"] < table["contribution_high"]).all()
     with pytest.raises(AnalysisError, match="more than 5 tokens"):
         tokens.concentration(decision)
 
@@ -186,13 +187,3 @@ def test_texts_of_one_token_are_left_out_of_removals(trained):
     block, _ = trained
     short = Corpus("short", ["good", "good one"], labels=[0, 0], classes=["fresh"])
     assert len(tokens.removals(block, short)) == 1
-
-
-def test_flips_are_counted_and_compared():
-    flips = np.array([[True, False, False]] * 10 + [[True, True, False]] * 5 + [[False, False, False]] * 25)
-    table = tokens.flip_table(flips).set_index("removed")
-    assert table["flips"].tolist() == [15, 5, 0]
-    assert table["share"].tolist() == [0.375, 0.125, 0]
-    value, low, high = tokens.fewer_flips(flips)
-    assert value == pytest.approx(0.25)
-    assert 0 < low < value < high

@@ -1,17 +1,15 @@
-"""Trials of classifiers: what is drawn, trained and measured, and the published numbers beside."""
+"""Trials of classifiers: what is drawn, trained and measured."""
 
 from collections import Counter
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.corpora.loading import Corpus
-from analysis_lib.papers.fosse.splits import fine_tuned, splits, stratified
+from analysis_lib.corpora import Corpus
+from analysis_lib.papers.fosse.splits import splits, stratified
 from analysis_lib.papers.fosse.trials import (
     VARIANTS,
-    beside_published,
     dataset_name,
     finetuned,
     record,
@@ -21,7 +19,7 @@ from analysis_lib.papers.fosse.trials import (
     trials,
     trials_on,
 )
-from analysis_lib.training import accuracy, predict, self_attention
+from analysis_lib.training import accuracy, finetune, predict, self_attention
 from tests import tiny
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
@@ -87,14 +85,6 @@ def test_trials_are_what_training_and_measuring_give():
     assert 1 <= rest["epochs"] <= 3
 
 
-def test_published_numbers_stand_beside_ours_in_units_of_the_spread():
-    found = pd.DataFrame({"layer": [1, 1, 1, 2, 2], "quantity": "key", "value": [0.2, 0.4, 0.6, 0.5, 0.5]})
-    published = pd.DataFrame({"layer": [1, 2], "quantity": "key", "published": [0.8, 0.4]})
-    both = beside_published(found, published, ["layer", "quantity"]).set_index("layer")
-    assert both.loc[1, ["mean", "spread", "seeds", "difference"]].tolist() == pytest.approx([0.4, 0.2, 3, -2.0])
-    assert np.isnan(both.loc[2, "difference"])
-
-
 REVIEWS = Corpus("reviews", list(TEXTS), labels=[0, 0, 0, 1, 1, 1], classes=["fresh", "rotten"])
 SHORT = {"epochs": 1, "patience": 1, "vocabulary": 200, "progress": False}
 
@@ -140,6 +130,13 @@ def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeyp
     )
     with pytest.raises(AnalysisError, match="x:test has the class plot, which x:train lacks"):
         splits("x")
+
+
+def test_splits_are_drawn_with_the_balance_of_the_classes():
+    for corpus, split, texts in zip(splits("reviews", 8, 6), ("train", "validation", "test"), (8, 2, 6), strict=True):
+        assert corpus.name == f"reviews:{split}"
+        assert Counter(corpus.labels) == {0: texts / 2, 1: texts / 2}
+    assert len(splits("reviews", 8)[2]) == 2152
 
 
 @pytest.mark.parametrize("limits", [(-1, 0), (0, -1)])
@@ -194,7 +191,7 @@ def test_folders_have_the_names_of_the_paper(data, name):
     assert dataset_name(data) == name
 
 
-def test_an_encoder_is_fine_tuned_once_a_corpus_and_seed(tmp_path):
+def test_an_encoder_is_fine_tuned_once_per_corpus_and_seed(tmp_path):
     tiny.save(tmp_path / "bert", "bert")
     file = tmp_path / "mine.csv"
     file.write_text("text,label\n" + "".join(f"{word} {i},{word}\n" for i in range(20) for word in ("good", "bad")))
@@ -206,8 +203,9 @@ def test_an_encoder_is_fine_tuned_once_a_corpus_and_seed(tmp_path):
         for seed in (3, 4)
         for quantity in ("accuracy", "epochs")
     }
-    one = fine_tuned(str(tmp_path / "bert"), data[1], 12, 10, seed=4, **settings)
-    wanted = accuracy(predict(one.folder, one.test))["accuracy"]
+    train, validation, test = splits(data[1], 12, 10, seed=4)
+    folder = finetune(load_model(str(tmp_path / "bert")), train, validation, seed=4, **settings)
+    wanted = accuracy(predict(folder, test))["accuracy"]
     assert found.set_index(["dataset", "seed", "quantity"]).loc[("mine.csv", 4, "accuracy"), "value"] == wanted
 
 

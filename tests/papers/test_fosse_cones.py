@@ -1,0 +1,75 @@
+"""The cone of the values: on planted vectors, and against the attention of a small model."""
+
+import numpy as np
+import pytest
+import torch
+
+from analysis_lib import AnalysisError, load_model
+from analysis_lib.papers.fosse.cones import attention_vectors, cone, widest_angles
+from tests import tiny
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_outputs_are_those_of_the_models_own_attention(tmp_path, layer):
+    tiny.save(tmp_path / "bert", "bert")
+    model = load_model(str(tmp_path / "bert"), dtype="float64")
+    own = []
+    attention = model.model.encoder.layer[layer - 1].attention.self
+    values, outputs = attention_vectors(model, tiny.TEXTS[0], layer)
+    hook = attention.register_forward_hook(lambda *args: own.append(args[2][0]))
+    with torch.inference_mode():
+        model.model(torch.tensor([model.tokenizer(tiny.TEXTS[0])["input_ids"]]))
+    hook.remove()
+    heads = own[0][0].unflatten(-1, (2, -1)).transpose(0, 1).numpy()
+    assert np.allclose(outputs, heads, atol=1e-12)
+    assert values.shape == heads.shape
+    if layer == 3:
+        assert np.array_equal(attention_vectors(model, tiny.TEXTS[0], 0)[0], values)
+
+
+def test_layers_that_are_not_there_and_attention_by_position_are_refused(tmp_path):
+    tiny.save(tmp_path / "bert", "bert")
+    with pytest.raises(AnalysisError, match="no attention layer 4"):
+        attention_vectors(load_model(str(tmp_path / "bert")), tiny.TEXTS[0], 4)
+    tiny.save(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(AnalysisError, match="depends on positions"):
+        attention_vectors(load_model(str(tmp_path / "gpt2")), tiny.TEXTS[0], 1)
+
+
+def test_a_planted_cone_has_its_angle_and_its_lengths():
+    angle, lengths = np.radians(35), np.array([1.0, 2.0, 3.0, 4.0])
+    around = np.array([[1, 0], [-1, 0], [0, 0.6], [0, -0.6]])
+    around /= np.linalg.norm(around, axis=1, keepdims=True)
+    values = lengths[:, None] * np.column_stack([np.full(4, np.cos(angle)), np.sin(angle) * around])
+    found = cone((values[None], values.mean(0)[None, None]), 1)
+    planted = found[found["vector"] == "value"]
+    assert planted["angle"].tolist() == pytest.approx([35] * 4)
+    assert planted["along"].tolist() == pytest.approx((lengths * np.cos(angle)).tolist())
+    assert planted["aside"].abs().tolist() == pytest.approx((lengths * np.sin(angle)).tolist())
+    # Values on opposite sides of the axis are drawn on opposite sides where the principal direction lies: the longest.
+    assert planted["aside"].iloc[2] * planted["aside"].iloc[3] < 0
+    output = found[found["vector"] == "output"].iloc[0]
+    assert np.hypot(output["along"], output["aside"]) == pytest.approx(np.linalg.norm(values.mean(0)))
+    assert output["angle"] < 35
+
+
+def test_no_output_leaves_a_cone_of_its_values():
+    random = np.random.default_rng(0)
+    values = random.standard_normal((40, 7, 5))
+    values[:, :, 0] += random.uniform(0, 4, (40, 1))
+    weights = random.dirichlet(np.full(7, 0.3), (40, 7))
+    found = widest_angles((values, weights @ values))
+    assert found.index.tolist() == list(range(1, 41))
+    narrow = found[found["value"] <= 90]
+    assert 5 < len(narrow) < 40
+    assert (narrow["output"] <= narrow["value"] + 1e-9).all()
+
+
+@pytest.mark.parametrize("head", [0, 3, -1])
+def test_heads_count_from_one(head):
+    values, outputs = np.random.default_rng(0).standard_normal((2, 2, 3, 2))
+    second = cone((values, outputs), 2)
+    lengths = np.hypot(second["along"], second["aside"])
+    assert lengths.tolist() == pytest.approx(np.linalg.norm([*values[1], *outputs[1]], axis=1).tolist())
+    with pytest.raises(AnalysisError, match=f"no head {head}: give one from 1 to 2"):
+        cone((values, outputs), head)
