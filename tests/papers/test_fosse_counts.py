@@ -136,7 +136,7 @@ def words(monkeypatch, tmp_path):
 
 
 def test_planted_classes_have_directions_of_their_own(words):
-    found = counts.directions_by_count("words", [2, 4], 16, [0, 1], utterances=40, **SETTINGS)
+    found = counts.by_count("words", [2, 4], [16], [0, 1], utterances=40, **SETTINGS)
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
     assert found["chance"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert (found["accuracy"] > 0.9).all()
@@ -152,7 +152,7 @@ def test_planted_classes_have_directions_of_their_own(words):
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
-    found = counts.accuracy_by_width("words", [4], [2, 16], [0], **SETTINGS).set_index("width")
+    found = counts.by_count("words", [4], [2, 16], [0], **SETTINGS).set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
     assert found.loc[16, "accuracy"] > 0.9

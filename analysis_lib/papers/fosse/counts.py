@@ -6,6 +6,7 @@ are two points, which tell two classes apart at most. For d = 3 they are a circl
 all in its own direction, so any number of classes can each have one that a dense layer tells from the others.
 """
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import measure
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.directions import (
-    Correct,
     Kept,
     Labels,
     Vectors,
@@ -36,80 +36,47 @@ from analysis_lib.training.classification import accuracy, predict, self_attenti
 ENOUGH = 0.9
 
 
-def directions_by_count(
+def by_count(
     data: str,
     class_counts: Sequence[int],
-    width: int = 300,
+    widths: Sequence[int] = (300,),
     seeds: Sequence[int] = (0,),
     train_limit: int = 0,
-    utterances: int = 400,
+    utterances: int = 0,
     **settings,
 ) -> pd.DataFrame:
-    """Train classifiers of one block on 2, 4, ... classes, and measure where their classes point.
+    """Train classifiers of one block of several widths on 2, 4, ... classes, and measure where their classes point.
 
     Args:
         data: a corpus with classes, as of ``splits.splits``.
         class_counts: how many of its largest classes there are.
-        width: of the block.
+        widths: of the block.
         seeds: of the training.
         train_limit: texts to train on, the same number of each class; 0 for as many as there are. With a limit, every
             number of classes has as many texts to train on, and so as many steps per epoch.
         utterances: of the test texts, drawn with their class balance, on which directions and similarities are
-            measured.
+            measured; 0 for none.
         settings: of :func:`self_attention`.
 
     Returns:
-        One row per classifier: classes, seed; accuracy on the test texts with its interval (ci_low, ci_high), chance
-        (the share of the most frequent class in them); auc, with auc_low and auc_high: the area under the ROC curve of
-        ``directions.separation``, mean over classes; cosine, with cosine_low and cosine_high: mean over pairs of
-        classes of the cosine of their mean vectors; cosine_least and cosine_most: of a single pair; hidden, key and
-        value: similarity inside an utterance, after the block and in it. Intervals are 95 % ones over utterances. A
-        class of which no utterance is classified correctly has no representative and no part in the area.
+        One row per classifier: classes, width, seed; accuracy on the test texts with its interval (ci_low, ci_high),
+        and chance, the share of the most frequent class in them. With utterances also auc, with auc_low and auc_high:
+        the area under the ROC curve of ``directions.separation``, mean over classes; cosine, with cosine_low and
+        cosine_high: mean over pairs of classes of the cosine of their mean vectors; cosine_least and cosine_most: of a
+        single pair; hidden, key and value: similarity inside an utterance, after the block and in it. Intervals are
+        95 % ones over utterances. A class of which no utterance is classified correctly has no representative and no
+        part in the area.
     """
-    rows = []
-    for count, seed, corpora in _cells(data, class_counts, seeds, train_limit):
-        folder = _one_block(corpora, width, seed, settings)
-        measured, model = stratified(corpora[2], utterances), load_model(str(folder))
-        predictions = predict(folder, measured)
-        correct = (predictions["label"] == predictions["predicted"]).to_numpy()
-        found = _directions(class_vectors(model, measured), np.asarray(measured.labels), correct)
-        table = measure(model, measured, "utterance_similarity", progress=False)["utterance_similarity"]
-        last = table[table["layer"] == table["layer"].max()].set_index("space")["similarity"]
-        rows.append({**_scored(count, seed, folder, corpora[2]), **found, **last[["hidden", "key", "value"]]})
-    return pd.DataFrame(rows)
-
-
-def accuracy_by_width(
-    data: str,
-    class_counts: Sequence[int],
-    widths: Sequence[int],
-    seeds: Sequence[int] = (0,),
-    train_limit: int = 0,
-    **settings,
-) -> pd.DataFrame:
-    """Train classifiers of one block of several widths on 2, 4, ... classes.
-
-    Args:
-        data, class_counts, seeds, train_limit, settings: as of :func:`directions_by_count`.
-        widths: of the block.
-
-    Returns:
-        One row per classifier: classes, seed, accuracy, ci_low, ci_high and chance as of :func:`directions_by_count`,
-        and width.
-    """
-    rows = []
-    for count, seed, corpora in _cells(data, class_counts, seeds, train_limit):
-        for width in widths:
-            folder = _one_block(corpora, width, seed, settings)
-            rows.append({**_scored(count, seed, folder, corpora[2]), "width": width})
-    return pd.DataFrame(rows)
-
-
-def _cells(data: str, class_counts: Sequence[int], seeds: Sequence[int], train_limit: int) -> tqdm:
-    whole = splits(data)
+    whole, rows = splits(data), []
     chosen = {count: _chosen(whole, count, train_limit) for count in class_counts}
-    cells = [(count, seed, corpora) for count, corpora in chosen.items() for seed in seeds]
-    return tqdm(cells, unit="classifier", desc=data, disable=None)
+    cells = list(itertools.product(class_counts, seeds, widths))
+    for count, seed, width in tqdm(cells, unit="classifier", desc=data, disable=None):
+        test, folder = chosen[count][2], _one_block(chosen[count], width, seed, settings)
+        row = {"classes": count, "width": width, "seed": seed, **accuracy(predict(folder, test))}
+        rows.append(row | {"chance": np.bincount(test.labels).max() / len(test)})
+        if utterances:
+            rows[-1] |= _directions(folder, stratified(test, utterances))
+    return pd.DataFrame(rows)
 
 
 def _chosen(whole: Sequence[Corpus], count: int, train_limit: int) -> list[Corpus]:
@@ -121,13 +88,11 @@ def _one_block(corpora: Sequence[Corpus], width: int, seed: int, settings: dict)
     return self_attention(*corpora[:2], seed=seed, block=block, **settings)
 
 
-def _scored(count: int, seed: int, folder: Path, test: Corpus) -> dict[str, float]:
-    chance = np.bincount(test.labels).max() / len(test)
-    return {"classes": count, "seed": seed, **accuracy(predict(folder, test)), "chance": chance}
-
-
-def _directions(vectors: Vectors, labels: Labels, correct: Correct) -> dict[str, float]:
-    similar = cosines(vectors)
+def _directions(folder: Path, corpus: Corpus) -> dict[str, float]:
+    predictions, labels, model = predict(folder, corpus), np.asarray(corpus.labels), load_model(str(folder))
+    correct = (predictions["label"] == predictions["predicted"]).to_numpy()
+    vectors = class_vectors(model, corpus)
+    similar, pairs = cosines(vectors), mean_cosines(vectors, labels)
 
     def numbers(kept: Kept) -> list[float]:
         areas = mean_areas(similar, labels, correct, kept)
@@ -136,8 +101,9 @@ def _directions(vectors: Vectors, labels: Labels, correct: Correct) -> dict[str,
 
     ends = zip(("", "_low", "_high"), over_utterances(numbers, len(labels)), strict=True)
     found = {f"{name}{end}": v for end, values in ends for name, v in zip(("auc", "cosine"), values, strict=True)}
-    pairs = mean_cosines(vectors, labels)
-    return {**found, "cosine_least": pairs.min(), "cosine_most": pairs.max()}
+    table = measure(model, corpus, "utterance_similarity", progress=False)["utterance_similarity"]
+    last = table[table["layer"] == table["layer"].max()].set_index("space")["similarity"]
+    return {**found, "cosine_least": pairs.min(), "cosine_most": pairs.max(), **last[["hidden", "key", "value"]]}
 
 
 def mean_cosines(vectors: Vectors, labels: Labels) -> Float[np.ndarray, " pair"]:
@@ -154,7 +120,7 @@ def least_widths(found: pd.DataFrame, share: float = ENOUGH) -> pd.DataFrame:
     """The least width that gives a share of the accuracy of the largest, by number of classes.
 
     Args:
-        found: from :func:`accuracy_by_width`.
+        found: from :func:`by_count`.
         share: of the accuracy of the largest width.
 
     Returns:
@@ -183,7 +149,7 @@ def circle(data: str, classes: int, seed: int = 0, train_limit: int = 0, **setti
 
     Args:
         classes: how many there are.
-        data, seed, train_limit, settings: as of :func:`accuracy_by_width`.
+        data, seed, train_limit, settings: as of :func:`by_count`.
 
     Returns:
         Columns x and y ([CLS] after the norm, without bias and gain, in the plane orthogonal to (1, 1, 1)), and class
