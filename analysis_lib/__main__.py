@@ -193,7 +193,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     seeds = _seeds(options)
     # Misspelt names are refused before anything is written.
     run_identity(options.run)
-    corpora.fingerprint(options.data)
+    corpora.data_identity(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
         found.save(options.out)

@@ -65,11 +65,11 @@ def _inputs(parameters: Parameters) -> dict[str, str]:
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
         if name == "model" or name.endswith("models"):
-            found |= {f"model {model}": models.fingerprint(model) for model in values}
+            found |= {f"model {model}": models.weights_identity(model) for model in values}
         if name in ("run", "runs"):
             found |= {f"run {run}": dynamics.fingerprint(run) for run in values}
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found |= {f"{name} {spec}": corpora.fingerprint(spec) for spec in values}
+            found |= {f"{name} {spec}": corpora.data_identity(spec) for spec in values}
     return found

@@ -74,7 +74,7 @@ def build_book(
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
-        key = digest(file_hashes(stage), installed(), packages.fingerprint("django-static-mathjax"), builder)
+        key = digest(file_hashes(stage), installed(), packages.pin("django-static-mathjax"), builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
