@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
-from test_papers import Planted, verdicts_of
 
-from analysis_lib import AnalysisError, measure, metrics, papers
+from analysis_lib import AnalysisError, measure, metrics
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
@@ -350,59 +349,3 @@ def test_what_cannot_be_measured_is_refused(monkeypatch):
         isotropy_of(np.eye(4))
     with pytest.raises(AnalysisError, match="nothing was measured"):
         metrics.Isotropy().table()
-
-
-# --- The claims on it -----------------------------------------------------------------------------
-
-
-def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
-    """An ``anisotropy`` table of these layers, and of queries that no claim on hidden states may read."""
-    layers = pd.DataFrame({"space": "hidden", "layer": range(len(cosines)), "cosine": cosines})
-    table = pd.concat([layers, layers.assign(space="query", cosine=0.99 * (-1) ** layers["layer"])])
-    return table.assign(ci_low=table["cosine"] - reach, ci_high=table["cosine"] + reach)
-
-
-def test_each_layer_is_held_to_the_percentile_of_its_own_width():
-    # The 95th percentile is 0.165 in 100 dimensions and 0.017 in 10,000.
-    table = hidden(0.1, 0.1)
-    assert verdicts_of(papers.godey_claims(100), anisotropy=table) == ["does not hold"]
-    assert verdicts_of(papers.godey_claims({0: 100, 1: 10_000}), anisotropy=table) == ["holds"]
-    widths = pd.Series([100, 10_000])  # As they stand in a table of layers: numpy's integers.
-    found = papers.verdicts(papers.godey_claims(dict(widths.items())), Planted(anisotropy=table))
-    assert found["value"].item() == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
-    with pytest.raises(AnalysisError, match="none of layer 1"):
-        papers.verdicts(papers.godey_claims({0: 100}), Planted(anisotropy=table))
-
-
-def test_one_layer_decides_the_claim_on_speech():
-    assert verdicts_of(papers.GODEY_SPEECH, anisotropy=hidden(0.9, 0.21, 0.5)) == ["holds"]
-    assert verdicts_of(papers.GODEY_SPEECH, anisotropy=hidden(0.9, 0.19, 0.5)) == ["does not hold"]
-
-
-@pytest.mark.parametrize(
-    ("cosines", "expected"),
-    [
-        ((0.0, 0.1), ["holds", "holds"]),
-        ((0.0, 0.18), ["does not hold", "holds"]),
-        ((0.0, 0.3), ["does not hold", "does not hold"]),
-    ],
-)
-def test_convolutions_are_isotropic_strictly_or_loosely(cosines, expected):
-    claims = papers.godey_convolution_claims(100)
-    assert verdicts_of(claims, anisotropy=hidden(*cosines)) == expected
-
-
-def test_what_training_adds_is_the_difference_to_the_twin():
-    trained, twin = (
-        {"anisotropy": hidden(0.1, 0.5, 0.3, reach=0.04)},
-        {"anisotropy": hidden(0.2, 0.1, 0.28, reach=0.03)},
-    )
-    found = papers.compare_with_untrained(trained, twin)
-    assert found["layer"].tolist() == [0, 1, 2]
-    np.testing.assert_allclose(found["difference"], [-0.1, 0.4, 0.02])
-    # A right angle with sides 3 and 4.
-    np.testing.assert_allclose(found["ci_high"] - found["difference"], 0.05)
-    np.testing.assert_allclose(found["difference"] - found["ci_low"], 0.05)
-    assert found["more_anisotropic"].tolist() == ["does not hold", "holds", "undecided"]
-    with pytest.raises(AnalysisError, match="its own untrained twin"):
-        papers.compare_with_untrained(trained, {"anisotropy": hidden(0.2)})

@@ -1,0 +1,108 @@
+"""Claims are data; a planted number gives the verdict that was planted."""
+
+import importlib
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import Planted
+
+from analysis_lib import figures
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import Comparison
+from analysis_lib.papers import claims
+
+SPEECH, DRIFT = "godey-speech-cosine", "godey-drift-spearman"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.6, 0.7, "holds"),
+        (0.4, 0.6, "undecided"),
+        (0.3, 0.4, "does not hold"),
+        (0.5, 0.5, "does not hold"),
+        (math.nan, math.nan, "undecided"),
+    ],
+)
+def test_the_interval_decides(low, high, expected):
+    assert claims.verdict(low, high, 0.5) == expected
+
+
+def test_layers_of_twelve_are_those_of_the_paper():
+    assert claims.early_layers(12) == [2, 3]
+    assert claims.middle_layers(12) == [5, 6, 7, 8, 9, 10]
+    assert claims.late_layers(12) == [11, 12]
+    assert claims.representative_layers(12) == [2, 6, 12]
+
+
+@pytest.mark.parametrize("depth", range(2, 49))
+def test_layers_of_any_depth_exist_and_do_not_overlap(depth):
+    middle, late = claims.middle_layers(depth), claims.late_layers(depth)
+    assert middle
+    assert late
+    assert middle[-1] + 1 == late[0]
+    assert late[-1] == depth
+    for layers in (claims.early_layers(depth), middle, late, claims.representative_layers(depth)):
+        assert all(1 <= layer <= depth for layer in layers)
+
+
+def test_unknown_published_table_offers_the_nearest():
+    with pytest.raises(AnalysisError, match="maruta_table1_contributions"):
+        claims.published("maruta_table1")
+
+
+def least(tables) -> float:
+    return tables["anisotropy"]["cosine"].min()
+
+
+def hidden(*cosines: float, reach: float = 0.0) -> Planted:
+    return Planted(reach=reach, anisotropy=pd.DataFrame({"space": "hidden", "cosine": cosines}))
+
+
+@pytest.mark.parametrize("paper", claims.PAPERS)
+def test_every_claim_of_a_paper_is_whole(paper):
+    for name, claim in claims.load(paper).items():
+        assert name.startswith(f"{paper}-")
+        assert claim.direction in ("above", "below")
+        assert claim.limits[0] <= claim.bound <= claim.limits[1]
+        if claim.statistic != "cell":
+            module, _, function = claim.statistic.rpartition(".")
+            assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_an_unknown_claim_offers_the_nearest():
+    with pytest.raises(AnalysisError, match=SPEECH):
+        claims.claim("godey-speech-cosin")
+    with pytest.raises(AnalysisError, match="no claims of a paper nobody"):
+        claims.claim("nobody-first")
+
+
+def test_each_model_has_verdicts_of_its_own_and_its_twin_none():
+    low, high = hidden(0.1, 0.9), hidden(0.3, 0.9)
+    runs = {("low", True): low, ("low", False): hidden(0.9), ("high", True): high}
+    found = claims.verdicts_by_model(Comparison(runs), {SPEECH: least})
+    assert found["model"].tolist() == ["low", "high"]
+    assert found["verdict"].tolist() == ["does not hold", "holds"]
+    alone = claims.verdicts({SPEECH: least}, high)
+    pd.testing.assert_frame_equal(found.iloc[[1]].drop(columns="model").reset_index(drop=True), alone)
+    # What is computed may depend on the model.
+    by_table = claims.verdicts_by_model(Comparison(runs), lambda tables: {SPEECH: least} if tables is high else {})
+    assert by_table["model"].tolist() == ["high"]
+    shown = figures.verdict_table(found, "tbl-x", "X").frame
+    assert shown["model"].tolist() == found["model"].tolist()
+    assert "model" not in figures.verdict_table(alone, "tbl-x", "X").frame
+
+
+def test_an_interval_does_not_leave_what_the_number_can_be():
+    found = claims.verdicts({SPEECH: least}, hidden(0.9, reach=0.5))
+    np.testing.assert_allclose(found[["ci_low", "ci_high"]], [[0.4, 1.0]])
+    assert claims.verdicts({SPEECH: least}, hidden(0.4, reach=0.5))["verdict"].tolist() == ["undecided"]
+
+
+def test_claims_with_and_without_an_interval_stand_in_one_table():
+    found = claims.verdicts({DRIFT: lambda t: 0.01, SPEECH: least, "godey-drift-pearson": lambda t: -0.01}, hidden(0.3))
+    assert found["verdict"].tolist() == ["holds", "holds", "does not hold"]
+    assert found["ci_low"].notna().tolist() == [False, True, False]
+    assert found["ci_low"][1] == pytest.approx(0.3)

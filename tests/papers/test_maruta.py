@@ -1,0 +1,153 @@
+"""Outlier dimensions and attention: planted tables give the verdicts that were planted."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted import Planted, verdicts_of
+
+from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.papers import claims, maruta
+from analysis_lib.papers.maruta import outliers
+
+ATTENTION = {
+    "maruta-early-cls": lambda t: maruta.weight_margin(t, claims.early_layers, "cls"),
+    "maruta-middle-sep": lambda t: maruta.weight_margin(t, claims.middle_layers, "sep"),
+    "maruta-late-punctuation": maruta.late_rise,
+}
+DIMENSIONS = {"maruta-persistent-outlier": maruta.persistent_zscore, "maruta-type-distance": maruta.type_distance}
+CONTRIBUTIONS = {
+    "maruta-first-layer": maruta.growth_after_layer_1,
+    "maruta-middle-heads": lambda t: maruta.dominated_share(t, claims.middle_layers),
+    "maruta-early-gap": lambda t: 1 - maruta.explained_share(t, claims.early_layers, rival="runner-up"),
+    "maruta-middle-gap": lambda t: maruta.explained_share(t, claims.middle_layers),
+    "maruta-late-gap": lambda t: maruta.explained_share(t, claims.late_layers),
+}
+
+
+def attention(weights: dict[str, list[float]]) -> pd.DataFrame:
+    """An ``attention_by_token_type`` table of one head from a weight per type and layer."""
+    return pd.DataFrame(
+        [
+            {"layer": layer, "head": 1, "key_type": kind, "mass": weight, "weight": weight}
+            for kind, per_layer in weights.items()
+            for layer, weight in enumerate(per_layer, 1)
+        ]
+    )
+
+
+def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_reverse():
+    layers = range(1, 13)
+    paper = {
+        "cls": [0.4 if layer in (2, 3) else 0.1 for layer in layers],
+        "sep": [0.5 if 5 <= layer <= 10 else 0.1 for layer in layers],
+        "punct": [0.3 if layer > 10 else 0.05 for layer in layers],
+        "other": [0.02] * 12,
+    }
+    assert verdicts_of(ATTENTION, attention_by_token_type=attention(paper)) == ["holds"] * 3
+    reverse = paper | {"other": [0.9] * 12, "punct": [0.3 if layer <= 10 else 0.05 for layer in layers]}
+    assert verdicts_of(ATTENTION, attention_by_token_type=attention(reverse)) == ["does not hold"] * 3
+
+
+def contribution_tables(outlier: float, rest: float) -> dict[str, pd.DataFrame]:
+    """Twelve layers, two heads, four dimensions: dimension 3 is the outlier of every hidden layer.
+
+    A [SEP] key gains ``outlier`` from dimension 3 and ``rest`` from dimension 0; other keys gain nothing.
+    """
+    gains = {("sep", 3): outlier, ("sep", 0): rest, ("all", 3): outlier, ("all", 0): rest}
+    rows = [
+        (layer, head, dimension, kind, gains.get((kind, dimension), 0.0), 1)
+        for layer in range(1, 13)
+        for head in (1, 2)
+        for kind in ("all", *TOKEN_TYPES)
+        for dimension in range(4)
+    ]
+    columns = ["layer", "head", "dimension", "key_type", "contribution", "pairs"]
+    contributions = pd.DataFrame(rows, columns=columns).astype({"key_type": "category"})
+    outliers = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": 9.0, "zscore": 9.0})
+    weights = attention({"cls": [0.2] * 12, "sep": [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12})
+    # Dimension 3 is large at every token, dimension 0 at [SEP] alone.
+    means = [
+        (layer, d, kind, 9.0 if d == 3 or (d == 0 and kind == "sep") else 0.1)
+        for layer in range(13)
+        for kind in ("all", *TOKEN_TYPES)
+        for d in range(40)
+    ]
+    return {
+        "dimension_means": pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"]),
+        "score_contributions": contributions,
+        "outlier_dimensions": outliers,
+        "attention_by_token_type": weights,
+    }
+
+
+def test_contribution_claims_follow_the_planted_dimension():
+    dominated = contribution_tables(outlier=3.0, rest=1.0)
+    gap = maruta.explained_gap(dominated)
+    assert gap["key_type"].tolist() == ["sep"] * 12
+    np.testing.assert_allclose(gap["gap"], 4.0)
+    np.testing.assert_allclose(gap["share"], 0.75)
+    # With the dimension that only [SEP] has, nothing is left to explain.
+    np.testing.assert_allclose(gap["typed_share"], 1.0)
+    assert gap["largest_dimension"].tolist() == [3] * 12
+    np.testing.assert_allclose(gap["largest_share"], 0.75)
+    assert maruta.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
+    assert maruta.dominated_heads(dominated).tolist() == [1.0] * 12
+    np.testing.assert_allclose(outliers.outlier_share(dominated), 0.75)
+    # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
+    expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
+    assert verdicts_of(CONTRIBUTIONS, **dominated) == expected
+    spread = contribution_tables(outlier=1.0, rest=3.0)
+    assert maruta.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
+    expected = ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
+    assert verdicts_of(CONTRIBUTIONS, **spread) == expected
+    # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
+    table = dominated["score_contributions"]
+    first = (table["layer"] == 1) & (table["dimension"] == 3)
+    apart = dominated | {"score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))}
+    assert verdicts_of({"maruta-first-layer": maruta.growth_after_layer_1}, **apart) == ["holds"]
+
+
+def test_dimension_claims_follow_the_planted_dimension():
+    width, layers = 20, range(4)
+    means = {"all": 5.0, "cls": 9.0, "sep": 1.0, "punct": 1.0, "other": 2.0}
+    rows = [
+        (layer, dimension, kind, mean if dimension == 7 else 0.01 * (dimension % 3))
+        for layer in layers
+        for kind, mean in means.items()
+        for dimension in range(width)
+    ]
+    table = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
+    found = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
+    decided = claims.verdicts(DIMENSIONS, Planted(dimension_means=table, outlier_dimensions=found))
+    assert decided["verdict"].tolist() == ["holds", "holds"]
+    # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
+    magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
+    zscore = (5 - magnitudes.mean()) / magnitudes.std()
+    assert decided["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
+    # In the last layer nothing stands out any more.
+    flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
+    assert verdicts_of({"maruta-persistent-outlier": maruta.persistent_zscore}, dimension_means=flat) == [
+        "does not hold"
+    ]
+
+
+def test_without_an_outlier_or_a_type_nothing_is_decided():
+    tables = contribution_tables(outlier=3.0, rest=1.0)
+    without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
+    assert verdicts_of({"maruta-type-distance": maruta.type_distance}, **without) == ["undecided"]
+    assert maruta.dominated_heads(without).tolist() == [0.0] * 12
+    weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
+    found = verdicts_of(ATTENTION, attention_by_token_type=weights)
+    assert found == ["holds", "undecided", "undecided"]
+
+
+def test_published_table_is_complete_and_compares():
+    paper = claims.published("maruta_table1_contributions")
+    assert len(paper) == 6 * 4 * 12
+    assert set(paper["key_type"]) == set(TOKEN_TYPES)
+    ours = paper.rename(columns={"mean_contribution": "contribution"}).assign(pairs=1)
+    ours["contribution"] += 0.5
+    ours = ours.astype({"key_type": "category", "head": "Int64"}).sample(frac=1, random_state=0)
+    beside = maruta.compare_table1({"score_contributions": ours})
+    np.testing.assert_allclose(beside["ours"] - beside["published"], 0.5)
+    assert beside[["layer", "dimension", "key_type"]].equals(paper[["layer", "dimension", "key_type"]])
