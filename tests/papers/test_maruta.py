@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from planted import Planted, verdicts_of
 
-from analysis_lib.models.loading import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers import claims, maruta
 from analysis_lib.papers.maruta import outliers
 
