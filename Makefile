@@ -1,5 +1,5 @@
 # make book    execute every notebook and build the site: _build/html/index.html
-# make test    lint, tests, every notebook in the smoke profile, the site, and a browser on it
+# make test    lint, what may import what, tests, every notebook in the smoke profile, the site, and a browser on it
 # make lab     a JupyterLab on the notebooks
 # make setup   what they need: the environment and the pinned packages
 #
@@ -22,6 +22,7 @@ book: setup
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels
 	$(PYTEST)
