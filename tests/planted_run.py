@@ -66,8 +66,8 @@ def _sampled(means: pd.DataFrame, heads: set[tuple[int, int]], seed: int) -> pd.
     for (found, step, space, layer, head), part in means.groupby(["seed", "step", "space", "layer", "head"]):
         if found == seed and (layer, head) in heads:
             values = pd.DataFrame(part["mean"].to_numpy() + noise, columns=[str(d) for d in range(WIDTH)])
-            about = {"seed": seed, "step": step, "layer": layer, "head": head, "space": space}
-            frames.append(pd.concat([pd.DataFrame(about, values.index), values], axis=1))
+            labels = {"seed": seed, "step": step, "layer": layer, "head": head, "space": space}
+            frames.append(pd.concat([pd.DataFrame(labels, values.index), values], axis=1))
     return pd.concat(frames, ignore_index=True)
 
 

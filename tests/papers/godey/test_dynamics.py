@@ -187,8 +187,8 @@ def test_queries_and_keys_of_grouped_heads(tiny_folder):
                 ]
                 for space, vectors in zip(("query", "key"), apply_rotary_pos_emb(*split, *angles), strict=True):
                     for head in range(1, 5):
-                        of = head - 1 if space == "query" else (head - 1) // 2
-                        rows.setdefault((space, layer, head), []).append(vectors[0, of].numpy())
+                        shared = head - 1 if space == "query" else (head - 1) // 2
+                        rows.setdefault((space, layer, head), []).append(vectors[0, shared].numpy())
     table = sample_vectors(loaded, corpus, {(1, 3), (2, 2), (2, 4)}, 1.0, 0)
     for (layer, head, space), part in table.groupby(["layer", "head", "space"]):
         expected = np.concatenate(rows[space, layer, head])

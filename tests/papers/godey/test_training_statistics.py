@@ -47,7 +47,7 @@ def test_verdicts_hold_on_the_run_of_the_paper_and_fail_on_its_reverse():
     assert [found[i] for i in (0, 1, 4, 6, 7)] == ["does not hold"] * 5
     # Half of the seeds drift in common and half in opposite directions.
     assert found[2:4] == ["undecided"] * 2
-    apart = planted(lambda *about: -thirds_apart(*about), entropy=lambda layer, way: 3 + way)
+    apart = planted(lambda *place: -thirds_apart(*place), entropy=lambda layer, way: 3 + way)
     assert verdicts_of(apart)[2:4] == ["does not hold"] * 2
     assert verdicts_of(apart)[5] == "does not hold"
 
