@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 import threadpoolctl
 import torch
@@ -42,6 +43,13 @@ torch.set_num_threads(1)
 # A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_open_figures() -> Iterator[None]:
+    """The theme saves figures that are open when a script ends; tests leave none."""
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="session")
