@@ -18,6 +18,7 @@ from torch import nn
 from tqdm import tqdm
 
 from analysis_lib.corpora import Corpus
+from analysis_lib.corpora.splits import stratified
 from analysis_lib.measurement import measure
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.directions import (
@@ -29,7 +30,7 @@ from analysis_lib.papers.fosse.directions import (
     mean_areas,
     over_utterances,
 )
-from analysis_lib.papers.fosse.splits import largest_classes, splits, stratified
+from analysis_lib.papers.fosse.splits import largest_classes, splits
 from analysis_lib.training import accuracy, predict, self_attention
 
 # A width is enough if it gives this share of the accuracy of the largest.

@@ -3,9 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from analysis_lib.corpora import SPLITS, Corpus, load_corpus
+from analysis_lib.corpora.splits import drawn, stratified
 from analysis_lib.errors import AnalysisError
 
 # The paper measures on so many utterances of the test data.
@@ -35,27 +34,6 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
     return tuple(stratified(corpus, size or len(corpus), seed) for corpus, size in zip(whole, limits, strict=True))
 
 
-def stratified(corpus: Corpus, utterances: int = UTTERANCES, seed: int = 0) -> Corpus:
-    """Utterances drawn without replacement so that each class keeps its share, in the order of the corpus.
-
-    A corpus of fewer utterances is returned whole.
-
-    Raises:
-        AnalysisError: the corpus has no classes, or fewer than one utterance is asked for.
-    """
-    if corpus.labels is None or utterances < 1:
-        raise AnalysisError(f"{utterances} utterances of {corpus.name}: give one or more, of a corpus with classes")
-    if utterances >= len(corpus):
-        return corpus
-    labels, counts = np.unique(corpus.labels, return_counts=True)
-    exact = utterances * counts / len(corpus)
-    sizes = np.floor(exact).astype(int)
-    # What rounding down has left goes to the classes that lost most by it.
-    sizes[np.argsort(sizes - exact, kind="stable")[: utterances - sizes.sum()]] += 1
-    places = [np.flatnonzero(np.equal(corpus.labels, label)) for label in labels]
-    return _drawn(corpus, places, sizes, seed, corpus.classes)
-
-
 def largest_classes(corpora: Sequence[Corpus], count: int, examples: int = 0, seed: int = 0) -> list[Corpus]:
     """The same corpora with only the classes of which the first corpus has most, and as many examples of each class.
 
@@ -75,21 +53,12 @@ def largest_classes(corpora: Sequence[Corpus], count: int, examples: int = 0, se
     # Of classes of one size the first by name; sorted, since a corpus names its classes in that order.
     kept = sorted(name for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count))
     for corpus in corpora:
-        names = np.array(corpus.classes)[np.asarray(corpus.labels)]
-        places = [np.flatnonzero(names == name) for name in kept]
-        size = min(map(len, places))
+        names = [corpus.classes[label] for label in corpus.labels]
+        size = min(names.count(name) for name in kept)
         if not size:
             raise AnalysisError(f"{corpus.name} lacks some of the {count} classes: ask for fewer")
         size = min(size, examples) if corpus is first and examples else size
-        found.append(_drawn(corpus, places, [size] * count, seed, kept))
+        chosen = drawn(names, dict.fromkeys(kept, size), seed)
+        labels = [kept.index(names[i]) for i in chosen]
+        found.append(Corpus(corpus.name, [corpus.items[i] for i in chosen], labels=labels, classes=kept))
     return found
-
-
-def _drawn(
-    corpus: Corpus, places: Sequence[np.ndarray], sizes: Sequence[int], seed: int, classes: Sequence[str]
-) -> Corpus:
-    """So many utterances from each list of places, in the order of the corpus, with these classes."""
-    random = np.random.default_rng(seed)
-    chosen = np.sort(np.concatenate([random.choice(*draw, replace=False) for draw in zip(places, sizes, strict=True)]))
-    labels = [list(classes).index(corpus.classes[corpus.labels[i]]) for i in chosen]
-    return Corpus(corpus.name, [corpus.items[i] for i in chosen], labels=labels, classes=classes)

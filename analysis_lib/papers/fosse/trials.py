@@ -12,10 +12,11 @@ from tqdm import tqdm
 
 from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import grouped, measure, processes
 from analysis_lib.models import load_model
-from analysis_lib.papers.fosse.splits import UTTERANCES, splits, stratified
+from analysis_lib.papers.fosse.splits import UTTERANCES, splits
 from analysis_lib.training import accuracy, finetune, predict, self_attention
 from analysis_lib.training.loop import versions, write
 from analysis_lib.training.text_classifiers import Classification

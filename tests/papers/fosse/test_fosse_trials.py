@@ -7,7 +7,7 @@ import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.corpora import Corpus
-from analysis_lib.papers.fosse.splits import splits, stratified
+from analysis_lib.papers.fosse.splits import splits
 from analysis_lib.papers.fosse.trials import (
     VARIANTS,
     dataset_name,
@@ -30,25 +30,6 @@ def labelled(counts: dict[str, int]) -> Corpus:
     labels = [classes.index(name) for name, count in counts.items() for _ in range(count)]
     items = [f"text {i} of {classes[label]}" for i, label in enumerate(labels)]
     return Corpus("planted", items, labels=labels, classes=classes)
-
-
-@pytest.mark.parametrize(
-    ("utterances", "drawn"),
-    [(10, {"a": 6, "b": 3, "c": 1}), (11, {"a": 7, "b": 3, "c": 1}), (1, {"a": 1}), (300, {"a": 60, "b": 30, "c": 10})],
-)
-def test_a_draw_keeps_the_balance_of_the_classes(utterances, drawn):
-    corpus = labelled({"a": 60, "b": 30, "c": 10})
-    found = stratified(corpus, utterances, seed=1)
-    assert Counter(found.classes[label] for label in found.labels) == drawn
-    places = [corpus.items.index(item) for item in found.items]
-    assert places == sorted(set(places))
-    assert all(corpus.labels[place] == label for place, label in zip(places, found.labels, strict=True))
-    assert stratified(corpus, utterances, seed=1).items == found.items
-
-
-def test_a_draw_without_classes_is_refused():
-    with pytest.raises(AnalysisError, match="with classes"):
-        stratified(Corpus("bare", list(TEXTS)), 2)
 
 
 def test_trials_are_what_training_and_measuring_give():
