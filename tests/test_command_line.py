@@ -53,15 +53,15 @@ def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_
     assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in COLUMNS} | {"run.json"}
     for name, columns in COLUMNS.items():
         assert pd.read_parquet(out / f"{name}.parquet").columns.tolist() == columns
-    told = json.loads((out / "run.json").read_text())
-    assert told["model"] == str(model)
-    assert set(told["model_files"]) >= {"config.json", "model.safetensors"}
-    assert told["seed"] == 5
-    assert told["limit"] == 3
-    assert told["data_sha256"]
-    assert told["versions"]["torch"]
-    assert told["seconds"] > 0
-    assert told["report"]["utterances"] == 3
+    written = json.loads((out / "run.json").read_text())
+    assert written["model"] == str(model)
+    assert set(written["model_files"]) >= {"config.json", "model.safetensors"}
+    assert written["seed"] == 5
+    assert written["limit"] == 3
+    assert written["data_sha256"]
+    assert written["versions"]["torch"]
+    assert written["seconds"] > 0
+    assert written["report"]["utterances"] == 3
 
 
 def test_some_metrics_only(run, tiny_folder, tmp_path):
@@ -121,9 +121,9 @@ def test_texts_that_are_cut_are_counted(run, tiny_folder, tmp_path):
     assert "1 texts are longer than the 160 tokens" in err
     _, _, err = run(*arguments, "--out", tmp_path / "window", "--long-texts", "window")
     assert "read in windows" in err
-    told = [json.loads((tmp_path / kind / "run.json").read_text())["report"] for kind in ("cut", "window")]
-    assert told[0]["utterances"] == 2
-    assert told[1]["utterances"] > 2
+    written = [json.loads((tmp_path / kind / "run.json").read_text())["report"] for kind in ("cut", "window")]
+    assert written[0]["utterances"] == 2
+    assert written[1]["utterances"] > 2
 
 
 @pytest.fixture
@@ -143,9 +143,9 @@ def test_a_convolutional_network_on_a_folder_of_images(run, tiny_folder, images,
     tables = {"anisotropy", "mean_vector", "dimension_means", "outlier_dimensions"}
     assert {path.stem for path in (tmp_path / "flat").glob("*.parquet")} == tables
     assert {path.stem for path in (tmp_path / "spread").glob("*.parquet")} == {*tables, "utterance_similarity"}
-    told = [json.loads((tmp_path / kind / "run.json").read_text()) for kind in ("flat", "spread")]
-    assert [run["settings"]["maps"] for run in told] == ["flatten", "positions"]
-    flat, spread = ([layer["width"] for layer in run["layers"]] for run in told)
+    written = [json.loads((tmp_path / kind / "run.json").read_text()) for kind in ("flat", "spread")]
+    assert [run["settings"]["maps"] for run in written] == ["flatten", "positions"]
+    flat, spread = ([layer["width"] for layer in run["layers"]] for run in written)
     assert flat == [8 * 8 * 8, 8 * 8 * 8, 8 * 8 * 8, 16 * 4 * 4, 16 * 4 * 4]
     assert spread == [8, 8, 8, 16, 16]
 
@@ -173,9 +173,9 @@ def test_an_untrained_twin(run, tiny_folder, tmp_path):
         out = tmp_path / Path(name).name
         arguments = ["--data", "news", "--limit", 3, "--metrics", "mean_vector", "--out", out]
         assert run("measure", "--model", name, *arguments)[0] == 0
-    told = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/run.json"))]
-    assert [run["model"] for run in told] == [str(folder), f"{folder}:untrained"]
-    assert told[1]["model_revision"] == f"untrained, seed 0, of {told[0]['model_revision']}"
+    written = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*/run.json"))]
+    assert [run["model"] for run in written] == [str(folder), f"{folder}:untrained"]
+    assert written[1]["model_revision"] == f"untrained, seed 0, of {written[0]['model_revision']}"
     tables = [pd.read_parquet(path) for path in sorted(tmp_path.glob("*/mean_vector.parquet"))]
     assert not tables[0]["mean_norm"].equals(tables[1]["mean_norm"])
 
@@ -250,10 +250,10 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     status, out, err = run("pretrain", "--out", tmp_path / "run", *little, *rates)
     assert (status, err) == (0, "")
     assert "seed 3, 1" in out
-    told = json.loads((tmp_path / "run" / "pretraining.json").read_text())["settings"]
-    assert (told["steps"], told["batch"], told["length"], told["vocabulary"]) == (3, 2, 12, 60)
-    assert (told["learning_rate"], told["warmup"], told["weight_decay"]) == (2e-3, 0.5, 0.0)
-    assert told["configuration"]["hidden_size"] == 16
+    written = json.loads((tmp_path / "run" / "pretraining.json").read_text())["settings"]
+    assert (written["steps"], written["batch"], written["length"], written["vocabulary"]) == (3, 2, 12, 60)
+    assert (written["learning_rate"], written["warmup"], written["weight_decay"]) == (2e-3, 0.5, 0.0)
+    assert written["configuration"]["hidden_size"] == 16
     data = ["--data", tmp_path / "lines.txt", "--limit", 4, "--seed", 2, "--seeds", "1,3"]
     status, out, err = run("dynamics", tmp_path / "run", "--out", tmp_path / "tables", *data)
     assert (status, err) == (0, "")
@@ -275,9 +275,9 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
     out = tmp_path / "out"
     options = ["--layers", "1,2", "--entropy-weights", "0.1", "--seeds", "3", "--out", out]
-    status, told, _ = run("classifiers", "--data", yelphat, *options)
+    status, written, _ = run("classifiers", "--data", yelphat, *options)
     assert status == 0
-    assert str(out) in told
+    assert str(out) in written
     found = pd.read_csv(out / "trials.csv")
     assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.1, 3), (2, 0.0, 3)]
     about = json.loads((out / "results.json").read_text())

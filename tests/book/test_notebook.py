@@ -37,7 +37,7 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("source", "tags", "told"),
+    ("source", "tags", "written"),
     [
         ("# two lines\nraise ValueError('too wide')", (), "ValueError: too wide"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", (), "Kernel died"),
@@ -47,7 +47,7 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
     ],
     ids=["error", "killed", "exit", "allowed-error", "never-run"],
 )
-def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, tags, told):
+def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, tags, written):
     notebook = write(tmp_path / "n.ipynb", "print(1)", source, tags=tags)
     out = tmp_path / "out.ipynb"
     out.write_text("previous")
@@ -56,7 +56,7 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     message = str(error.value)
     assert f"n.ipynb failed in cell 4: {source.splitlines()[0]}" in message
     assert "limit = 4" in message
-    assert told in message
+    assert written in message
     assert out.read_text() == "previous"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.ipynb"]
 

@@ -192,8 +192,8 @@ def test_ctrl_c_keeps_what_finished_and_says_so(root):
     run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
     until(lambda: pid.exists() and pid.read_text())
     run.send_signal(signal.SIGINT)
-    _, told = run.communicate(timeout=20)
+    _, written = run.communicate(timeout=20)
     assert run.returncode != 0
-    assert "interrupted: 0 of 1 notebooks" in told
+    assert "interrupted: 0 of 1 notebooks" in written
     until(lambda: not alive(int(pid.read_text())))
     assert state(root) == before

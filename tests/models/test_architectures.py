@@ -136,8 +136,10 @@ def test_published_weights_load_with_their_prefix_and_heads(name, prefix, heads,
     weights = {f"{prefix}{key}": value.clone() for key, value in model.state_dict().items()}
     save_file(weights | {head: torch.zeros(1, 1) for head in heads}, tmp_path / "model.safetensors", {"format": "pt"})
     # Remote code is offered, and neither asked about nor run.
-    told = model.config.to_dict() | {"auto_map": {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}}
-    (tmp_path / "config.json").write_text(json.dumps(told))
+    written = model.config.to_dict() | {
+        "auto_map": {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
+    }
+    (tmp_path / "config.json").write_text(json.dumps(written))
     loaded, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["mismatched_keys"]
@@ -245,8 +247,8 @@ def test_van_reads_through_patches_and_normalises_each_position():
 def test_images_are_prepared_as_the_published_models_had_them(tmp_path):
     make("van").save_pretrained(tmp_path)
     # What transformers 4 wrote.
-    told = {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.875, "size": 224, "do_resize": True}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(told))
+    written = {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.875, "size": 224, "do_resize": True}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
     processor = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     image = torch.randint(0, 256, (3, 300, 400), dtype=torch.uint8)
     assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 224, 224)
@@ -326,7 +328,7 @@ def test_the_tokenizer_comes_with_the_folder(tmp_path):
 
 def test_the_published_tokenizer_file_is_read_and_its_code_left_alone(tmp_path):
     make("character_bert").save_pretrained(tmp_path)
-    told = {
+    written = {
         "tokenizer_class": "CharacterBertTokenizer",
         "max_word_length": 50,
         "do_lower_case": True,
@@ -334,7 +336,7 @@ def test_the_published_tokenizer_file_is_read_and_its_code_left_alone(tmp_path):
         "cls_token": "[CLS]",
         "auto_map": {"AutoTokenizer": ["tokenization_character_bert.CharacterBertTokenizer", None]},
     }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(told))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
     assert AutoTokenizer.from_pretrained(tmp_path).tokens("Hi") == ["[CLS]", "hi", "[SEP]"]
 
 
