@@ -502,7 +502,7 @@ def test_imdb_from_the_cache_with_a_validation_split(cache):
     assert Counter(validation.labels) == {0: 2, 1: 2}
     assert {*train.texts, *validation.texts} == {f"film {i}" for i in range(40)}
     assert list(train.labels) == [1 - int(text.split()[1]) % 2 for text in train.texts]
-    # The first is the split unless written, and a draw repeats.
+    # The first split is the default, and a draw repeats.
     assert load_corpus("imdb").sha256 == train.sha256
     assert load_corpus("imdb:validation").sha256 == validation.sha256
 

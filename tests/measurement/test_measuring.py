@@ -397,7 +397,7 @@ def test_a_killed_worker_of_a_cluster_changes_nothing(model, small_shards, clust
 
 
 def test_workers_with_several_threads_give_the_same_bytes(model, small_shards):
-    """Dask gives a worker a thread a core unless written otherwise: two shards then run in one process at once."""
+    """Dask gives a worker one thread per core by default: two shards then run in one process at once."""
     corpus = Corpus("long", TEXTS * 4)
     expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
     with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as threads:
