@@ -90,7 +90,7 @@ class Task(ABC):
 
     @torch.inference_mode()
     def predictions(self, model: transformers.PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-        """The logits of the held-out examples and their labels, batch by batch."""
+        """Logits and labels of the held-out examples, batch by batch. Leaves the model in evaluation mode."""
         model.eval()
         for start in range(0, len(self.test), EVALUATION_BATCH):
             inputs = self.inputs(self.test[start : start + EVALUATION_BATCH])
