@@ -139,6 +139,8 @@ def holds(description: Path, identity: dict) -> bool:
         AnalysisError: the folder holds another training, or something else.
     """
     folder = description.parent
+    if folder.exists() and not folder.is_dir():
+        raise AnalysisError(f"{folder} is a file: give a folder")
     if description.is_file():
         try:
             theirs = _flat(json.loads(description.read_text(encoding="utf-8")))

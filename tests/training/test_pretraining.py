@@ -300,7 +300,7 @@ def test_a_damaged_description_is_refused(tiny, tmp_path, damage):
 def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     refused("holds notes.txt and no training", folder=tmp_path, settings=tiny)
-    refused("notes.txt cannot be written", folder=tmp_path / "notes.txt", settings=tiny)
+    refused("is a file", folder=tmp_path / "notes.txt", settings=tiny)
     refused("cannot be written", folder=tmp_path / "notes.txt" / "run", settings=tiny)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
