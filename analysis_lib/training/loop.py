@@ -56,11 +56,7 @@ def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[s
 
 
 def require_whole(settings: object, **least: int) -> None:
-    """Refuse settings that are not whole numbers, or lie below the least that makes sense.
-
-    Raises:
-        AnalysisError: naming the setting.
-    """
+    """Refuse settings that are not whole numbers, or lie below the least that makes sense."""
     for name, bound in least.items():
         if not isinstance(value := getattr(settings, name), int) or value < bound:
             raise AnalysisError(f"{name} is {value}: give a whole number, {bound} or more")
@@ -88,11 +84,7 @@ def drawn_seed(*numbers: int) -> int:
 
 
 def require_finite(loss: float, place: str, learning_rate: float) -> float:
-    """The loss of a step or an epoch.
-
-    Raises:
-        AnalysisError: the loss is not finite.
-    """
+    """The loss, which is refused if the training has diverged."""
     if not math.isfinite(loss):
         raise AnalysisError(
             f"the loss of {place} is {loss}: give another folder and a learning rate below {learning_rate:g}"
@@ -124,16 +116,18 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it.
+
+    Raises:
+        AnalysisError: the lock's folder can be neither found nor made.
+    """
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def describe(description: Path, identity: dict) -> None:
-    """Say in a folder which training it holds."""
-    write(description, json.dumps(identity, indent=1) + "\n")
 
 
 def holds(description: Path, identity: dict) -> bool:
@@ -150,7 +144,7 @@ def holds(description: Path, identity: dict) -> bool:
     if description.is_file():
         try:
             theirs = _flat(json.loads(description.read_text(encoding="utf-8")))
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise AnalysisError(f"{description} is damaged: give another folder") from error
         ours = _flat(json.loads(json.dumps(identity)))
         for name in ours | theirs:
@@ -167,10 +161,7 @@ def holds(description: Path, identity: dict) -> bool:
 
 def _flat(identity: dict) -> dict:
     """The parts of an identity by their place: ``settings.steps``."""
-    flat = {}
-    for name, value in identity.items():
-        flat |= {f"{name}.{part}": v for part, v in value.items()} if isinstance(value, dict) else {name: value}
-    return flat
+    return pd.json_normalize(identity).to_dict("records")[0]
 
 
 # --- Loop -----------------------------------------------------------------------------------------
@@ -209,23 +200,20 @@ class TrainingLog:
             for name, part in parts.items():
                 part.load_state_dict(state[name])
 
-    def remaining(self, total: int, **bar: Any) -> Iterator[int]:
-        """The numbers of the steps or epochs that are left. For each, the caller appends a row.
+    def remaining(self, total: int, label: str) -> Iterator[int]:
+        """The numbers of the steps or epochs that are left, up to ``total``. For each, the caller appends a row.
 
-        Args:
-            total: the number of the last one.
-            bar: options of the progress bar.
+        On a terminal a progress bar shows the label and the loss.
         """
         done, saved = int(self.rows[-1][0]) if self.rows else 0, time.monotonic()
-        with tqdm(total=total, initial=done, **bar) as progress:
-            for number in range(done + 1, total + 1):
-                yield number
-                loss = self.rows[-1][self.columns.index("loss")]
-                progress.set_postfix({self.columns[0]: number, "loss": loss}, refresh=False)
-                progress.update()
-                if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
-                    self._save()
-                    saved = time.monotonic()
+        left = range(done + 1, total + 1)
+        # With None, tqdm shows a bar on a terminal only.
+        for number in (bar := tqdm(left, label, total, initial=done, unit=self.columns[0], disable=None)):
+            yield number
+            bar.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
+            if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                self._save()
+                saved = time.monotonic()
 
     def _save(self) -> None:
         state, unfinished = _state(self.table), _state(self.table).with_suffix(".unfinished")

@@ -1,6 +1,7 @@
 """A BERT pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
 import dataclasses
+import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -28,21 +29,6 @@ VERSION = 1
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
 DESCRIPTION = "pretraining.json"
 COLUMNS = ("step", "tokens", "learning_rate", "loss", "held_out")
-# The rest of a BERT's configuration follows from the tokenizer, or decides nothing.
-CHOICES = (
-    "attention_probs_dropout_prob",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "layer_norm_eps",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "tie_word_embeddings",
-    "type_vocab_size",
-)
 
 
 @dataclass(frozen=True)
@@ -51,8 +37,7 @@ class Pretraining:
 
     Attributes:
         data: a corpus of texts, as ``load_corpus`` takes it.
-        configuration: changes to the defaults of transformers' ``BertConfig``, which are those of BERT-base; any of
-            ``CHOICES``.
+        configuration: changes to the defaults of transformers' ``BertConfig``, which are those of BERT-base.
         vocabulary: the most word pieces.
         length: tokens of a sequence, [CLS] and [SEP] included.
         steps: number of batches.
@@ -129,7 +114,6 @@ def pretrain(
     seeds: Sequence[int] = (0,),
     workers: int = 1,
     device: str | None = None,
-    progress: bool = True,
 ) -> Path:
     """Pretrain a BERT by masked language modelling, once per seed, and keep checkpoints along the way.
 
@@ -149,7 +133,6 @@ def pretrain(
         seeds: of the initial weights, the order of the data, masks and dropout.
         workers: number of seeds trained at the same time, each in its own process.
         device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one.
-        progress: whether to show a bar with the loss and tokens per second, on a terminal.
 
     Returns:
         The folder.
@@ -165,16 +148,14 @@ def pretrain(
     _configuration(settings, settings.vocabulary)
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
-    tokenizer = None if loop.holds(description, identity) else _tokenizer(settings)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnalysisError(f"{folder} cannot be written ({error.strerror}): give another folder") from error
+    if not loop.holds(description, identity):
+        tokenizer = word_pieces(_texts(settings.data), settings.vocabulary)
+        _sequences(tokenizer, settings)
     with loop.alone(folder / ".pretraining.lock"):
         if not loop.holds(description, identity):
             tokenizer.save_pretrained(folder / ".tokenizer")
-            loop.describe(description, identity)
-    work = [(folder, settings, seed, device, progress) for seed in dict.fromkeys(seeds)]
+            loop.write(description, json.dumps(identity, indent=1) + "\n")
+    work = [(folder, settings, seed, device) for seed in dict.fromkeys(seeds)]
     if workers == 1 or len(work) == 1:
         for arguments in work:
             _train(*arguments)
@@ -188,12 +169,6 @@ def pretrain(
                 "a worker died (out of memory?): use fewer workers; the same call resumes what was left unfinished"
             ) from None
     return folder
-
-
-def _tokenizer(settings: Pretraining) -> transformers.BertTokenizer:
-    tokenizer = word_pieces(_texts(settings.data), settings.vocabulary)
-    _sequences(tokenizer, settings)
-    return tokenizer
 
 
 def _texts(data: str) -> list[str]:
@@ -234,27 +209,22 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
     return sequences[order[place * size : (place + 1) * size]]
 
 
-def _train(folder: Path, settings: Pretraining, seed: int, device: str, progress: bool) -> None:
+def _train(folder: Path, settings: Pretraining, seed: int, device: str) -> None:
     with loop.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
         if not loop.finished(table_path(folder, seed)):
             transformers.utils.logging.disable_progress_bar()
-            _Run(folder, settings, seed, device).go(progress)
+            _Run(folder, settings, seed, device).go()
 
 
 def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig:
-    """The configuration of the model.
-
-    Raises:
-        AnalysisError: a name that is not among ``CHOICES``, or values that make no BERT.
-    """
+    """The configuration of the model, which is refused if it has an unknown name or makes no BERT."""
     # No more positions than are trained: the embedding of a later one would stay random.
     chosen = {"max_position_embeddings": settings.length, **settings.configuration}
-    for name, value in chosen.items():
-        if name not in CHOICES:
-            raise AnalysisError(f"{name} of a BERT cannot be chosen: {near_names(name, CHOICES)}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise AnalysisError(f"{name} is {value}: give a number")
+    known = transformers.BertConfig().to_dict()
+    if unknown := [name for name in chosen if name not in known]:
+        raise AnalysisError(f"a BERT has no setting {unknown[0]}: {near_names(unknown[0], known)}")
     try:
+        json.dumps(chosen, allow_nan=False)
         config = transformers.BertConfig(vocab_size=words, pad_token_id=SPECIAL.index("[PAD]"), **chosen)
         # Without memory for its weights.
         with torch.device("meta"):
@@ -265,13 +235,7 @@ def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no BERT ({reason}): change it"
         ) from error
-    if config.num_hidden_layers < 1:
-        raise AnalysisError(f"num_hidden_layers is {config.num_hidden_layers}: give 1 or more")
-    if config.max_position_embeddings < settings.length:
-        raise AnalysisError(
-            f"max_position_embeddings {config.max_position_embeddings} is below length {settings.length}: "
-            f"leave it out of the configuration, or give shorter sequences"
-        )
+    loop.require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
     return config
 
 
@@ -290,17 +254,14 @@ class _Run:
             self.adam, round(settings.warmup * settings.steps), settings.steps + 1
         )
 
-    def go(self, progress: bool) -> None:
+    def go(self) -> None:
         for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
         log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
         if not log.rows:
             log.rows.append(self._row(0, 0.0, None))
-        # With None, tqdm shows a bar on a terminal only.
-        bar = {"unit": "token", "unit_scale": self.settings.batch * self.settings.length}
-        shown = {"desc": f"seed {self.seed}", "disable": None if progress else True}
-        for step in log.remaining(self.settings.steps, **bar, **shown):
+        for step in log.remaining(self.settings.steps, f"seed {self.seed}"):
             rate = self.schedule.get_last_lr()[0]
             log.rows.append(self._row(step, rate, self._step(step)))
         log.finish()

@@ -1,5 +1,6 @@
 """What the models of the recipes learn: data, inputs with labels, and a score on held-out data."""
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from torch.nn import functional
 
 from analysis_lib import corpora
 from analysis_lib.corpora import load_corpus, speech
-from analysis_lib.corpora.speech import RATE, WORDS, spoken_digits
 from analysis_lib.metrics.intervals import ratio_interval, wilson
 
 IGNORED = -100
@@ -47,32 +47,38 @@ class Task(ABC):
     """Training data as a model reads it, and the score on held-out data.
 
     Attributes:
+        data: the corpus to train on, as ``load_corpus`` takes it.
         head: the transformers class that builds the model with its head from a configuration.
         sizes: the part of the configuration that the data decide.
         preprocessor: the tokenizer, image processor or feature extractor that is saved with the model.
-        lengths: of each training item, in the unit that decides the cost of a batch.
+        train: the training examples.
+        test: the held-out examples.
+        lengths: of each training example, in the unit that decides the cost of a batch.
     """
 
-    head: type
+    data: ClassVar[str]
+    head: ClassVar[type]
     sizes: dict
     preprocessor: object
-    lengths: Int[Tensor, " item"]
+    train: list
+    test: list
+    lengths: Int[Tensor, " example"]
 
-    @staticmethod
-    @abstractmethod
-    def data_identity() -> str:
+    @classmethod
+    def data_identity(cls) -> str:
         """A short text that changes when the data would. Neither reads nor makes them."""
+        return corpora.data_identity(cls.data)
 
     @abstractmethod
-    def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
-        """The inputs of the model for these training items, labels included."""
+    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
+        """The inputs of the model for these examples, labels included."""
 
     @abstractmethod
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        """The score of a model in evaluation mode."""
+        """The score of the model on the held-out examples."""
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
-        """Inputs of about ``size`` items of similar length, epoch after epoch, each in a new order."""
+        """Inputs of about ``size`` examples of similar length, epoch after epoch, each in a new order."""
         while True:
             chunks = []
             for pool in torch.randperm(len(self.lengths)).split(32 * size):
@@ -80,101 +86,108 @@ class Task(ABC):
                 # Even parts: a last batch of one image would upset batch normalisation.
                 chunks += like.tensor_split(math.ceil(len(like) / size))
             for i in torch.randperm(len(chunks)):
-                yield self.inputs(chunks[i])
+                yield self.inputs([self.train[example] for example in chunks[i]])
+
+    @torch.inference_mode()
+    def predictions(self, model: transformers.PreTrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and labels of the held-out examples, batch by batch. Leaves the model in evaluation mode."""
+        model.eval()
+        for start in range(0, len(self.test), EVALUATION_BATCH):
+            inputs = self.inputs(self.test[start : start + EVALUATION_BATCH])
+            labels = inputs.pop("labels")
+            yield model(**inputs).logits, labels
 
 
 # --- Classes --------------------------------------------------------------------------------------
 
 
-def _accuracy(right: Tensor, labels: Tensor) -> HeldOutScore:
-    correct, items = int(right.sum()), len(labels)
-    low, high = wilson(correct, items)
-    return HeldOutScore("accuracy", correct / items, low, high, items, int(labels.bincount().max()) / items)
+class Classes(Task):
+    """Which class an example has. Examples are pairs of what ``read`` returns and a class."""
+
+    held_out: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.train, self.test = (
+            [(self.read(item), label) for item, label in zip(corpus.items, corpus.labels, strict=True)]
+            for corpus in (load_corpus(self.data), load_corpus(self.held_out))
+        )
+        self.lengths = torch.tensor([len(content) for content, _ in self.train])
+
+    @abstractmethod
+    def read(self, item: object) -> Sequence:
+        """What is kept of an item of the corpus."""
+
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
+        correct = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model))
+        most = max(np.bincount([label for _, label in self.test]))
+        items = len(self.test)
+        return HeldOutScore("accuracy", correct / items, *wilson(correct, items), items, int(most) / items)
 
 
-def _evaluation(items: int) -> Iterator[Tensor]:
-    return iter(torch.arange(items).split(EVALUATION_BATCH))
-
-
-class Digits(Task):
+class Digits(Classes):
     """Which digit an image of scikit-learn's handwritten digits shows.
 
     The 8x8 pixels are scaled up to 32x32, so that networks whose first layers divide height and width by four
     (ResNet, ConvNeXt) begin with maps of 8x8. In training every image is turned, scaled and shifted a little.
     """
 
+    data, held_out = "digits:train", "digits:test"
     head = transformers.AutoModelForImageClassification
+    sizes: ClassVar = {"num_labels": 10, "num_channels": 1}
     SIDE = 32
     TURN, SCALE, SHIFT = math.radians(10), 0.1, 0.125  # at most; the shift in half sides
 
     def __init__(self) -> None:
-        self.preprocessor = transformers.ViTImageProcessorPil(
-            size={"height": self.SIDE, "width": self.SIDE}, image_mean=[0.5], image_std=[0.5]
-        )
-        self.images, self.labels = self._read("digits:train")
-        self.test_images, self.test_labels = self._read("digits:test")
-        self.lengths = torch.ones(len(self.labels))
-        self.sizes = {"num_labels": int(self.labels.max()) + 1, "num_channels": 1}
+        side = {"height": self.SIDE, "width": self.SIDE}
+        self.preprocessor = transformers.ViTImageProcessorPil(size=side, image_mean=[0.5], image_std=[0.5])
+        super().__init__()
 
-    @staticmethod
-    def data_identity() -> str:
-        return corpora.data_identity("digits:train")
+    def read(self, item: object) -> Float[Tensor, "channel side side"]:
+        return self.preprocessor(item.load(), return_tensors="pt")["pixel_values"][0]
 
-    def _read(self, spec: str) -> tuple[Tensor, Tensor]:
-        corpus = load_corpus(spec)
-        images = [image.load() for image in corpus.items]
-        pixels = torch.cat([self.preprocessor(image, return_tensors="pt")["pixel_values"] for image in images])
-        return pixels, torch.tensor(corpus.labels)
+    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
+        images, labels = zip(*examples, strict=True)
+        return {"pixel_values": torch.stack(images), "labels": torch.tensor(labels)}
 
-    def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
+    def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
+        for inputs in super().batches(size):
+            yield {**inputs, "pixel_values": self._moved(inputs["pixel_values"])}
+
+    def _moved(self, images: Float[Tensor, "image channel side side"]) -> Float[Tensor, "image channel side side"]:
         def uniform(bound: float) -> Tensor:
-            return (2 * torch.rand(len(items)) - 1) * bound
+            return (2 * torch.rand(len(images)) - 1) * bound
 
         turn, scale = uniform(self.TURN), 1 + uniform(self.SCALE)
         cos, sin = scale * turn.cos(), scale * turn.sin()
         rows = [torch.stack([cos, -sin, uniform(self.SHIFT)], 1), torch.stack([sin, cos, uniform(self.SHIFT)], 1)]
-        images = self.images[items]
         grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
-        moved = functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
-        return {"pixel_values": moved, "labels": self.labels[items]}
-
-    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        guesses = [model(self.test_images[part]).logits.argmax(1) for part in _evaluation(len(self.test_labels))]
-        return _accuracy(torch.cat(guesses) == self.test_labels, self.test_labels)
+        return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
-class SpokenDigits(Task):
+class SpokenDigits(Classes):
     """Which digit a synthetic voice says. The voices of the test are not heard in training."""
 
+    data, held_out = "spoken-digits:train", "spoken-digits:test"
     head = transformers.AutoModelForAudioClassification
+    sizes: ClassVar = {"num_labels": 10}
 
     def __init__(self) -> None:
         self.preprocessor = transformers.Wav2Vec2FeatureExtractor(
-            sampling_rate=RATE, do_normalize=True, return_attention_mask=True
+            sampling_rate=speech.RATE, do_normalize=True, return_attention_mask=True
         )
-        self.train, self.test = spoken_digits("train"), spoken_digits("test")
-        self.lengths = torch.tensor([len(samples) for samples, _, _ in self.train])
-        self.sizes = {"num_labels": len(WORDS)}
+        super().__init__()
 
-    @staticmethod
-    def data_identity() -> str:
+    @classmethod
+    def data_identity(cls) -> str:
         return speech.digits_identity()
 
-    def _inputs(self, words: Sequence[tuple[np.ndarray, int, int]]) -> dict[str, Tensor]:
-        sounds = [samples for samples, _, _ in words]
-        inputs = self.preprocessor(sounds, sampling_rate=RATE, padding=True, return_tensors="pt")
-        return {**inputs, "labels": torch.tensor([label for _, _, label in words])}
+    def read(self, item: object) -> Float[np.ndarray, " sample"]:
+        return item.load().samples
 
-    def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
-        return self._inputs([self.train[i] for i in items])
-
-    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        right, labels = [], []
-        for part in _evaluation(len(self.test)):
-            inputs = self._inputs([self.test[i] for i in part])
-            labels.append(inputs.pop("labels"))
-            right.append(model(**inputs).logits.argmax(1) == labels[-1])
-        return _accuracy(torch.cat(right), torch.cat(labels))
+    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
+        sounds, labels = zip(*examples, strict=True)
+        inputs = self.preprocessor(sounds, sampling_rate=speech.RATE, padding=True, return_tensors="pt")
+        return {**inputs, "labels": torch.tensor(labels)}
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -208,11 +221,7 @@ def byte_pairs(
 
 
 def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Tensor]:
-    """The inputs of a model: token ids of one length, and a mask that is 0 at padding.
-
-    Args:
-        pad: the id of padding.
-    """
+    """The inputs of a model: token ids of one length, ``pad`` after their end, and a mask that is 0 there."""
     ids = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
@@ -253,22 +262,26 @@ class Sentences(Task):
         vocabulary: number of tokens. With 256 and the special tokens, every token is a byte.
     """
 
+    data = "wikipedia:sentences"
     LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
     # The special tokens, where they stand around a sentence, and how many positions ahead a token is predicted.
     special: ClassVar[dict[str, str]]
-    frame: str
+    frame: ClassVar[str]
     ahead = 0
+    metric: ClassVar[str]
 
     def __init__(self, vocabulary: int) -> None:
-        corpus = load_corpus("wikipedia:sentences").texts
-        sentences = [text for text in corpus if len(text.encode()) <= self.LONGEST]
+        sentences = [text for text in load_corpus(self.data).texts if len(text.encode()) <= self.LONGEST]
         held_out = np.arange(len(sentences)) % self.STRETCH >= self.STRETCH - self.HELD_OUT
-        train, test = ([sentences[i] for i in np.flatnonzero(chosen)] for chosen in (~held_out, held_out))
+        train, test = (list(itertools.compress(sentences, chosen)) for chosen in (~held_out, held_out))
         self.preprocessor = byte_pairs(train, vocabulary, self.special, self.frame)
         self.train, self.test = (
             [torch.tensor(ids) for ids in self.preprocessor(s)["input_ids"]] for s in (train, test)
         )
-        self.test_bytes = np.array([float(len(text.encode())) for text in test])
+        # By length, so that there is little padding.
+        order = sorted(range(len(test)), key=lambda i: len(self.test[i]))
+        self.test = [self.test[i] for i in order]
+        self.test_bytes = np.array([float(len(test[i].encode())) for i in order])
         self.lengths = torch.tensor([len(ids) for ids in self.train])
         self.sizes = {
             "vocab_size": len(self.preprocessor),
@@ -280,32 +293,18 @@ class Sentences(Task):
         counts[: len(set(self.special.values()))] = 0  # They are never predicted.
         self.unigrams = -(counts / counts.sum()).log2()
 
-    @staticmethod
-    def data_identity() -> str:
-        return corpora.data_identity("wikipedia:sentences")
-
-    @abstractmethod
-    def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The model's inputs, with labels that are ``IGNORED`` where nothing is predicted."""
-
-    def inputs(self, items: Int[Tensor, " item"]) -> dict[str, Tensor]:
-        return self.make_inputs([self.train[i] for i in items])
-
-    def bits(self, model: transformers.PreTrainedModel) -> Float[np.ndarray, "measure sentence"]:
-        """For each held-out sentence: bits of the model, bits of the unigrams, number of predicted tokens."""
-        rows = []
-        # By length, so that there is little padding; put back in order at the end.
-        order = torch.tensor([len(ids) for ids in self.test]).argsort(stable=True)
+    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         with torch.random.fork_rng(devices=[]):
             # The same masks every time.
             torch.default_generator.manual_seed(0)
-            for part in order.split(EVALUATION_BATCH):
-                inputs = self.make_inputs([self.test[i] for i in part])
-                labels = inputs.pop("labels")
-                rows.append(self._bits(model(**inputs).logits, labels))
-        return torch.cat(rows, 1)[:, order.argsort()].numpy()
+            found = torch.cat([self._bits(*batch) for batch in self.predictions(model)], 1)
+        bits, unigrams, predicted = found.numpy()
+        units = self.test_bytes if self.metric == "bits_per_byte" else predicted
+        baseline = float(unigrams.sum() / units.sum())
+        return HeldOutScore(self.metric, *ratio_interval(bits, units), len(bits), baseline)
 
-    def _bits(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _bits(self, logits: Tensor, labels: Tensor) -> Float[Tensor, "measure sentence"]:
+        """For each sentence: bits of the model, bits of the unigrams, number of predicted tokens."""
         logits, labels = logits[:, : logits.shape[1] - self.ahead], labels[:, self.ahead :]
         predicted = labels != IGNORED
         nats = functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
@@ -313,41 +312,30 @@ class Sentences(Task):
         return torch.stack([nats.double().sum(1) / math.log(2), unigrams.double().sum(1), predicted.double().sum(1)])
 
 
-def _per_unit(metric: str, bits: np.ndarray, unigrams: np.ndarray, units: np.ndarray) -> HeldOutScore:
-    value, low, high = ratio_interval(bits, units)
-    return HeldOutScore(metric, value, low, high, len(bits), float(unigrams.sum() / units.sum()))
-
-
 class NextToken(Sentences):
     """Each token from those before it."""
 
     head = transformers.AutoModelForCausalLM
     ahead = 1
+    metric = "bits_per_byte"
     special: ClassVar = {"bos": "<|endoftext|>", "eos": "<|endoftext|>", "pad": "<|endoftext|>"}
     frame = "<|endoftext|> $A"
 
-    def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        inputs = padded(sentences, self.preprocessor.pad_token_id)
+    def inputs(self, examples: Sequence[Tensor]) -> dict[str, Tensor]:
+        inputs = padded(examples, self.preprocessor.pad_token_id)
         return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)}
-
-    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        bits, unigrams, _ = self.bits(model)
-        return _per_unit("bits_per_byte", bits, unigrams, self.test_bytes)
 
 
 class MaskedTokens(Sentences):
     """Masked tokens from those around them, see :func:`mask_tokens`."""
 
     head = transformers.AutoModelForMaskedLM
+    metric = "bits_per_masked_token"
     special: ClassVar = {name: f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     frame = "[CLS] $A [SEP]"
 
-    def make_inputs(self, sentences: Sequence[Tensor]) -> dict[str, Tensor]:
-        inputs = padded(sentences, self.preprocessor.pad_token_id)
+    def inputs(self, examples: Sequence[Tensor]) -> dict[str, Tensor]:
+        inputs = padded(examples, self.preprocessor.pad_token_id)
         ids = inputs["input_ids"]
         ids, labels = mask_tokens(ids, len(self.special), len(self.preprocessor), self.preprocessor.mask_token_id)
         return {**inputs, "input_ids": ids, "labels": labels}
-
-    def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
-        bits, unigrams, predicted = self.bits(model)
-        return _per_unit("bits_per_masked_token", bits, unigrams, predicted)

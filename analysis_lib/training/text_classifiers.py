@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -20,15 +19,12 @@ from torch import Tensor
 from analysis_lib.corpora import Corpus, Pair, packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.intervals import wilson
-from analysis_lib.models import devices
+from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
 from analysis_lib.training import loop
 from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
-
-if TYPE_CHECKING:
-    from analysis_lib.models import LoadedModel
 
 # Counts changes of how classifiers are trained that the settings do not show.
 VERSION = 2
@@ -64,7 +60,7 @@ class Classification:
 
 
 def finetune(
-    model: "LoadedModel",
+    model: LoadedModel,
     train: Corpus,
     validation: Corpus,
     folder: Path | str | None = None,
@@ -130,22 +126,15 @@ def self_attention(
 ) -> Path:
     """Train a classifier of self-attention only: blocks of one head over the whole width, then a dense layer on [CLS].
 
+    What is not said here is as for :func:`finetune`.
+
     Args:
         train: with classes. The word pieces are learned from it, too.
-        validation: with the same classes, or some of them.
-        folder: where to keep the classifier; one of the library's own unless given.
         layers: number of blocks; the paper has 1 to 5.
         vocabulary: the most word pieces.
         block: changes to the defaults of :class:`SelfAttentionConfig`, any of ``BLOCK_SETTINGS``, such as
             ``{"entropy_weight": 0.01}``.
-        device: see :func:`finetune`.
         settings: of :class:`Classification`. The learning rate is 1e-3 and the batch 64 unless given.
-
-    Returns:
-        The folder, see :func:`finetune`.
-
-    Raises:
-        AnalysisError: as :func:`finetune`, or an unknown setting of the block.
     """
     chosen, block = Classification(**{"learning_rate": 1e-3, "batch": 64, **settings}), block or {}
     if wrong := [name for name in block if name not in BLOCK_SETTINGS]:
@@ -154,7 +143,8 @@ def self_attention(
         raise AnalysisError(f"layers {layers}, block {block}: give one layer or more, a width, and no negative weight")
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
-        tokenizer = word_pieces([text for item in train.items for text in _sides(item)], vocabulary)
+        pairs = [item if isinstance(item, Pair) else (item,) for item in train.items]
+        tokenizer = word_pieces([text for pair in pairs for text in pair], vocabulary)
         config = SelfAttentionConfig(
             vocab_size=len(tokenizer),
             num_hidden_layers=layers,
@@ -168,16 +158,9 @@ def self_attention(
     return _trained(key, build, train, validation, chosen, folder, device)
 
 
-def _sides(item: str | Pair) -> tuple[str, ...]:
-    return item if isinstance(item, Pair) else (item,)
-
-
-Build = Callable[[Sequence[str]], tuple[transformers.PreTrainedModel, Tokenizer]]
-
-
 def _trained(
     architecture: str,
-    build: Build,
+    build: Callable[[Sequence[str]], tuple[transformers.PreTrainedModel, Tokenizer]],
     train: Corpus,
     validation: Corpus,
     settings: Classification,
@@ -201,8 +184,7 @@ def _trained(
         folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
     folder = Path(folder)
     with loop.alone(folder / ".classifier.lock"), loop.isolated(device):
-        described = loop.holds(folder / DESCRIPTION, identity)
-        if not described or not loop.finished(folder / TABLE):
+        if not (loop.holds(folder / DESCRIPTION, identity) and loop.finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(loop.drawn_seed(settings.seed, 0))
             model, tokenizer = build(train.classes)
@@ -213,8 +195,7 @@ def _trained(
             # A split that lacks a class numbers the others differently.
             texts[1].labels = torch.tensor([train.classes.index(name) for name in validation.classes])[texts[1].labels]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
-            if not described:
-                loop.describe(folder / DESCRIPTION, identity)
+            loop.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
             _fit(folder, model.to(device), tokenizer, *texts, settings)
     return folder
 
@@ -245,7 +226,7 @@ def _fit(
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     best = copy.deepcopy(model)
     log = loop.TrainingLog(folder / TABLE, COLUMNS, str(model.device), model=model, adam=adam, best=best)
-    for epoch in log.remaining(settings.epochs, desc="classifier", unit="epoch", disable=None):
+    for epoch in log.remaining(settings.epochs, "classifier"):
         torch.manual_seed(loop.drawn_seed(settings.seed, 1, epoch))
         losses = _epoch(model, adam, train, settings.batch)
         right = (predict_encoded(model, validation) == validation.labels).double().mean().item()
@@ -311,7 +292,6 @@ def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
 
 
 def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
-    """``longest``, or the number of positions of a model that has fewer."""
     return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
 
 

@@ -35,10 +35,7 @@ def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertToken
     """
     normalize, split = normalizers.BertNormalizer().normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(normalize(text)))
-    letters = Counter()
-    for word, count in words.items():
-        for letter in word:
-            letters[letter] += count
+    letters = Counter(letter for word in words.elements() for letter in word)
     alphabet = sorted(sorted(letters), key=lambda letter: -letters[letter])[:ALPHABET]
     pieces = dict.fromkeys([*SPECIAL, *alphabet, *(f"##{letter}" for letter in alphabet)])
     if len(pieces) > vocabulary:

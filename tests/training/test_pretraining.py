@@ -217,7 +217,7 @@ def train_and_die(folder: Path, settings: Pretraining, steps: int, delay: float)
 
     pretraining._Run._step = step
     loop.SECONDS_BETWEEN_STATES = 0
-    pretrain(folder, settings, progress=False)
+    pretrain(folder, settings)
 
 
 def ended(target, *arguments) -> int:
@@ -315,15 +315,18 @@ def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
         ({"batch": 1000}, ["to train on", "a batch below 1000"]),
         ({"length": 5000, "batch": 1}, ["makes 0 sequences of 5000 tokens"]),
         ({"configuration": {"hidden_sise": 32}}, ["hidden_sise", "did you mean hidden_size"]),
-        ({"configuration": {"vocab_size": 32}}, ["vocab_size", "cannot be chosen"]),
+        ({"configuration": {"vocab_size": 32}}, ["makes no BERT", "vocab_size"]),
         ({"configuration": {"hidden_size": 33}}, ["hidden_size", "not a multiple", "12"]),
         ({"configuration": {"hidden_size": "many"}}, ["hidden_size", "many"]),
         ({"configuration": {"hidden_size": 0}}, ["makes no BERT"]),
         ({"configuration": {"num_attention_heads": 0}}, ["makes no BERT"]),
         ({"configuration": {"hidden_act": "rectify"}}, ["makes no BERT", "rectify"]),
         ({"configuration": {"num_hidden_layers": 0}}, ["num_hidden_layers is 0"]),
-        ({"configuration": {"hidden_dropout_prob": math.nan}}, ["hidden_dropout_prob is nan"]),
-        ({"configuration": {"max_position_embeddings": 8}}, ["max_position_embeddings 8 is below length 16"]),
+        ({"configuration": {"hidden_dropout_prob": math.nan}}, ["makes no BERT", "hidden_dropout_prob", "nan"]),
+        (
+            {"configuration": {"max_position_embeddings": 8}},
+            ["max_position_embeddings is 8", "16 or more"],
+        ),
     ],
 )
 def test_what_cannot_be_trained_leaves_no_folder(tiny, tmp_path, changes, words):

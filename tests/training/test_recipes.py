@@ -49,9 +49,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less to score, where the score is not what is tested."""
-    load, spoken = tasks.load_corpus, tasks.spoken_digits
-    monkeypatch.setattr(tasks, "load_corpus", lambda spec: load(spec, limit=2000, seed=0))
-    monkeypatch.setattr(tasks, "spoken_digits", lambda split: spoken(split)[::15])
+    load, limits = tasks.load_corpus, {"spoken-digits:train": 80, "spoken-digits:test": 32}
+    monkeypatch.setattr(tasks, "load_corpus", lambda spec: load(spec, limit=limits.get(spec, 2000), seed=0))
     monkeypatch.setattr(tasks.Sentences, "STRETCH", 200)
     monkeypatch.setattr(tasks.Sentences, "HELD_OUT", 10)
 
@@ -74,9 +73,7 @@ def test_a_trained_model_loads_like_any_other(name, home, little):
     record = json.loads((folder / "training.json").read_text())
     assert record["recipe"] == name
     assert record["settings"]["steps"] == 2
-    assert [point["step"] for point in record["curve"]] == [0, 1, 2]
     score = record["score"]
-    assert record["curve"][-1][score["metric"]] == score["value"]
     assert score["ci_low"] < score["value"] < score["ci_high"]
     # The loaded model has all but the head; a pooler, which nothing measures, may be added.
     head = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
@@ -95,8 +92,8 @@ def test_training_teaches(home):
     record = json.loads((trained("digits-resnet@steps=60") / "training.json").read_text())
     score = record["score"]
     assert score["items"] == 900
-    assert record["curve"][0]["accuracy"] < 0.25
-    assert score["ci_low"] > 0.6 > score["baseline"]
+    assert score["ci_low"] > 0.6
+    assert score["baseline"] < 0.11
 
 
 def test_the_seed_decides_the_weights_and_the_callers_random_numbers_do_not_change(home, little):
@@ -213,13 +210,14 @@ def test_unknown_names_and_settings_are_refused(call, name, message):
 # --- Scores ---------------------------------------------------------------------------------------
 
 
-class Uniform:
+class Uniform(torch.nn.Module):
     """A model that finds all of ``size`` tokens equally likely."""
 
     def __init__(self, size: int) -> None:
+        super().__init__()
         self.size = size
 
-    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor):
         return transformers.utils.ModelOutput(logits=torch.zeros(*input_ids.shape, self.size))
 
 
@@ -242,7 +240,7 @@ def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
 def test_held_out_sentences_are_not_trained_on(few_sentences):
     task = tasks.NextToken(257)
     train, test = ([task.preprocessor.decode(ids[1:]) for ids in part] for part in (task.train, task.test))
-    assert test == SENTENCES[9::10]
+    assert sorted(test) == sorted(SENTENCES[9::10])
     assert sorted(train + test) == sorted(SENTENCES)
 
 
@@ -262,7 +260,7 @@ def test_masking_is_berts(few_sentences):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         sentences = task.train * 200
-        inputs = task.make_inputs(sentences)
+        inputs = task.inputs(sentences)
     ids, labels = inputs["input_ids"], inputs["labels"]
     before = tasks.padded(sentences, task.preprocessor.pad_token_id)["input_ids"]
     words = before >= len(task.special)
@@ -279,7 +277,8 @@ def test_masking_is_berts(few_sentences):
 
 def test_an_epoch_holds_every_item_once_in_even_batches_of_like_length(few_sentences, monkeypatch):
     task = tasks.NextToken(257)
-    monkeypatch.setattr(task, "inputs", lambda items: items)
+    monkeypatch.setattr(task, "train", range(len(task.train)))
+    monkeypatch.setattr(task, "inputs", torch.tensor)
     batches = task.batches(8)
     count = math.ceil(len(task.lengths) / 8)
     epoch = [next(batches) for _ in range(count)]
