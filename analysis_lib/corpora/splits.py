@@ -1,10 +1,10 @@
-"""Which items of a corpus are drawn: at random, with the balance of the classes, or as one split of three.
+"""Which items of a corpus are drawn: at random, or as one split of three with the balance of the classes.
 
 Every draw depends on its arguments alone. The generators are numpy's, not scikit-learn's: the measurements in
 ``data/measurements`` are of the texts that these draw.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -30,40 +30,6 @@ def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
     if seed is None:
         return corpus.take(range(limit))
     return corpus.take(np.sort(np.random.default_rng(seed).choice(len(corpus), size=limit, replace=False)))
-
-
-def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
-    """``count`` items of a corpus, drawn without replacement so that each class keeps its share; in its order.
-
-    The corpus itself if it has no more than ``count`` items.
-
-    Raises:
-        AnalysisError: the corpus has no classes, or ``count`` is below 1.
-
-    >>> stratified(Corpus("letters", "aabbbb", labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"]), 3).items
-    ['a', 'b', 'b']
-    """
-    if corpus.labels is None or count < 1:
-        raise AnalysisError(f"{count} items of {corpus.name}: give one or more, of a corpus with classes")
-    if count >= len(corpus):
-        return corpus
-    classes, sizes = np.unique(corpus.labels, return_counts=True)
-    exact = count * sizes / len(corpus)
-    whole = np.floor(exact).astype(int)
-    # What rounding down has left goes to the classes that lost most by it.
-    whole[np.argsort(whole - exact, kind="stable")[: count - whole.sum()]] += 1
-    return corpus.take(drawn(corpus.labels, dict(zip(classes, whole, strict=True)), seed))
-
-
-def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:
-    """The places of so many items of each class, drawn without replacement by one generator; in order.
-
-    >>> drawn(["a", "b", "b", "c"], {"b": 2, "a": 1})
-    array([0, 1, 2])
-    """
-    labels, random = np.asarray(list(labels)), np.random.default_rng(seed)
-    places = [random.choice(np.flatnonzero(labels == name), size, replace=False) for name, size in sizes.items()]
-    return np.sort(np.concatenate(places))
 
 
 def division(

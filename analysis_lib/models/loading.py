@@ -11,18 +11,8 @@ import transformers
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
-from analysis_lib.models.loaded import (
-    TOKEN_TYPES,  # noqa: F401
-    LoadedModel,
-    ModelSpec,
-)
-from analysis_lib.models.names import (
-    UNTRAINED,
-    file_hashes,
-    known_model,
-    known_models,  # noqa: F401
-    located,
-)
+from analysis_lib.models.loaded import LoadedModel, ModelSpec
+from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located
 from analysis_lib.models.parts import MODEL_LAYOUTS, layout_for
 
 # One of these holds the vocabulary of a tokenizer.
@@ -60,15 +50,14 @@ def load_model(
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = devices.usable(device)
-    base = name.removesuffix(UNTRAINED)
-    folder, identity = located(base, revision)
-    spec = ModelSpec(name, revision, dtype, device)
+    folder, identity = located(name.removesuffix(UNTRAINED), revision)
     config = _read_config(name, folder)
-    if name != base:
-        model, processor = _untrained(config, dtype, device), _read_processor(name, folder, config)
-        return LoadedModel(name, f"untrained, seed 0, of {identity}", model, processor, spec)
-    model, processor = _read_weights(name, folder, config, dtype, device), _read_processor(name, folder, config)
-    return LoadedModel(name, identity, model, processor, spec, file_hashes(folder))
+    if name.endswith(UNTRAINED):
+        model, files, identity = _untrained(config, dtype, device), {}, f"untrained, seed 0, of {identity}"
+    else:
+        model, files = _read_weights(name, folder, config, dtype, device), file_hashes(folder)
+    processor = _read_processor(name, folder, config)
+    return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
 
 
 def _untrained(config: transformers.PreTrainedConfig, dtype: str, device: str) -> transformers.PreTrainedModel:
@@ -144,29 +133,23 @@ def _read_weights(
             local_files_only=True,
         )
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED))
-    if missing:
-        raise AnalysisError(
-            f"{name} lacks the weights {missing[0]} and {len(missing) - 1} more: they would be random; "
-            f"give a folder whose weights match its config.json"
-        )
-    if info["mismatched_keys"]:
-        key, stored, wanted = sorted(info["mismatched_keys"])[0]
-        raise AnalysisError(
-            f"{name}: the weights {key} have the shape {tuple(stored)} and its config.json wants {tuple(wanted)}: "
-            f"give a folder whose weights match its config.json"
-        )
+    mismatched = sorted(info["mismatched_keys"])
     within = [stack.blocks.partition("*")[0] for stack in layout_for(name, config.model_type).stacks]
     beyond = sorted(
         key
         for key in info["unexpected_keys"]
         if any(blocks in key for blocks in within) and not key.endswith(OLD_BUFFERS)
     )
-    if beyond:
-        raise AnalysisError(
-            f"{name} has the weights {beyond[0]}, which its config.json has no place for: "
-            f"give a folder whose weights match its config.json"
-        )
-    return model.to(device)
+    if missing:
+        fault = f"lacks the weights {missing[0]} and {len(missing) - 1} more, which would be random"
+    elif mismatched:
+        key, stored, wanted = mismatched[0]
+        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(wanted)}"
+    elif beyond:
+        fault = f"has the weights {beyond[0]}, which its config.json has no place for"
+    else:
+        return model.to(device)
+    raise AnalysisError(f"{name} {fault}: give a folder whose weights match its config.json")
 
 
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:

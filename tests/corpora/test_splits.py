@@ -3,14 +3,13 @@
 import itertools
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis_lib import AnalysisError, Corpus, load_corpus
+from analysis_lib import load_corpus
 from analysis_lib.corpora.corpus import Labelled
-from analysis_lib.corpora.splits import SPLITS, divided, division, drawn, stratified
+from analysis_lib.corpora.splits import SPLITS, divided, division
 
 LABELS = st.lists(st.sampled_from("abc"), min_size=1, max_size=60)
 
@@ -39,32 +38,6 @@ def test_at_most_so_many_of_a_class():
     assert [len(part) for part in kept] == [18, 2, 4]
 
 
-@given(LABELS, st.integers(1, 70), st.integers(0, 5))
-def test_stratified_samples_keep_the_shares(labels, count, seed):
-    classes = sorted(set(labels))
-    corpus = Corpus("c", list(range(len(labels))), labels=[classes.index(name) for name in labels], classes=classes)
-    found = stratified(corpus, count, seed)
-    assert len(found) == min(count, len(labels))
-    assert list(found.items) == sorted(set(found.items))
-    assert list(found.labels) == [corpus.labels[i] for i in found.items]
-    for label, size in Counter(corpus.labels).items():
-        assert abs(found.labels.count(label) - len(found) * size / len(labels)) < 1
-
-
-def test_stratified_samples_need_classes():
-    with pytest.raises(AnalysisError, match="a corpus with classes"):
-        stratified(Corpus("bare", ["a", "b"]), 1)
-    with pytest.raises(AnalysisError, match="0 items of c"):
-        stratified(Corpus("c", ["a"], labels=[0], classes=["a"]), 0)
-
-
-def test_every_item_of_a_class_is_drawn_as_often():
-    counts = sum(np.bincount(drawn("aaaab", {"a": 2, "b": 1}, seed), minlength=5) for seed in range(2000))
-    # Four standard deviations of a binomial.
-    np.testing.assert_allclose(counts[:4] / 2000, 0.5, atol=0.045)
-    assert counts[4] == 2000
-
-
 @pytest.mark.parametrize(
     ("spec", "size", "sha256"),
     [
@@ -78,7 +51,3 @@ def test_every_item_of_a_class_is_drawn_as_often():
 def test_the_draws_are_those_of_the_shipped_measurements(spec, size, sha256):
     corpus = load_corpus(spec)
     assert (len(corpus), corpus.sha256[:16]) == (size, sha256)
-
-
-def test_stratified_draws_are_those_of_the_shipped_measurements():
-    assert stratified(load_corpus("articles:train"), 50, seed=2).sha256[:16] == "e4d290254c7ab9c2"
