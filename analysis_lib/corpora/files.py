@@ -155,9 +155,8 @@ def _cells(path: Path, header: list[str], body: list[list[str]], column: str) ->
 
 def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
     """The kind of a file or of the files in a folder, their paths, sorted, and their labels."""
-    files = sorted(_visible_files(path)) if path.is_dir() else [path]
-    found = {kind: [file for file in files if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES}
-    images, sounds = found["image"], found["audio"]
+    visible = sorted(_visible_files(path)) if path.is_dir() else [path]
+    images, sounds = ([file for file in visible if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES)
     if not images and not sounds:
         formats = ", ".join(suffix.removeprefix(".") for kind in _SUFFIXES for suffix in sorted(_SUFFIXES[kind]))
         raise AnalysisError(
@@ -166,11 +165,11 @@ def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
     if images and sounds:
         raise AnalysisError(f"{path} has {len(images)} images and {len(sounds)} sound files: give a folder of one kind")
     kind, files = ("image", images) if images else ("audio", sounds)
-    parts = [file.relative_to(path).parts for file in files]
-    if not all(len(part) > 1 for part in parts):
+    below = [file.relative_to(path) for file in files]
+    if not all(len(file.parts) > 1 for file in below):
         return kind, files, [None] * len(files)
-    classes = {name: label for label, name in enumerate(sorted({part[0] for part in parts}))}
-    return kind, files, [classes[part[0]] for part in parts]
+    classes = sorted({file.parts[0] for file in below})
+    return kind, files, [classes.index(file.parts[0]) for file in below]
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:

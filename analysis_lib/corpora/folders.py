@@ -79,13 +79,11 @@ def located(spec: str) -> Located | None:
 
 
 def _read(folder: Path, split: _Split) -> list[Labelled]:
-    rows = []
-    for path in _files(folder, split):
-        found = read_column(path, split.columns)
+    found = {path: read_column(path, split.columns) for path in _files(folder, split)}
+    for path, rows in found.items():
         # Here, where an example still has its place in a file.
-        refuse_gaps(str(path), found)
-        rows += found
-    return split.prepare(rows)
+        refuse_gaps(str(path), rows)
+    return split.prepare([row for rows in found.values() for row in rows])
 
 
 def _files(folder: Path, split: _Split) -> list[Path]:
