@@ -47,10 +47,10 @@ def _wikipedia_articles() -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def _wikipedia_paragraphs() -> list[str]:
-    def build() -> list[str]:
-        return [line for _, paragraphs in _wikipedia_articles() for line in paragraphs]
-
-    return packages.derived_lines("gensim", "wikipedia-paragraphs", 2, build)
+    articles = _wikipedia_articles()
+    return packages.derived_lines(
+        "gensim", "wikipedia-paragraphs", 2, lambda: [line for _, paragraphs in articles for line in paragraphs]
+    )
 
 
 def _prose(wikitext: str) -> Iterable[str]:

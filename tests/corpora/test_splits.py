@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from analysis_lib import load_corpus
 from analysis_lib.corpora.corpus import Labelled
 from analysis_lib.corpora.splits import SPLITS, divided, division
+from analysis_lib.papers.fosse.splits import stratified
 
 LABELS = st.lists(st.sampled_from("abc"), min_size=1, max_size=60)
 
@@ -51,3 +52,7 @@ def test_at_most_so_many_of_a_class():
 def test_the_draws_are_those_of_the_shipped_measurements(spec, size, sha256):
     corpus = load_corpus(spec)
     assert (len(corpus), corpus.sha256[:16]) == (size, sha256)
+
+
+def test_stratified_draws_are_those_of_the_shipped_measurements():
+    assert stratified(load_corpus("articles:train"), 50, seed=2).sha256[:16] == "e4d290254c7ab9c2"
