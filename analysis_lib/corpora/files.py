@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from analysis_lib.corpora.corpus import PLURAL, Labelled, Located, Pair, refuse_gaps
-from analysis_lib.corpora.media import ImageFile, SoundFile
+from analysis_lib.corpora.media import MediaFile, read_bytes
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
 
@@ -20,7 +20,6 @@ _SUFFIXES = {
     "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
     "audio": {".flac", ".mp3", ".ogg", ".wav"},
 }
-_ITEMS = {"image": ImageFile, "audio": SoundFile}
 
 
 def located(spec: str, known: Iterable[str]) -> Located:
@@ -28,14 +27,12 @@ def located(spec: str, known: Iterable[str]) -> Located:
     path, column = _path_and_column(spec, known)
     if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
         kind, files, labels = _media(path)
-        items = [_ITEMS[kind](file.absolute()) for file in files]
+        items = [MediaFile(kind, file.absolute()) for file in files]
         return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
     read = partial(_lines, path) if column is None else partial(read_column, path, column)
-    return Located("text", read, lambda: f"{column or 'lines'} of sha256:{_sha256(path.read_bytes())}")
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    return Located(
+        "text", read, lambda: f"{column or 'lines'} of sha256:{hashlib.sha256(read_bytes(path)).hexdigest()}"
+    )
 
 
 def _lines(path: Path) -> list[str]:
@@ -48,7 +45,7 @@ def _media_identity(folder: Path, kind: str, files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
-        digest.update(name + b"\0" + _ITEMS[kind](file).digest())
+        digest.update(name + b"\0" + MediaFile(kind, file).digest())
     return f"{PLURAL[kind]} of sha256:{digest.hexdigest()}"
 
 
@@ -79,17 +76,12 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
 
 
 def _is_file(path: Path) -> bool:
-    try:
-        return path.exists() and not path.is_dir()
-    except OSError:  # such as a name that is too long
-        return False
+    # Not the methods of Path, which raise errors of their own where a name is too long.
+    return os.path.exists(path) and not os.path.isdir(path)
 
 
 def _decode(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+    content = read_bytes(path)
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise AnalysisError(f"{path} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`")
     if b"\0" in content:
@@ -163,9 +155,8 @@ def _cells(path: Path, header: list[str], body: list[list[str]], column: str) ->
 
 def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
     """The kind of a file or of the files in a folder, their paths, sorted, and their labels."""
-    files = sorted(_visible_files(path)) if path.is_dir() else [path]
-    found = {kind: [file for file in files if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES}
-    images, sounds = found["image"], found["audio"]
+    visible = sorted(_visible_files(path)) if path.is_dir() else [path]
+    images, sounds = ([file for file in visible if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES)
     if not images and not sounds:
         formats = ", ".join(suffix.removeprefix(".") for kind in _SUFFIXES for suffix in sorted(_SUFFIXES[kind]))
         raise AnalysisError(
@@ -174,11 +165,11 @@ def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
     if images and sounds:
         raise AnalysisError(f"{path} has {len(images)} images and {len(sounds)} sound files: give a folder of one kind")
     kind, files = ("image", images) if images else ("audio", sounds)
-    parts = [file.relative_to(path).parts for file in files]
-    if not all(len(part) > 1 for part in parts):
+    below = [file.relative_to(path) for file in files]
+    if not all(len(file.parts) > 1 for file in below):
         return kind, files, [None] * len(files)
-    classes = {name: label for label, name in enumerate(sorted({part[0] for part in parts}))}
-    return kind, files, [classes[part[0]] for part in parts]
+    classes = sorted({file.parts[0] for file in below})
+    return kind, files, [classes.index(file.parts[0]) for file in below]
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:

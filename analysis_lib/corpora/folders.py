@@ -10,12 +10,9 @@ from typing import NamedTuple
 
 from analysis_lib.corpora.corpus import Labelled, Located, refuse_gaps
 from analysis_lib.corpora.files import read_column
-from analysis_lib.corpora.media import file_digest
+from analysis_lib.corpora.media import read_bytes
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
-
-# YelpHat comes without a division; the rest is for training.
-VALIDATION_SHARE, TEST_SHARE = 0.15, 0.25
 
 # The marks that word-level corpora set apart, with the blank before them.
 _SET_APART = re.compile(r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ")
@@ -52,10 +49,9 @@ FOLDERS: dict[str, dict[str, _Split]] = {
         "validation": _Split(["hatexplain_val.csv"], "text:label"),
         "test": _Split(["hatexplain_test.csv"], "text:label"),
     },
+    # It comes without a division.
     "yelphat": {
-        split: _Split(
-            _YELP_PARTS, "text:label", partial(divided, split=split, validation=VALIDATION_SHARE, test=TEST_SHARE)
-        )
+        split: _Split(_YELP_PARTS, "text:label", partial(divided, split=split, validation=0.15, test=0.25))
         for split in SPLITS
     },
     "esnli": {
@@ -83,13 +79,11 @@ def located(spec: str) -> Located | None:
 
 
 def _read(folder: Path, split: _Split) -> list[Labelled]:
-    rows = []
-    for path in _files(folder, split):
-        found = read_column(path, split.columns)
+    found = {path: read_column(path, split.columns) for path in _files(folder, split)}
+    for path, rows in found.items():
         # Here, where an example still has its place in a file.
-        refuse_gaps(str(path), found)
-        rows += found
-    return split.prepare(rows)
+        refuse_gaps(str(path), rows)
+    return split.prepare([row for rows in found.values() for row in rows])
 
 
 def _files(folder: Path, split: _Split) -> list[Path]:
@@ -104,5 +98,5 @@ def _identity(folder: Path, split: str) -> str:
     _files(folder, splits[split])
     # Of every split: whoever names the folder alone may read them all.
     files = sorted({folder / name for kept in splits.values() for name in kept.files})
-    digests = [file_digest(path) for path in files if path.is_file()]
+    digests = [hashlib.sha256(read_bytes(path)).digest() for path in files if path.is_file()]
     return f"{split} of sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"

@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -26,19 +28,19 @@ def model_folder(repository: str, revision: str | None = None, pickled: bool = F
     Raises:
         AnalysisError: the hub does not have the model, or cannot be reached and the cache lacks it.
     """
-    arguments = {"revision": revision, "ignore_patterns": ["*/*"]}
-    download = huggingface_hub.snapshot_download
-    folder = Path(_fetch(repository, download, allow_patterns=list(MODEL_FILES), **arguments))
+    snapshot = partial(
+        _fetch, repository, huggingface_hub.snapshot_download, revision=revision, ignore_patterns=["*/*"]
+    )
+    folder = snapshot(allow_patterns=[*MODEL_FILES])
     if pickled and not list(folder.glob("*.safetensors")):
-        folder = Path(_fetch(repository, download, allow_patterns=[*MODEL_FILES, PICKLE], **arguments))
+        folder = snapshot(allow_patterns=[*MODEL_FILES, PICKLE])
     return folder
 
 
 def dataset_file(repository: str, revision: str, file: str) -> Path:
     """One file of a dataset, downloaded where the cache lacks it."""
-    return Path(
-        _fetch(repository, huggingface_hub.hf_hub_download, filename=file, revision=revision, repo_type="dataset")
-    )
+    download = huggingface_hub.hf_hub_download
+    return _fetch(repository, download, filename=file, revision=revision, repo_type="dataset")
 
 
 def require(repository: str, revision: str | None, file: str, repo_type: str = "model") -> str:
@@ -48,20 +50,20 @@ def require(repository: str, revision: str | None, file: str, repo_type: str = "
         AnalysisError: the file is not in the cache and the hub cannot be reached.
     """
     cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
-    if not isinstance(cached, str) and not _reachable():
-        raise AnalysisError(_unreachable(repository, "cannot be reached"))
     if isinstance(cached, str):
-        parents = [path.name for path in Path(cached).parents]
-        return parents[parents.index("snapshots") - 1]
+        # .../snapshots/COMMIT/FILE
+        return Path(cached).parents[file.count("/")].name
+    if not _reachable():
+        raise _unreachable(repository, "cannot be reached")
     return revision or "main"
 
 
-def _fetch(repository: str, download, **arguments) -> str:
+def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
     # The hub's client retries with a page of warnings; one clear line is raised below instead.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     offline = not _reachable()
     try:
-        return download(repository, local_files_only=offline, **arguments)
+        return Path(download(repository, local_files_only=offline, **arguments))
     except HFValidationError as error:
         raise AnalysisError(f"{repository} is not a name on the hub: it should read owner/name") from error
     except GatedRepoError as error:
@@ -73,11 +75,11 @@ def _fetch(repository: str, download, **arguments) -> str:
     except OSError as error:
         # The hub's own "not in the cache" error is an OSError too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
-        raise AnalysisError(_unreachable(repository, reason)) from error
+        raise _unreachable(repository, reason) from error
 
 
-def _unreachable(repository: str, reason: str) -> str:
-    return (
+def _unreachable(repository: str, reason: str) -> AnalysisError:
+    return AnalysisError(
         f"{repository} is not in the local cache and the hub {reason}: connect once and run again, "
         f"or give a local folder or file"
     )

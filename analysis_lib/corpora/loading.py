@@ -5,23 +5,9 @@ from itertools import islice
 
 from analysis_lib.corpora import files, folders
 from analysis_lib.corpora.bundled import BUNDLED
-from analysis_lib.corpora.corpus import (  # noqa: F401
-    PLURAL,
-    Corpus,
-    Labelled,
-    Located,
-    Pair,
-    is_blank,
-    refuse_gaps,
-    refuse_half_pairs,
-)
-from analysis_lib.corpora.media import ArrayImage, Sound  # noqa: F401
+from analysis_lib.corpora.corpus import Corpus, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
 from analysis_lib.corpora.published import PUBLISHED
-from analysis_lib.corpora.splits import (
-    SPLITS,  # noqa: F401
-    check_draw,
-    sample,
-)
+from analysis_lib.corpora.splits import check_draw, sample
 from analysis_lib.errors import AnalysisError, near_names
 
 CORPORA = {**BUNDLED, **PUBLISHED}

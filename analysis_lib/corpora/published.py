@@ -13,64 +13,45 @@ import pandas as pd
 
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
-from analysis_lib.corpora.media import ArchivedSound, StoredImage, parquet_file
+from analysis_lib.corpora.media import ArchivedFile, ParquetRow, parquet_file
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
 
-# What makes a split's rows of those of its file.
-Prepare = Callable[[list[Labelled]], list[Labelled]]
+# The files of each split of a dataset.
+Files = dict[str, Sequence[str]]
 
 
-def _hub_source(
-    description: str, repository: str, revision: str, column: str, files: dict[str, Sequence[str]]
-) -> Source:
-    """A corpus whose splits are Parquet files of a dataset on the hub."""
-
-    def reader(split: str) -> Callable[[], list[str]]:
-        def read() -> list[str]:
-            paths = [hub.dataset_file(repository, revision, file) for file in files[split]]
-            return [str(text) for path in paths for text in pd.read_parquet(path, columns=[column])[column]]
-
-        return read
-
-    return Source(description, {split: reader(split) for split in files}, _hub_origin(repository, revision, files))
-
-
-def _hub_origin(repository: str, revision: str, files: dict[str, Sequence[str]]) -> Callable[[str], str]:
-    return lambda split: f"{repository}@{hub.require(repository, revision, files[split][0], 'dataset')}"
-
-
-def _class_source(
+def _dataset(
     description: str,
     repository: str,
     revision: str,
-    columns: Sequence[str],
-    labelled: Callable[..., Labelled | None],
-    splits: dict[str, tuple[str, Prepare]],
+    files: Files,
+    read: Callable[[Path], Iterable],
+    kind: str = "text",
+    validation: float = 0.0,
 ) -> Source:
-    """A corpus with classes whose splits are Parquet files of a dataset on the hub.
+    """A corpus whose splits are files of a dataset on the hub.
 
     Args:
-        labelled: makes an example from the cells of a row, or None if the row is left out.
-        splits: the file of each split, and what makes its examples of those of the file.
+        read: what a file holds.
+        validation: the share of the training file that is for validation, where the publishers set none apart.
     """
 
-    def reader(split: str) -> Callable[[], list[Labelled]]:
-        file, prepare = splits[split]
+    def rows(split: str) -> Iterator:
+        for file in files[split]:
+            found = read(hub.dataset_file(repository, revision, file))
+            yield from divided(found, split, validation) if validation and split != "test" else found
 
-        def read() -> list[Labelled]:
-            path = hub.dataset_file(repository, revision, file)
-            rows = [row for cells in _parquet_cells(path, columns) if (row := labelled(*cells)) is not None]
-            refuse_gaps(str(path), rows)
-            return prepare(rows)
-
-        return read
-
-    origin = _hub_origin(repository, revision, {split: [file] for split, (file, _) in splits.items()})
-    return Source(description, {split: reader(split) for split in splits}, origin)
+    splits = {split: partial(rows, split) for split in files}
+    return Source(description, splits, _origin(repository, revision, files), kind)
 
 
-def _parquet_cells(path: Path, columns: Sequence[str]) -> Iterator[tuple]:
+def _origin(repository: str, revision: str, files: Files) -> Callable[[str], str]:
+    return lambda split: f"{repository}@{hub.require(repository, revision, files[split][0], 'dataset')}"
+
+
+def _cells(columns: Sequence[str], path: Path) -> Iterator[tuple]:
+    """The rows of a Parquet file, each as the cells of these columns."""
     with parquet_file(path) as file:
         if missing := [name for name in columns if name not in file.schema_arrow.names]:
             raise AnalysisError(f"{path} has no column {missing[0]}: {near_names(missing[0], file.schema_arrow.names)}")
@@ -78,26 +59,26 @@ def _parquet_cells(path: Path, columns: Sequence[str]) -> Iterator[tuple]:
     return zip(*(table[name].to_pylist() for name in columns), strict=True)
 
 
-def _image_source(description: str, repository: str, revision: str, files: dict[str, Sequence[str]]) -> Source:
-    """A corpus whose splits are Parquet files with the columns ``image`` and ``label``."""
+def _texts(column: str, path: Path) -> Iterator[str]:
+    return (str(text) for (text,) in _cells([column], path))
 
-    def reader(split: str) -> Callable[[], Iterable]:
-        def read() -> Iterable:
-            for file in files[split]:
-                path = hub.dataset_file(repository, revision, file)
-                with parquet_file(path) as rows:
-                    groups = [rows.read_row_group(i, columns=["label"]) for i in range(rows.num_row_groups)]
-                for i, group in enumerate(groups):
-                    labels = group["label"].to_pylist()
-                    yield from ((StoredImage(path, i, row), label) for row, label in enumerate(labels))
 
-        return read
+def _labelled(columns: Sequence[str], example: Callable[..., Labelled | None], path: Path) -> list[Labelled]:
+    """The examples made of the cells of each row; None leaves the row out."""
+    rows = [row for cells in _cells(columns, path) if (row := example(*cells)) is not None]
+    refuse_gaps(str(path), rows)
+    return rows
 
-    origin = _hub_origin(repository, revision, files)
-    return Source(description, {split: reader(split) for split in files}, origin, "image")
+
+def _images(path: Path) -> Iterator[tuple[ParquetRow, int]]:
+    with parquet_file(path) as rows:
+        groups = [rows.read_row_group(i, columns=["label"])["label"] for i in range(rows.num_row_groups)]
+    for i, labels in enumerate(groups):
+        yield from ((ParquetRow("image", path, i, row), label) for row, label in enumerate(labels.to_pylist()))
 
 
 _COMMON_VOICE = ("mozilla-foundation/common_voice_11_0", "3a1ecdc235db65ef38a7e97dd04b603ea68a5810")
+_COMMON_VOICE_PARTS = {"validation": "dev", "test": "test"}
 
 
 @contextmanager
@@ -110,52 +91,22 @@ def _withdrawn() -> Iterator[None]:
         ) from error
 
 
-def _common_voice(part: str) -> Callable[[], Iterable]:
+@_withdrawn()
+def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
     """The English clips that the table of a part names, in its order, out of the part's archive."""
-
-    def read() -> Iterable:
-        with _withdrawn():
-            table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
-            archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
-        try:
-            with tarfile.open(archive, "r:") as tar:
-                clips = {
-                    PurePosixPath(member.name).name: ArchivedSound(
-                        archive, member.name, member.offset_data, member.size
-                    )
-                    for member in tar
-                }
-        except tarfile.TarError as error:
-            raise AnalysisError(f"{archive} is no whole tar archive ({error}): fetch it again") from error
-        # In this table a quotation mark is a character like any other.
-        names = pd.read_csv(table, sep="\t", usecols=["path"], quoting=csv.QUOTE_NONE)["path"]
-        missing = [name for name in names if name not in clips]
-        if missing:
-            raise AnalysisError(
-                f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again"
-            )
-        return ((clips[name], None) for name in names)
-
-    return read
-
-
-def _common_voice_origin(split: str) -> str:
-    with _withdrawn():
-        hub.require(*_COMMON_VOICE, f"transcript/en/{'dev' if split == 'validation' else split}.tsv", "dataset")
-    return "@".join(_COMMON_VOICE)
-
-
-# Where the hub keeps, as Parquet, what the publishers of a dataset left to a program to download.
-_CONVERTED = "refs/convert/parquet"
-
-
-def _converted(split: str) -> tuple[str, Prepare]:
-    return f"plain_text/{split}/0000.parquet", list
-
-
-def _imdb_split(split: str) -> tuple[str, Prepare]:
-    """A tenth of what is published for training is for validation."""
-    return _IMDB_TRAIN, partial(divided, split=split, validation=0.1)
+    table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
+    archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            members = {PurePosixPath(member.name).name: member for member in tar}
+    except tarfile.TarError as error:
+        raise AnalysisError(f"{archive} is no whole tar archive ({error}): fetch it again") from error
+    # In this table a quotation mark is a character like any other.
+    names = pd.read_csv(table, sep="\t", usecols=["path"], quoting=csv.QUOTE_NONE)["path"]
+    if missing := [name for name in names if name not in members]:
+        raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")
+    found = (members[name] for name in names)
+    return [(ArchivedFile("audio", archive, clip.name, clip.offset_data, clip.size), None) for clip in found]
 
 
 def _class_name(names: Sequence[str], label: int | None) -> str:
@@ -191,74 +142,69 @@ def _parquet(folder: str, split: str, parts: int = 1) -> list[str]:
     return [f"{folder}/{split}-{i:05d}-of-{parts:05d}.parquet" for i in range(parts)]
 
 
-_IMDB_TRAIN, _IMDB_TEST = (_parquet("plain_text", split)[0] for split in ("train", "test"))
+# Where the hub keeps, as Parquet, what the publishers of a dataset left to a program to download.
+_CONVERTED = "refs/convert/parquet"
+_CONVERTED_FILES = {split: [f"plain_text/{split}/0000.parquet"] for split in SPLITS}
 
 PUBLISHED = {
-    "stsb": _hub_source(
+    "stsb": _dataset(
         "STS Benchmark, first sentence of each pair (hub: nyu-mll/glue)",
         "nyu-mll/glue",
         "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
-        "sentence1",
-        {
-            "dev": _parquet("stsb", "validation"),
-            "test": _parquet("stsb", "test"),
-            "train": _parquet("stsb", "train"),
-        },
+        {"dev": _parquet("stsb", "validation"), "test": _parquet("stsb", "test"), "train": _parquet("stsb", "train")},
+        partial(_texts, "sentence1"),
     ),
-    "wikitext-103": _hub_source(
+    "wikitext-103": _dataset(
         "WikiText-103, raw, a paragraph a line (hub: Salesforce/wikitext)",
         "Salesforce/wikitext",
         "b08601e04326c79dfdd32d625aee71d232d685c3",
-        "text",
         {
-            "validation": _parquet("wikitext-103-raw-v1", "validation"),
-            "test": _parquet("wikitext-103-raw-v1", "test"),
-            "train": _parquet("wikitext-103-raw-v1", "train", parts=2),
+            split: _parquet("wikitext-103-raw-v1", split, parts)
+            for split, parts in (("validation", 1), ("test", 1), ("train", 2))
         },
+        partial(_texts, "text"),
     ),
     "yelphat": Source(
         "YelpHat, restaurant reviews of two classes (not on the hub: give a folder, FOLDER/yelphat:train)",
         dict.fromkeys(SPLITS, _no_yelphat),
         _no_yelphat,
     ),
-    "hatexplain": _class_source(
+    "hatexplain": _dataset(
         f"HateXplain, posts of three classes (hub: Hate-speech-CNERG/hatexplain, branch {_CONVERTED})",
         "Hate-speech-CNERG/hatexplain",
         _CONVERTED,
-        ("annotators", "post_tokens"),
-        _hatexplain,
-        {split: _converted(split) for split in SPLITS},
+        _CONVERTED_FILES,
+        partial(_labelled, ("annotators", "post_tokens"), _hatexplain),
     ),
-    "e-snli": _class_source(
+    "e-snli": _dataset(
         f"e-SNLI, pairs of sentences of three classes (hub: esnli/esnli, branch {_CONVERTED})",
         "esnli/esnli",
         _CONVERTED,
-        ("premise", "hypothesis", "label"),
-        _e_snli,
-        {split: _converted(split) for split in SPLITS},
+        _CONVERTED_FILES,
+        partial(_labelled, ("premise", "hypothesis", "label"), _e_snli),
     ),
-    "imdb": _class_source(
+    "imdb": _dataset(
         "IMDb, film reviews of two classes; a tenth of train is for validation (hub: stanfordnlp/imdb)",
         "stanfordnlp/imdb",
         "e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
-        ("text", "label"),
-        _imdb,
-        {
-            "train": _imdb_split("train"),
-            "validation": _imdb_split("validation"),
-            "test": (_IMDB_TEST, list),
-        },
+        {split: _parquet("plain_text", "test" if split == "test" else "train") for split in SPLITS},
+        partial(_labelled, ("text", "label"), _imdb),
+        validation=0.1,
     ),
-    "imagenet-1k": _image_source(
+    "imagenet-1k": _dataset(
         "ImageNet 2012, 50,000 images of 1,000 classes (hub: ILSVRC/imagenet-1k, gated)",
         "ILSVRC/imagenet-1k",
         "49e2ee26f3810fb5a7536bbf732a7b07389a47b5",
         {"validation": _parquet("data", "validation", parts=14)},
+        _images,
+        "image",
     ),
     "common_voice_11_0": Source(
         "Common Voice 11.0, English clips read aloud (hub, until October 2025: mozilla-foundation/common_voice_11_0)",
-        {"validation": _common_voice("dev"), "test": _common_voice("test")},
-        _common_voice_origin,
+        {split: partial(_common_voice, part) for split, part in _COMMON_VOICE_PARTS.items()},
+        _withdrawn()(
+            _origin(*_COMMON_VOICE, {s: [f"transcript/en/{part}.tsv"] for s, part in _COMMON_VOICE_PARTS.items()})
+        ),
         "audio",
     ),
 }

@@ -1,4 +1,4 @@
-"""Which items of a corpus are drawn: at random, with the balance of the classes, or as one split of three.
+"""Which items of a corpus are drawn: at random, or as one split of three with the balance of the classes.
 
 Every draw depends on its arguments alone. The generators are numpy's, not scikit-learn's: the measurements in
 ``data/measurements`` are of the texts that these draw.

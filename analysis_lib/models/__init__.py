@@ -2,8 +2,8 @@
 
 To add an architecture that transformers has, add a row to ``MODEL_LAYOUTS`` in ``parts.py``; one that it lacks is a
 file in ``architectures/``, registered in ``architectures/__init__.py``, as well. A tiny random model of it in
-``tests/tiny.py`` is then checked in every way that the others are. A model known by name is a row of ``MODELS`` in
-``names.py``.
+``tests/tiny.py`` is then checked in every way that the others are. A model known by name is a row of
+``data/models.csv``.
 """
 
 from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec
@@ -18,18 +18,3 @@ from analysis_lib.models.names import (
     register,
     weights_identity,
 )
-
-__all__ = [
-    "MULTIBERTS_SEEDS",
-    "MULTIBERTS_STEPS",
-    "TOKEN_TYPES",
-    "UNTRAINED",
-    "LoadedModel",
-    "Maker",
-    "ModelSpec",
-    "known_models",
-    "load_model",
-    "multibert",
-    "register",
-    "weights_identity",
-]

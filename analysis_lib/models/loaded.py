@@ -155,9 +155,17 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in loaded.model.named_parameters():
         if not torch.isfinite(weight).all():
             raise AnalysisError(
-                f"{loaded.name}: the weights {name} ({_whereabouts(loaded, name)}) hold NaN or infinity: "
+                f"{loaded.name}: the weights {name} ({_layer(loaded, name)}) hold NaN or infinity: "
                 f"repair the checkpoint"
             )
+
+
+def _layer(loaded: LoadedModel, weight: str) -> str:
+    for stack, blocks in loaded.stacks.items():
+        for layer, block in enumerate(blocks, 1):
+            if any(parameter is loaded.model.get_parameter(weight) for parameter in block.parameters()):
+                return f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
+    return "outside the blocks"
 
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
@@ -171,13 +179,3 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
             f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: "
             f"give the tokenizer that belongs to the weights"
         )
-
-
-def _whereabouts(loaded: LoadedModel, weight: str) -> str:
-    for stack in loaded.layout.stacks:
-        found = re.match(re.escape(stack.blocks).replace(r"\*", r"(\d+)"), weight)
-        if found and len(loaded.layout.stacks) == len(found.groups()) == 1:
-            return f"layer {int(found[1]) + 1}"
-        if found:
-            return f"block {found[0]}"
-    return "outside the blocks"

@@ -11,19 +11,9 @@ import transformers
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
-from analysis_lib.models.loaded import (
-    TOKEN_TYPES,  # noqa: F401
-    LoadedModel,
-    ModelSpec,
-)
-from analysis_lib.models.names import (
-    UNTRAINED,
-    file_hashes,
-    known_model,
-    known_models,  # noqa: F401
-    located,
-)
-from analysis_lib.models.parts import MODEL_LAYOUTS, layout_for
+from analysis_lib.models.loaded import LoadedModel, ModelSpec
+from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located
+from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, layout_for
 
 # One of these holds the vocabulary of a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -60,29 +50,29 @@ def load_model(
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = devices.usable(device)
-    base = name.removesuffix(UNTRAINED)
-    folder, identity = located(base, revision)
-    spec = ModelSpec(name, revision, dtype, device)
+    folder, identity = located(name.removesuffix(UNTRAINED), revision)
     config = _read_config(name, folder)
-    if name != base:
-        model, processor = _untrained(config, dtype, device), _read_processor(name, folder, config)
-        return LoadedModel(name, f"untrained, seed 0, of {identity}", model, processor, spec)
-    model, processor = _read_weights(name, folder, config, dtype, device), _read_processor(name, folder, config)
-    return LoadedModel(name, identity, model, processor, spec, file_hashes(folder))
+    # Before the weights are read: an unsupported model may be large.
+    layout = layout_for(name, config.model_type)
+    if name.endswith(UNTRAINED):
+        model, files, identity = _untrained(config, dtype), {}, f"untrained, seed 0, of {identity}"
+    else:
+        model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
+    model, processor = model.to(device), _read_processor(name, folder, layout.kind)
+    return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
 
 
-def _untrained(config: transformers.PreTrainedConfig, dtype: str, device: str) -> transformers.PreTrainedModel:
+def _untrained(config: transformers.PreTrainedConfig, dtype: str) -> transformers.PreTrainedModel:
     with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # In single precision whatever was asked for, so that both precisions hold the same weights.
         model = transformers.AutoModel.from_config(config, dtype=torch.float32)
-    return model.to(device, getattr(torch, dtype))
+    return model.to(getattr(torch, dtype))
 
 
-def _read_processor(name: str, folder: Path, config: transformers.PreTrainedConfig) -> object:
+def _read_processor(name: str, folder: Path, kind: str) -> object:
     """The tokenizer, image processor or feature extractor of the folder."""
-    layout = layout_for(name, config.model_type)
-    if layout.kind == "text":
+    if kind == "text":
         if not _has_vocabulary(folder):
             # transformers would make one up that knows no word.
             raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
@@ -90,11 +80,11 @@ def _read_processor(name: str, folder: Path, config: transformers.PreTrainedConf
     else:
         if not (folder / "preprocessor_config.json").is_file():
             raise AnalysisError(
-                f"{name} has no preprocessor_config.json, which says how its {layout.kind}s are prepared: "
+                f"{name} has no preprocessor_config.json, which says how its {kind}s are prepared: "
                 f"save its processor to the same folder with save_pretrained"
             )
-        read = transformers.AutoImageProcessor if layout.kind == "image" else transformers.AutoFeatureExtractor
-    with _loading(name):
+        read = transformers.AutoImageProcessor if kind == "image" else transformers.AutoFeatureExtractor
+    with _reading(f"{name} cannot be loaded"):
         return read.from_pretrained(folder, local_files_only=True)
 
 
@@ -114,24 +104,26 @@ _ALONE = threading.Lock()
 
 
 @contextmanager
-def _loading(name: str) -> Iterator[None]:
+def _reading(fault: str) -> Iterator[None]:
+    """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
         with _ALONE:
             yield
+    except AnalysisError:
+        raise
     except Exception as error:
-        # Loading runs much code of other libraries; whatever fails there is a defect of the folder.
-        raise AnalysisError(f"{name} cannot be loaded: {_first_line(error)}") from error
+        raise AnalysisError(f"{fault}: {_first_line(error)}") from error
 
 
 def _read_weights(
-    name: str, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device: str
+    name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str
 ) -> transformers.PreTrainedModel:
     safe = any(path.is_file() for path in folder.glob("*.safetensors"))
     if not safe and not ((known := known_model(name)) and known.pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
-    with _loading(name):
+    with _reading(f"{name} cannot be loaded"):
         model, info = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
@@ -144,36 +136,31 @@ def _read_weights(
             local_files_only=True,
         )
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED))
-    if missing:
-        raise AnalysisError(
-            f"{name} lacks the weights {missing[0]} and {len(missing) - 1} more: they would be random; "
-            f"give a folder whose weights match its config.json"
-        )
-    if info["mismatched_keys"]:
-        key, stored, wanted = sorted(info["mismatched_keys"])[0]
-        raise AnalysisError(
-            f"{name}: the weights {key} have the shape {tuple(stored)} and its config.json wants {tuple(wanted)}: "
-            f"give a folder whose weights match its config.json"
-        )
-    within = [stack.blocks.partition("*")[0] for stack in layout_for(name, config.model_type).stacks]
+    mismatched = sorted(info["mismatched_keys"])
+    within = [stack.blocks.partition("*")[0] for stack in layout.stacks]
     beyond = sorted(
         key
         for key in info["unexpected_keys"]
         if any(blocks in key for blocks in within) and not key.endswith(OLD_BUFFERS)
     )
-    if beyond:
-        raise AnalysisError(
-            f"{name} has the weights {beyond[0]}, which its config.json has no place for: "
-            f"give a folder whose weights match its config.json"
-        )
-    return model.to(device)
+    if missing:
+        fault = f"lacks the weights {missing[0]} and {len(missing) - 1} more, which would be random"
+    elif mismatched:
+        key, stored, wanted = mismatched[0]
+        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(wanted)}"
+    elif beyond:
+        fault = f"has the weights {beyond[0]}, which its config.json has no place for"
+    else:
+        return model
+    raise AnalysisError(f"{name} {fault}: give a folder whose weights match its config.json")
 
 
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise AnalysisError(f"{name} has no config.json: give a folder saved with save_pretrained")
-    try:
+    # Configurations validate themselves, each with errors of its own.
+    with _reading(f"{name}: its config.json cannot be read"):
         settings = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise AnalysisError(
@@ -186,15 +173,7 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
             raise AnalysisError(
                 f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(MODEL_LAYOUTS)}"
             )
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except AnalysisError:
-        raise
-    except Exception as error:
-        # Configurations validate themselves, each with errors of its own.
-        raise AnalysisError(f"{name}: its config.json cannot be read: {_first_line(error)}") from error
-    # Before the weights are read: an unsupported model may be large.
-    layout_for(name, config.model_type)
-    return config
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _first_line(error: Exception) -> str:

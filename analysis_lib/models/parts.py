@@ -49,7 +49,7 @@ class Stack:
         name: what the stack is called where a model has several.
         blocks: their path below the model; ``*`` stands for an index.
         attention: None where blocks have none.
-        tokens: what its vectors stand for, a key of ``stack_tokens.TOKEN_RULES`` in ``capture``.
+        tokens: what its vectors stand for; ``capture`` has a rule for each.
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
     """
@@ -98,23 +98,19 @@ def _maps(blocks: str, attention: Attention | None = None) -> Layout:
     return _one(blocks, attention, "patches", kind="image", maps=True)
 
 
+def _encoder_decoder(blocks: str, tokens: str) -> Layout:
+    """As in T5; ``blocks`` and ``tokens`` are those of the encoder."""
+    attention = Attention("layer.0.SelfAttention", "k")
+    return Layout(
+        (Stack("encoder", blocks, attention, tokens), Stack("decoder", "decoder.block.*", attention, "shifted"))
+    )
+
+
 _BERT = _one("encoder.layer.*", Attention("attention.self", "key"))
 _LLAMA = _one("layers.*", Attention("self_attn", "k_proj"))
-_T5_ATTENTION = Attention("layer.0.SelfAttention", "k")
-_T5 = Layout(
-    (
-        Stack("encoder", "encoder.block.*", _T5_ATTENTION),
-        Stack("decoder", "decoder.block.*", _T5_ATTENTION, "shifted"),
-    )
-)
+_T5 = _encoder_decoder("encoder.block.*", "text")
 _CANINE_ATTENTION = Attention("attention.self", "key", query="query", value="value", weights="dropout")
 _SPEECH = _one("encoder.layers.*", Attention("attention", "k_proj"), "frames", kind="audio", equal_lengths=True)
-_MANTA = Layout(
-    (
-        Stack("encoder", "encoder.t5_encoder.block.*", _T5_ATTENTION, "blocks"),
-        Stack("decoder", "decoder.block.*", _T5_ATTENTION, "shifted"),
-    )
-)
 _DINO = _vision("encoder.layer.*", class_tokens=1)
 
 MODEL_LAYOUTS: dict[str, Layout] = {
@@ -155,7 +151,7 @@ MODEL_LAYOUTS: dict[str, Layout] = {
         equal_lengths=True,
     ),
     "character_bert": _BERT,
-    "manta": _MANTA,
+    "manta": _encoder_decoder("encoder.t5_encoder.block.*", "blocks"),
     "self_attention": _one("layers.*", Attention("attention", "key")),
     "wav2vec2": _SPEECH,
     "hubert": _SPEECH,

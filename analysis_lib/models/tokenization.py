@@ -18,14 +18,8 @@ def text_frame(tokenizer: Tokenizer) -> tuple[list, list]:
     return framed[:start], framed[start + len(bare) :]
 
 
-def pair_separator(tokenizer: Tokenizer) -> list:
-    """The ids of the special tokens that the tokenizer puts between the two texts of a pair.
-
-    One that does not know pairs, and has a separator, puts that.
-
-    Raises:
-        AnalysisError: it has none.
-    """
+def _separator(tokenizer: Tokenizer) -> list:
+    """The ids of the special tokens between the two texts of a pair; its separator if it does not know pairs."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     prefix, suffix = text_frame(tokenizer)
     framed = tokenizer("a", "a")["input_ids"]
@@ -48,5 +42,5 @@ def token_ids(tokenizer: Tokenizer, texts: Sequence[str | Pair]) -> list[list]:
     if not any(isinstance(text, Pair) for text in texts):
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     firsts, seconds = (tokenizer([pair[i] for pair in texts], add_special_tokens=False)["input_ids"] for i in range(2))
-    separator = pair_separator(tokenizer)
+    separator = _separator(tokenizer)
     return [[*first, *separator, *second] for first, second in zip(firsts, seconds, strict=True)]

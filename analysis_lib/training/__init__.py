@@ -1,6 +1,5 @@
 """Models trained here: the small ones of the book, pretraining with checkpoints, and text classifiers."""
 
-# ruff: noqa: F401
 from analysis_lib.training.pretraining import Pretraining, pretrain
 from analysis_lib.training.recipes import held_out_scores
 from analysis_lib.training.runs import checkpoints, run_identity

@@ -436,7 +436,7 @@ def test_the_encoder_is_called_with_the_mask_of_its_blocks():
         output = model(**byte_inputs(model, TEXTS))
     assert torch.equal(calls[0]["attention_mask"].bool(), output.encoder_attention_mask)
     assert calls[0]["inputs_embeds"].shape[:2] == output.encoder_attention_mask.shape
-    assert output.frontier_probabilities.shape == byte_inputs(model, TEXTS)["input_ids"].shape
+    assert output.encoder_frontier_probabilities.shape == byte_inputs(model, TEXTS)["input_ids"].shape
 
 
 def test_the_decoder_reads_the_bytes_from_left_to_right():

@@ -28,19 +28,6 @@ from analysis_lib.models.architectures.self_attention import (
 )
 from analysis_lib.models.architectures.van import VanConfig, VanModel
 
-__all__ = [
-    "CharacterBertConfig",
-    "CharacterBertModel",
-    "CharacterBertTokenizer",
-    "MantaConfig",
-    "MantaModel",
-    "SelfAttentionConfig",
-    "SelfAttentionForSequenceClassification",
-    "SelfAttentionModel",
-    "VanConfig",
-    "VanModel",
-]
-
 for _config, _model in (
     (CharacterBertConfig, CharacterBertModel),
     (MantaConfig, MantaModel),

@@ -138,30 +138,16 @@ class CharacterBertTokenizer:
     [259, 105, 106, 260, 261]
     """
 
-    cls_token, sep_token, pad_token, mask_token = "[CLS]", "[SEP]", "[PAD]", "[MASK]"
-    model_input_names = ("input_ids", "attention_mask")
+    cls_token, sep_token, pad_token = "[CLS]", "[SEP]", "[PAD]"
+    _SETTINGS = ("do_lower_case", "max_word_length", "model_max_length")
 
     def __init__(self, do_lower_case: bool = True, max_word_length: int = 50, model_max_length: int = 512) -> None:
-        self.settings = {
-            "do_lower_case": do_lower_case,
-            "max_word_length": max_word_length,
-            "model_max_length": model_max_length,
-        }
-        self.max_word_length, self.model_max_length = max_word_length, model_max_length
+        self.do_lower_case, self.max_word_length = do_lower_case, max_word_length
+        self.model_max_length = model_max_length
         self._normalizer = normalizers.BertNormalizer(lowercase=do_lower_case)
         self._splitter = pre_tokenizers.BertPreTokenizer()
-
-    @property
-    def cls_token_id(self) -> list[int]:
-        return self.word_ids(self.cls_token)
-
-    @property
-    def sep_token_id(self) -> list[int]:
-        return self.word_ids(self.sep_token)
-
-    @property
-    def pad_token_id(self) -> list[int]:
-        return self.word_ids(self.pad_token)
+        special = (self.cls_token, self.sep_token, self.pad_token)
+        self.cls_token_id, self.sep_token_id, self.pad_token_id = map(self.word_ids, special)
 
     def word_ids(self, word: str) -> list[int]:
         """The character ids of a word."""
@@ -188,7 +174,7 @@ class CharacterBertTokenizer:
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``tokenizer_config.json``, which holds all settings."""
-        settings = {"tokenizer_class": type(self).__name__, **self.settings}
+        settings = {"tokenizer_class": type(self).__name__, **{name: getattr(self, name) for name in self._SETTINGS}}
         (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
@@ -196,5 +182,4 @@ class CharacterBertTokenizer:
         """The tokenizer saved in a folder; other arguments of transformers, such as a revision, are ignored."""
         path = Path(folder) / "tokenizer_config.json"
         stored = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        known = cls().settings
-        return cls(**{name: value for name, value in stored.items() if name in known})
+        return cls(**{name: value for name, value in stored.items() if name in cls._SETTINGS})

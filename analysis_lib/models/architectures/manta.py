@@ -47,7 +47,7 @@ class MantaModelOutput(Seq2SeqModelOutput):
     """T5's output, with the mask of blocks and the probability that a block begins at each byte."""
 
     encoder_attention_mask: Tensor | None = None
-    frontier_probabilities: Tensor | None = None
+    encoder_frontier_probabilities: Tensor | None = None
 
 
 class MantaFrontierPredictor(nn.Module):
@@ -180,13 +180,7 @@ class MantaEncoder(nn.Module):
         frontiers = self.frontier_predictor(embedded, mask)
         blocks, own = self.pooler(embedded, frontiers, mask.bool())
         outputs = self.t5_encoder(inputs_embeds=blocks, attention_mask=own.long(), **kwargs)
-        return MantaEncoderOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            attention_mask=own,
-            frontier_probabilities=frontiers,
-        )
+        return MantaEncoderOutput(**outputs, attention_mask=own, frontier_probabilities=frontiers)
 
 
 class MantaModel(T5PreTrainedModel):
@@ -252,11 +246,7 @@ class MantaModel(T5PreTrainedModel):
             decoder_hidden_states=decoded.hidden_states,
             decoder_attentions=decoded.attentions,
             cross_attentions=decoded.cross_attentions,
-            encoder_last_hidden_state=encoded.last_hidden_state,
-            encoder_hidden_states=encoded.hidden_states,
-            encoder_attentions=encoded.attentions,
-            encoder_attention_mask=encoded.attention_mask,
-            frontier_probabilities=encoded.frontier_probabilities,
+            **{f"encoder_{name}": value for name, value in encoded.items()},
         )
 
 

@@ -36,30 +36,16 @@ class SelfAttentionConfig(PreTrainedConfig):
 
     model_type = "self_attention"
 
-    def __init__(
-        self,
-        vocab_size: int = 8000,
-        hidden_size: int = 300,
-        num_hidden_layers: int = 1,
-        embedding_std: float = 0.02,
-        initializer_range: float | None = None,
-        bias: bool = True,
-        entropy_weight: float = 0.0,
-        layer_norm_eps: float = 1e-12,
-        pad_token_id: int | None = 0,
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = 1
-        self.embedding_std = embedding_std
-        self.initializer_range = initializer_range
-        self.bias = bias
-        self.entropy_weight = entropy_weight
-        self.layer_norm_eps = layer_norm_eps
-        self.pad_token_id = pad_token_id
-        super().__init__(**kwargs)
+    vocab_size: int = 8000
+    hidden_size: int = 300
+    num_hidden_layers: int = 1
+    num_attention_heads: int = 1
+    embedding_std: float = 0.02
+    initializer_range: float | None = None
+    bias: bool = True
+    entropy_weight: float = 0.0
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
 
 
 class SelfAttention(nn.Module):
@@ -101,6 +87,7 @@ class SelfAttentionBlock(nn.Module):
 class SelfAttentionPreTrainedModel(PreTrainedModel):
     config_class = SelfAttentionConfig
     base_model_prefix = "encoder"
+    _input_embed_layer = "word_embeddings"
     _supports_sdpa = True
     _supports_attention_backend = True
 
@@ -124,12 +111,6 @@ class SelfAttentionModel(SelfAttentionPreTrainedModel):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.layers = nn.ModuleList(SelfAttentionBlock(config) for _ in range(config.num_hidden_layers))
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        return self.word_embeddings
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        self.word_embeddings = value
 
     def forward(
         self, input_ids: Int[Tensor, "text token"], attention_mask: Int[Tensor, "text token"] | None = None, **kwargs
