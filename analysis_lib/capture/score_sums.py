@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.capture.visibility import Visibility
 
 BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
 

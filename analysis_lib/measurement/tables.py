@@ -2,6 +2,7 @@
 
 import errno
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,27 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
     return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
-class Tables(Mapping[str, pd.DataFrame]):
+class _Lazy(Mapping[str, pd.DataFrame]):
+    """The table that ``make`` makes of each metric, by name, made when first asked for."""
+
+    def __init__(self, metrics: Iterable[Metric], make: Callable[[Metric], pd.DataFrame]):
+        self._metrics = {metric.name: metric for metric in metrics}
+        self._make = make
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._tables:
+            self._tables[name] = self._make(self._metrics[name])
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+class Tables(_Lazy):
     """The tables of a measurement by name, made when first asked for.
 
     Attributes:
@@ -97,23 +118,11 @@ class Tables(Mapping[str, pd.DataFrame]):
     """
 
     def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
-        self._metrics = {metric.name: metric for metric in metrics}
-        self._tables: dict[str, pd.DataFrame] = {}
+        super().__init__(metrics, operator.methodcaller("table"))
         self.report = report
         self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
         self.checkpoints = checkpoints
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._tables:
-            self._tables[name] = self._metrics[name].table()
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
 
     def interval(
         self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
@@ -141,8 +150,10 @@ class Tables(Mapping[str, pd.DataFrame]):
         For numbers that depend on several measurements of the same corpus: their groups are the same.
         """
         value = np.asarray(statistic(self), dtype=float)
-        groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
-        return value, np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
+        metrics = self._metrics.values()
+        groups = sorted({group for metric in metrics for group in metric.occupied_groups()})
+        rest = [statistic(_Lazy(metrics, operator.methodcaller("without", group))) for group in groups]
+        return value, np.array(rest, dtype=float)
 
     def save(self, folder: Path | str) -> None:
         """Write one Parquet file per table, then ``run.json``.
@@ -185,25 +196,6 @@ def _listed(run: Path) -> list[str]:
         return [name for name in json.loads(run.read_text(encoding="utf-8"))["tables"] if name.isidentifier()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
-
-
-class _Without(Mapping[str, pd.DataFrame]):
-    """The tables without one group of utterances."""
-
-    def __init__(self, metrics: Mapping[str, Metric], group: int):
-        self._metrics, self._group = metrics, group
-        self._tables: dict[str, pd.DataFrame] = {}
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._tables:
-            self._tables[name] = self._metrics[name].without(self._group)
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
 
 
 class UtteranceSimilarity(Metric):
@@ -35,13 +35,12 @@ class UtteranceSimilarity(Metric):
                 self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "similarity":
-                count = sums["utterances", space, layer]
-                mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
-                frames.append(space_frame(space, layer, {"similarity": mean, "utterances": count.astype(int)}))
-        return in_order(pd.concat(frames, ignore_index=True))
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            count = sums["utterances", space, layer]
+            mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
+            return head_rows(layer, {"similarity": mean, "utterances": count.astype(int)}, space)
+
+        return tabulated(sums, "similarity", rows)
 
     def table(self) -> pd.DataFrame:
         table = super().table()

@@ -49,7 +49,7 @@ class Stack:
         name: what the stack is called where a model has several.
         blocks: their path below the model; ``*`` stands for an index.
         attention: None where blocks have none.
-        tokens: what its vectors stand for, a key of ``stack_tokens.TOKEN_RULES`` in ``capture``.
+        tokens: what its vectors stand for, a ``rule`` of ``capture.stack_tokens``.
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
     """
