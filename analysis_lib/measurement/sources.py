@@ -187,6 +187,8 @@ def _imports(tree: ast.Module, package: str) -> tuple[dict[str, Parts], set[Part
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     whole = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner)
     mentioned = {tuple(ast.unparse(node).split(".")) for node in whole}
+    # Attributes of calls and of items are no dotted names; what is called is in the tree by itself.
+    mentioned = {parts for parts in mentioned if all(map(str.isidentifier, parts))}
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
