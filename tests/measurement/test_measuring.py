@@ -78,7 +78,7 @@ def assert_same_bytes(found: Mapping[str, pd.DataFrame], expected: Mapping[str, 
         pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
