@@ -1,8 +1,6 @@
-"""One forward pass of a model, and the activations of its layers on the way.
+"""One forward pass of a model, with hooks on its blocks.
 
-Hidden states come from hooks on the blocks (here); queries, keys and values of most models from transformers' attention
-interface (``interface.py``), and of the few that do not call it from hooks (``hooked.py``). Nothing is kept: the
-activations of a layer are handed on when its block is done.
+The activations of a layer are handed on when its block is done, and not kept.
 """
 
 from collections.abc import Iterator

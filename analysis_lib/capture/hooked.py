@@ -7,6 +7,7 @@ window; the windows are captured as one attention over all tokens.
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -76,15 +77,8 @@ def _position_terms(
     return None, None
 
 
-@dataclass(eq=False)
-class Window:
-    """One run of an attention module: over all tokens, or over a window of them.
-
-    Attributes:
-        query, key, value: by head.
-        key_input: what the projection of keys read.
-        weights: the attention weights.
-    """
+class Window(NamedTuple):
+    """One run of an attention module, over all tokens or over a window of them: what it received, and its weights."""
 
     query: Float[Tensor, "utterance head token head_dim"]
     key: Float[Tensor, "utterance head key head_dim"]

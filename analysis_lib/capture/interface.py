@@ -1,8 +1,7 @@
 """Attention that calls transformers' interface: the function and the mask registered there, and what they capture.
 
-transformers lets a program register an attention function, which every model on its attention interface then calls
-with queries, keys and values after the split into heads and after any rotation. The function registered here leaves
-the computation to whoever asked for it with :func:`attended_by`.
+Every model on transformers' attention interface calls the registered function with queries, keys and values after the
+split into heads and after any rotation. It leaves the computation to whoever asked for it with :func:`attended_by`.
 """
 
 from collections.abc import Callable, Collection, Iterator

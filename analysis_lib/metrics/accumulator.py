@@ -3,14 +3,14 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analysis_lib.capture import Activations
+from analysis_lib.capture import Activations, Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.models import TOKEN_TYPES
@@ -137,6 +137,11 @@ class Metric(ABC):
         grouped = [value for value in self.sums.values() if len(value) == GROUPS]
         filled = np.any([value.reshape(GROUPS, -1).any(1) for value in grouped], axis=0)
         return np.flatnonzero(filled).tolist()
+
+    def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
+        """The spaces that the metric needs, in the order of the tables, and their vectors where the layer has them."""
+        wanted = self.needs & activations.spaces.keys()
+        return ((space, activations.spaces[space]) for space in VECTOR_SPACES if space in wanted)
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups.

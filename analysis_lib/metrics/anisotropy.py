@@ -105,10 +105,9 @@ class Anisotropy(Metric):
     counts: ClassVar[str] = "tokens"
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-                self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+            self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> pd.DataFrame:

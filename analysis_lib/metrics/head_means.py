@@ -19,10 +19,9 @@ class HeadMeans(Metric):
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key", "value"})
 
     def update(self, activations: Activations) -> None:
-        for space in ("query", "key", "value"):
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("sum", space, activations.layer), vectors.sum, activations)
-                self.add(("tokens", space, activations.layer), vectors.counts, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> pd.DataFrame:

@@ -131,9 +131,8 @@ class Isotropy(Metric):
         self.needs = frozenset(spaces)
 
     def update(self, activations: Activations) -> None:
-        for space in sorted(self.needs):
-            if (vectors := activations.spaces.get(space)) is not None:
-                self._update(space, vectors, activations)
+        for space, vectors in self.vectors(activations):
+            self._update(space, vectors, activations)
 
     def _update(self, space: str, vectors: Vectors, activations: Activations) -> None:
         layer, dimensions = activations.layer, vectors.values.shape[-1]

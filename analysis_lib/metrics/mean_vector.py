@@ -20,11 +20,10 @@ class MeanVector(Metric):
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("sum", space, activations.layer), vectors.sum, activations)
-                self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
-                self.add(("tokens", space, activations.layer), vectors.counts, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
+            self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> pd.DataFrame:

@@ -26,13 +26,12 @@ class UtteranceSimilarity(Metric):
     of_pairs_within_utterances: ClassVar[bool] = True
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                count = vectors.nonzero
-                square = vectors.unit_sum.double().square().sum(-1)
-                similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
-                self.add(("similarity", space, activations.layer), similarity, activations)
-                self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
+        for space, vectors in self.vectors(activations):
+            count = vectors.nonzero
+            square = vectors.unit_sum.double().square().sum(-1)
+            similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
+            self.add(("similarity", space, activations.layer), similarity, activations)
+            self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> pd.DataFrame:
