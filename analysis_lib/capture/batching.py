@@ -116,7 +116,8 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
     for image, group in zip(images, groups, strict=True):
         pixels = loaded.processor(images=image.load().convert(mode), return_tensors="pt")["pixel_values"]
         # Processors that keep an image's proportions give each image its own size.
-        if waiting and (waiting[-1].shape != pixels.shape or _full(pixels, waiting, settings)):
+        full = (len(waiting) + 1) * pixels[0, 0].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
+        if waiting and (full or waiting[-1].shape != pixels.shape):
             yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
             waiting, owners = [], []
         waiting.append(pixels)
@@ -124,11 +125,6 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
         reading.utterances += 1
     if waiting:
         yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
-
-
-def _full(pixels: Tensor, waiting: list[Tensor], settings: Settings) -> bool:
-    size = pixels.shape[-1] * pixels.shape[-2]
-    return (len(waiting) + 1) * size > settings.tokens_per_batch * PIXELS_PER_TOKEN
 
 
 # --- Sounds ---------------------------------------------------------------------------------------
@@ -152,9 +148,13 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             for piece in _pieces(loaded, sound, group, settings, reading)
         ]
         pieces.sort(key=lambda piece: piece.features.shape[-1])
-        for _, same in itertools.groupby(pieces, key=lambda piece: piece.features.shape[-1]):
-            for chunk in _chunks(list(same), settings.tokens_per_batch, loaded.processor.sampling_rate):
-                features, samples, owners = zip(*chunk, strict=True)
+        for length, same in itertools.groupby(pieces, key=lambda piece: piece.features.shape[-1]):
+            same = list(same)
+            # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
+            tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
+            size = max(1, settings.tokens_per_batch // tokens)
+            for first in range(0, len(same), size):
+                features, samples, owners = zip(*same[first : first + size], strict=True)
                 batch = Batch.stacked(loaded.model, name, features, owners, settings)
                 batch.lengths = torch.tensor(samples, device=loaded.device)
                 yield batch
@@ -163,13 +163,6 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
 def _longest_sound(loaded) -> float:
     """How many seconds of sound the model reads at once."""
     return float(getattr(loaded.processor, "chunk_length", LONGEST_SOUND))
-
-
-def _chunks(pieces: list[_Piece], tokens_per_batch: int, rate: int) -> Iterator[list[_Piece]]:
-    # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
-    tokens = max(pieces[0].samples, pieces[0].features.shape[-1]) * 50 // rate + 1
-    size = max(1, tokens_per_batch // tokens)
-    return (pieces[i : i + size] for i in range(0, len(pieces), size))
 
 
 def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> Iterator[_Piece]:

@@ -164,38 +164,36 @@ class Tables(_Lazy):
             AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
         """
         folder = Path(folder)
-        tables = {name: self[name] for name in self}
-        run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
+        tables = {f"{name}.parquet": table for name, table in self.items()}
+        run = {**self.run, "tables": {name: len(table) for name, table in self.items()}}
+        files = (*tables, "run.json")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for name in (*_files_of(tables), "run.json"):
+            for name in files:
                 if (folder / name).is_dir():
                     raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
             with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
                 unfinished = Path(scratch)
                 for name, table in tables.items():
-                    table.to_parquet(unfinished / f"{name}.parquet", index=False)
+                    table.to_parquet(unfinished / name, index=False)
                 text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
                 (unfinished / "run.json").write_text(text, encoding="utf-8", errors="backslashreplace")
-                stale = _files_of(_listed(folder / "run.json")) - _files_of(tables)
+                stale = _listed(folder / "run.json") - tables.keys()
                 (folder / "run.json").unlink(missing_ok=True)
                 # The folder holds one run: a table that only the previous one wrote would seem to be ours.
                 for name in stale:
                     (folder / name).unlink(missing_ok=True)
-                for name in (*_files_of(tables), "run.json"):
+                for name in files:
                     os.replace(unfinished / name, folder / name)
 
 
-def _files_of(tables: Iterable[str]) -> set[str]:
-    return {f"{name}.parquet" for name in tables}
-
-
-def _listed(run: Path) -> list[str]:
-    """The tables that a ``run.json`` lists; none where there is no readable one."""
+def _listed(run: Path) -> set[str]:
+    """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
-        return [name for name in json.loads(run.read_text(encoding="utf-8"))["tables"] if name.isidentifier()]
+        tables = json.loads(run.read_text(encoding="utf-8"))["tables"]
+        return {f"{name}.parquet" for name in tables if name.isidentifier()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
+        return set()
 
 
 @contextmanager
