@@ -130,7 +130,7 @@ def test_the_captured_pass_of_other_models_is_the_plain_one(name, tiny_folder):
     batch = first_batch(loaded, tiny.items(name))
     with torch.no_grad(), DoublePrecision():
         plain = loaded.model(**batch.inputs).last_hidden_state
-    found = captured_pass(loaded, batch, EVERYTHING, lambda _: None)
+        found = captured_pass(loaded, batch, EVERYTHING, lambda _: None)
     last = batch.shifted or batch.tokens
     if last is not None and plain.shape[1] == last.mask.shape[1]:
         found, plain = found[last.mask], plain[last.mask]
