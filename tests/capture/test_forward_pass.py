@@ -159,7 +159,7 @@ def assert_left_as_it_was(loaded: LoadedModel, batch: Batch) -> None:
         assert hooks_of(loaded) == before
         assert loaded.model.config._attn_implementation == implementation
         assert not loaded.lock.locked()
-        assert interface._under_way.get() is None
+        assert interface._under_way.get() == ((), None)
     assert len(captured(loaded, batch)) == layers
     assert hooks_of(loaded) == before
 
