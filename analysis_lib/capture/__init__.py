@@ -1,10 +1,11 @@
 """One forward pass of a batch, and the activations of every layer on its way.
 
-Items become batches (``batching.py``, ``sounds.py``). A batch goes through the model once the capture has been checked
+Items become batches (``batching.py``). A batch goes through the model once the capture has been checked
 against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive the activations of each layer
 (``activations.py``): vectors (``vectors.py``), attention rows (``attention_rows.py``) and sums of scores
-(``score_sums.py``, where the formula of C_j is). How attention is reached is in ``interface.py`` for models on
-transformers' attention interface, and in ``hooked.py`` for the others.
+(``score_sums.py``, where the formula of C_j is). Hidden states come from hooks on the blocks; queries, keys and values
+from transformers' attention interface (``interface.py``), or from hooks where a model does not call it (``hooked.py``,
+``deberta.py``). What the vectors of a stack stand for is in ``stack_tokens.py``.
 """
 
 from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Activations
@@ -14,9 +15,8 @@ from analysis_lib.capture.checked_pass import run
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interface import IMPLEMENTATION, attended_by
 from analysis_lib.capture.score_sums import ScoreSums
-from analysis_lib.capture.tokens import Tokens, unpadded
+from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.capture.visibility import Visibility
 
 __all__ = [
     "IMPLEMENTATION",

@@ -1,11 +1,14 @@
-"""What a metric can ask for, and what it receives: the activations of one layer for one batch."""
+"""What a metric can ask for and receives, the activations of one layer for one batch, and how they are gathered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from analysis_lib.capture.attention_rows import AttentionRows
+from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.score_sums import ScoreSums
-from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors
 
 # What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
@@ -42,3 +45,58 @@ class Activations:
 
 
 Receive = Callable[[Activations], None]
+
+
+class CurrentLayer:
+    """The layer that the forward pass is computing. Tokens, visibility and sums that layers share are computed once.
+
+    Attributes:
+        batch: the input of the pass.
+        needs: what the metrics ask for.
+        activations: of the current layer, so far.
+    """
+
+    def __init__(self, batch: Batch, needs: frozenset[str]):
+        self.batch = batch
+        self.needs = needs
+        self.activations: Activations | None = None
+        self._previous: Vectors | None = None
+        self._unpadded: dict[tuple[int, int], Tokens] = {}
+        self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
+
+    def unpadded(self, count: int, class_tokens: int = 0) -> Tokens:
+        """Tokens without padding; the same object for the same numbers."""
+        key = (count, class_tokens)
+        if key not in self._unpadded:
+            self._unpadded[key] = unpadded(self.batch.groups, count, class_tokens, self.batch.special_tokens)
+        return self._unpadded[key]
+
+    def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
+        """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
+        # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
+        known = self._previous
+        if known is None or known.tokens is not tokens or known.values.data_ptr() != values.data_ptr():
+            self._previous = Vectors(values.unsqueeze(1), tokens)
+        return self._previous
+
+    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, keys: Tokens) -> None:
+        """Record the vectors of the layer's attention that are needed; ``keys`` are the tokens of the keys."""
+        spaces = self.activations.spaces
+        for name, values in (("query", query), ("key", key), ("value", value)):
+            if name in self.needs:
+                spaces[name] = Vectors(values, self.activations.tokens if name == "query" else keys)
+        if "attention_input" in self.needs:
+            spaces["attention_input"] = self.vectors(key_input, keys)
+        self.activations.attended = True
+
+    def visibility(self, mask: Tensor | None, queries: int, keys: int) -> tuple[Visibility, Tensor | None]:
+        """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share."""
+        tokens = self.activations.tokens
+        key = (id(mask), id(tokens), keys)
+        if key not in self._visibilities:
+            # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
+            filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
+            visibility = Visibility.from_mask(mask, tokens, tokens if keys == queries else self.unpadded(keys))
+            # The mask is kept because its id may be given to another mask once it is freed.
+            self._visibilities[key] = (mask, visibility, filled)
+        return self._visibilities[key][1:]

@@ -1,18 +1,26 @@
-"""Items of a corpus -> batches that a model reads: texts, images, and sounds (``sounds.py``)."""
+"""Items of a corpus -> batches that a model reads: texts, images and sounds."""
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
+from scipy import signal
 from torch import Tensor, nn
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings
-from analysis_lib.capture.sounds import longest_sound, sound_batches
 from analysis_lib.capture.tokens import Tokens
+from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.tokenization import text_frame, token_ids
 
 # How many pixels of an image count as one token of a batch.
 PIXELS_PER_TOKEN = 256
+# In seconds, unless the processor has a limit of its own: what Whisper reads at once.
+LONGEST_SOUND = 30.0
+# How many sounds are prepared together, so that those of one length share a batch.
+SOUNDS_AT_ONCE = 64
 
 
 def batches(
@@ -28,7 +36,7 @@ def batches(
     Raises:
         AnalysisError: an item cannot be read, or is too short for the model.
     """
-    make = {"text": _text_batches, "image": _image_batches, "audio": sound_batches}[loaded.kind]
+    make = {"text": _text_batches, "image": _image_batches, "audio": _sound_batches}[loaded.kind]
     return make(loaded, items, groups, settings, reading)
 
 
@@ -36,7 +44,7 @@ def longest(loaded: LoadedModel) -> str:
     """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30 seconds``."""
     if loaded.kind == "text":
         return f"{loaded.max_length} tokens"
-    return f"{longest_sound(loaded):g} seconds"
+    return f"{_longest_sound(loaded):g} seconds"
 
 
 # --- Texts ----------------------------------------------------------------------------------------
@@ -108,7 +116,8 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
     for image, group in zip(images, groups, strict=True):
         pixels = loaded.processor(images=image.load().convert(mode), return_tensors="pt")["pixel_values"]
         # Processors that keep an image's proportions give each image its own size.
-        if waiting and (waiting[-1].shape != pixels.shape or _full(pixels, waiting, settings)):
+        full = (len(waiting) + 1) * pixels[0, 0].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
+        if waiting and (full or waiting[-1].shape != pixels.shape):
             yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
             waiting, owners = [], []
         waiting.append(pixels)
@@ -118,6 +127,71 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
         yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
 
 
-def _full(pixels: Tensor, waiting: list[Tensor], settings: Settings) -> bool:
-    size = pixels.shape[-1] * pixels.shape[-2]
-    return (len(waiting) + 1) * size > settings.tokens_per_batch * PIXELS_PER_TOKEN
+# --- Sounds ---------------------------------------------------------------------------------------
+
+
+class _Piece(NamedTuple):
+    """A stretch of sound: a spectrogram or samples as the model reads them, how many samples, its jackknife group."""
+
+    features: Tensor
+    samples: int
+    group: int
+
+
+def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
+    name = loaded.processor.model_input_names[0]
+    for start in range(0, len(sounds), SOUNDS_AT_ONCE):
+        end = start + SOUNDS_AT_ONCE
+        pieces = [
+            piece
+            for sound, group in zip(sounds[start:end], groups[start:end], strict=True)
+            for piece in _pieces(loaded, sound, group, settings, reading)
+        ]
+        pieces.sort(key=lambda piece: piece.features.shape[-1])
+        for length, same in itertools.groupby(pieces, key=lambda piece: piece.features.shape[-1]):
+            same = list(same)
+            # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
+            tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
+            size = max(1, settings.tokens_per_batch // tokens)
+            for first in range(0, len(same), size):
+                features, samples, owners = zip(*same[first : first + size], strict=True)
+                batch = Batch.stacked(loaded.model, name, features, owners, settings)
+                batch.lengths = torch.tensor(samples, device=loaded.device)
+                yield batch
+
+
+def _longest_sound(loaded) -> float:
+    """How many seconds of sound the model reads at once."""
+    return float(getattr(loaded.processor, "chunk_length", LONGEST_SOUND))
+
+
+def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> Iterator[_Piece]:
+    recorded = sound.load()
+    rate = loaded.processor.sampling_rate
+    samples = recorded.samples
+    if recorded.rate != rate:
+        common = math.gcd(recorded.rate, rate)
+        samples = signal.resample_poly(samples, rate // common, recorded.rate // common).astype("float32")
+    shortest = _shortest(loaded)
+    if len(samples) < shortest:
+        raise AnalysisError(
+            f"{sound} lasts {1000 * len(samples) / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
+            f"or more; leave it out"
+        )
+    for part in reading.split(len(samples), int(rate * _longest_sound(loaded)), settings.long_texts == "window"):
+        piece = samples[part]
+        # What remains of a sound after its last whole window may be too short to make a vector.
+        if len(piece) >= shortest:
+            features = loaded.processor(piece, sampling_rate=rate, return_tensors="pt")
+            yield _Piece(features[loaded.processor.model_input_names[0]], len(piece), group)
+            reading.utterances += 1
+
+
+def _shortest(loaded) -> int:
+    """How many samples the model needs to make one vector."""
+    config, length = loaded.model.config, 1
+    if not hasattr(config, "conv_kernel"):
+        return loaded.processor.hop_length
+    for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
+        length = (length - 1) * stride + kernel
+    return length

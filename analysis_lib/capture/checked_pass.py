@@ -1,13 +1,17 @@
 """A forward pass that is captured only after the capture has been checked against the plain forward pass."""
 
+import copy
 import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Receive
 from analysis_lib.capture.forward_pass import captured_pass
 from analysis_lib.capture.inputs import Batch
-from analysis_lib.capture.precision import full_precision, in_double
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 
@@ -29,7 +33,8 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
     """
     if not getattr(loaded, "_checked", False):
         _check(loaded, batch)
-    captured_pass(loaded, batch, needs, receive, maps)
+    with _full_precision(loaded):
+        captured_pass(loaded, batch, needs, receive, maps)
 
 
 def _check(loaded: LoadedModel, batch: Batch) -> None:
@@ -47,7 +52,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     difference = _difference(loaded, few)
     decided_in_double = loaded.model.dtype == torch.float64
     if not decided_in_double and difference > ROUNDING:
-        decided_in_double, difference = True, _difference(*in_double(loaded, few))
+        decided_in_double, difference = True, _difference(*_in_double(loaded, few))
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
             f"{loaded.name}: the captured forward pass differs from the plain one by {difference:.1e} of the largest "
@@ -63,8 +68,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
 
     NaN if the plain output is not finite.
     """
-    captured = captured_pass(loaded, batch, frozenset({*SPACES, WEIGHTS, SCORES}), lambda _: None)
-    with torch.inference_mode(), full_precision(loaded):
+    with torch.inference_mode(), _full_precision(loaded):
+        captured = captured_pass(loaded, batch, frozenset({*SPACES, WEIGHTS, SCORES}), lambda _: None)
         plain = loaded.model(**batch.inputs).last_hidden_state
     if not plain.isfinite().all():
         return math.nan
@@ -73,3 +78,44 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
         captured, plain = captured[tokens.mask], plain[tokens.mask]
     difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
     return difference / plain.abs().max().item() if difference else 0.0
+
+
+class _DoublePrecision(TorchFunctionMode):
+    """Inside it nothing is computed in float32, to which transformers converts some norms, rotations and masks."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return function(*args, **kwargs)
+
+
+def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
+    """Inside it a model in float64 computes everything in float64; others run as they are."""
+    return _DoublePrecision() if loaded.model.dtype == torch.float64 else nullcontext()
+
+
+def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
+    """A copy of a model and of a batch in float64; weights are converted one by one, to keep the memory small.
+
+    Raises:
+        AnalysisError: there is no memory for the copy, or the device has no float64.
+    """
+    double = copy.copy(loaded)
+    vars(double).pop("stacks", None)
+    try:
+        memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
+        memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
+        double.model = copy.deepcopy(loaded.model, memo)
+        inputs = {
+            name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in batch.inputs.items()
+        }
+    except (RuntimeError, TypeError) as error:
+        raise AnalysisError(
+            f"{loaded.name}: whether the captured forward pass equals the plain one is in doubt, and a copy of the "
+            f"model in float64, which would decide it, cannot be made on {loaded.device} "
+            f"({str(error).splitlines()[0]}): give another device, or free some memory"
+        ) from error
+    return double, replace(batch, inputs=inputs)

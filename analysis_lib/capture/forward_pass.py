@@ -1,8 +1,6 @@
-"""One forward pass of a model, and the activations of its layers on the way.
+"""One forward pass of a model, with hooks on its blocks.
 
-Hidden states come from hooks on the blocks (here); queries, keys and values of most models from transformers' attention
-interface (``interface.py``), and of the few that do not call it from hooks (``hooked.py``). Nothing is kept: the
-activations of a layer are handed on when its block is done.
+The activations of a layer are handed on when its block is done, and not kept.
 """
 
 from collections.abc import Iterator
@@ -13,15 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from analysis_lib.capture.activations import Activations, Receive
-from analysis_lib.capture.current_layer import CurrentLayer
+from analysis_lib.capture.activations import Activations, CurrentLayer, Receive
 from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
-from analysis_lib.capture.maps import class_tokens, map_vectors, token_count
-from analysis_lib.capture.precision import full_precision
 from analysis_lib.capture.projections import ProjectionHooks
-from analysis_lib.capture.stack_tokens import TOKEN_RULES
+from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
@@ -40,7 +35,7 @@ def captured_pass(
         AnalysisError: the attention of a block was not captured.
     """
     blocks = _Blocks(loaded, batch, needs, receive, maps)
-    with loaded.lock, torch.inference_mode(), full_precision(loaded), _capturing(loaded, blocks):
+    with loaded.lock, torch.inference_mode(), _capturing(loaded, blocks):
         output = loaded.model(**batch.inputs).last_hidden_state
     if blocks.missed:
         count = sum(len(blocks) for blocks in loaded.stacks.values())
@@ -61,7 +56,7 @@ def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
         handles.extend(blocks.attach())
         if on_interface:
             loaded.model.set_attn_implementation(IMPLEMENTATION)
-        with attended_by(blocks.interface):
+        with attended_by(blocks.interface.own, blocks.interface.attend):
             yield
     finally:
         if on_interface:
@@ -78,16 +73,13 @@ class _Blocks:
     """
 
     def __init__(self, loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str):
-        self.loaded = loaded
-        self.receive = receive
-        self.maps = maps
+        self.loaded, self.receive, self.maps = loaded, receive, maps
         self.missed: list[str] = []
         self.layer = CurrentLayer(batch, needs)
         self.projections = ProjectionHooks()
         self.interface = InterfaceAttention(self.layer, self.projections)
         self.hooked = HookedAttention(self.layer, self.projections)
         self._count = 0
-        self._begun: set[str] = set()
         self._tokens: dict[tuple[str, int], Tokens] = {}
         # First blocks whose output another module changes before the second reads it.
         self._amended: set[nn.Module] = set()
@@ -114,8 +106,7 @@ class _Blocks:
 
     def _before(self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict) -> None:
         hidden = args[0] if args else next(kwargs[k] for k in ("hidden_states", "hidden_state") if k in kwargs)
-        if stack.name not in self._begun:
-            self._begun.add(stack.name)
+        if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
@@ -134,7 +125,7 @@ class _Blocks:
             return self.layer.unpadded(token_count(hidden), class_tokens(hidden, args))
         key = (stack.name, hidden.shape[1])
         if key not in self._tokens:
-            self._tokens[key] = TOKEN_RULES[stack.tokens](self.loaded, self.layer.batch, hidden.shape[1], args)
+            self._tokens[key] = stack_tokens(self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args)
         return self._tokens[key]
 
     def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:

@@ -1,31 +1,35 @@
 """Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE and CvT.
 
 Hooks on the projections see queries, keys and values; a hook on the dropout of the attention weights sees the weights.
-What these models add to q·k is in ``deberta.py`` and :func:`_position_terms`; CANINE's windows are in ``windows.py``.
+What these models add to q·k is in ``deberta.py`` and :func:`_position_terms`. CANINE's local attention runs window by
+window; the windows are captured as one attention over all tokens.
 """
 
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from analysis_lib.capture.activations import SCORES, WEIGHTS
-from analysis_lib.capture.current_layer import CurrentLayer
+from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
+from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.deberta import disentangled_terms
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
-from analysis_lib.capture.tokens import Tokens
-from analysis_lib.capture.windows import Window, joined, rows_of_windows, visibility_of_windows
+from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.models.parts import Attention
 
 
+@dataclass(eq=False)
 class HookedAttention:
     """Captures the attention of modules that do not call the interface."""
 
-    def __init__(self, layer: CurrentLayer, projections: ProjectionHooks):
-        self.layer = layer
-        self.projections = projections
-        self.windows: list[Window] = []
+    layer: CurrentLayer
+    projections: ProjectionHooks
+    windows: list["Window"] = field(default_factory=list)
 
     def attach(self, module: nn.Module, spec: Attention) -> RemovableHandle:
         """Attach the hook on the attention weights of a module; the caller removes the handle."""
@@ -71,3 +75,39 @@ def _position_terms(
     if arguments.get("rel_embeddings") is not None:
         return disentangled_terms(module, arguments, query, tokens)
     return None, None
+
+
+class Window(NamedTuple):
+    """One run of an attention module, over all tokens or over a window of them: what it received, and its weights."""
+
+    query: Float[Tensor, "utterance head token head_dim"]
+    key: Float[Tensor, "utterance head key head_dim"]
+    value: Float[Tensor, "utterance head key value_dim"]
+    key_input: Float[Tensor, "utterance key width"]
+    weights: Float[Tensor, "utterance head token key"]
+
+
+def joined(windows: list[Window]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys, values and key inputs of all windows, in the order of their tokens."""
+    if len(windows) == 1:
+        return windows[0].query, windows[0].key, windows[0].value, windows[0].key_input
+    by_head = (torch.cat([getattr(w, space) for w in windows], 2) for space in ("query", "key", "value"))
+    return *by_head, torch.cat([window.key_input for window in windows], 1)
+
+
+def visibility_of_windows(windows: list[Window], queries: Tokens, keys: Tokens) -> Visibility:
+    """Each query sees the keys of its own window."""
+    if len(windows) == 1:
+        return Visibility(queries, keys)
+    blocks = (torch.ones(window.weights.shape[2:], device=queries.mask.device) for window in windows)
+    return Visibility(queries, keys, seen_by=torch.block_diag(*blocks).expand(len(queries.mask), -1, -1))
+
+
+def rows_of_windows(windows: list[Window], visibility: Visibility) -> AttentionRows:
+    """The attention rows of all windows, from their weights."""
+    entropy = torch.cat([torch.special.entr(window.weights).sum(-1) for window in windows], 2)
+    type_masks = visibility.keys.type_masks.split([window.weights.shape[3] for window in windows], 2)
+    indicators = [masks.to(entropy.dtype).transpose(1, 2).unsqueeze(1) for masks in type_masks]
+    mass = torch.cat([window.weights @ types for window, types in zip(windows, indicators, strict=True)], 2)
+    queries = visibility.queries.counted.to(mass.dtype)[:, None, None]
+    return AttentionRows(entropy, (queries @ mass).squeeze(2), visibility.seen, visibility.pairs)

@@ -1,5 +1,6 @@
 """What goes through a model at once, and the settings that decide how items become batches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +9,6 @@ from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
-
-LONG_TEXTS = ("cut", "window")
-MAPS = ("flatten", "positions")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Settings:
     maps: str = "flatten"
 
     def __post_init__(self) -> None:
-        for name, choices in (("long_texts", LONG_TEXTS), ("maps", MAPS)):
+        for name, choices in (("long_texts", ("cut", "window")), ("maps", ("flatten", "positions"))):
             if getattr(self, name) not in choices:
                 raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
         if self.tokens_per_batch < 1:
@@ -89,7 +87,9 @@ class Batch:
     lengths: Int[Tensor, " utterance"] | None = None
 
     @classmethod
-    def stacked(cls, model, name: str, features: list[Tensor], groups: list[int], settings: Settings) -> "Batch":
+    def stacked(
+        cls, model, name: str, features: Sequence[Tensor], groups: Sequence[int], settings: Settings
+    ) -> "Batch":
         """A batch of features of one shape, such as pixels, which are the model's argument ``name``."""
         inputs = {name: torch.cat(features).to(model.device, model.dtype)}
         return cls(inputs, torch.tensor(groups, device=model.device), settings.special_tokens)

@@ -1,14 +1,13 @@
 """Attention that calls transformers' interface: the function and the mask registered there, and what they capture.
 
-transformers lets a program register an attention function, which every model on its attention interface then calls
-with queries, keys and values after the split into heads and after any rotation. The function registered here leaves
-the computation to whoever asked for it with :func:`attended_by`.
+Every model on transformers' attention interface calls the registered function with queries, keys and values after the
+split into heads and after any rotation. It leaves the computation to whoever asked for it with :func:`attended_by`.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -17,9 +16,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import SCORES, WEIGHTS
+from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionRows, attend_with_rows
-from analysis_lib.capture.current_layer import CurrentLayer
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.parts import Attention
@@ -28,44 +26,22 @@ from analysis_lib.models.parts import Attention
 IMPLEMENTATION = "analysis_lib"
 # Arguments of an attention function that change its scores in ways that are not measured here.
 NOT_MEASURED = ("softcap", "s_aux")
-
-
-@runtime_checkable
-class Attends(Protocol):
-    """What computes the attention of some modules in place of the plain function.
-
-    Attributes:
-        own: the modules.
-    """
-
-    own: Collection[nn.Module]
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        scaling: float,
-    ) -> Tensor:
-        """The output of attention by head; the arguments are those of ``attend_with_rows``."""
-
-
-_under_way: ContextVar[Attends | None] = ContextVar("_under_way", default=None)
+# Computes the output of attention by head from the module, query, key, value, mask, bias and scaling.
+Attend = Callable[..., Tensor]
+_under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar("_under_way", default=((), None))
 
 
 @contextmanager
-def attended_by(other: Attends) -> Iterator[None]:
-    """Let ``other`` compute the attention of its own modules, if they run with ``IMPLEMENTATION``."""
-    token = _under_way.set(other)
+def attended_by(modules: Collection[nn.Module], attend: Attend) -> Iterator[None]:
+    """Let ``attend`` compute the attention of these modules, if they run with ``IMPLEMENTATION``."""
+    token = _under_way.set((modules, attend))
     try:
         yield
     finally:
         _under_way.reset(token)
 
 
+@dataclass(eq=False)
 class InterfaceAttention:
     """Captures the attention of modules that call the interface.
 
@@ -73,10 +49,9 @@ class InterfaceAttention:
         own: the modules whose attention is measured. A decoder's attention to an encoder is not among them.
     """
 
-    def __init__(self, layer: CurrentLayer, projections: ProjectionHooks):
-        self.layer = layer
-        self.projections = projections
-        self.own: dict[nn.Module, Attention] = {}
+    layer: CurrentLayer
+    projections: ProjectionHooks
+    own: dict[nn.Module, Attention] = field(default_factory=dict)
 
     def attend(
         self,
@@ -141,10 +116,10 @@ def _attention_function(
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if mask is None and causal and query.shape[2] > 1:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
-    capture = _under_way.get()
+    modules, attend = _under_way.get()
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    if capture is not None and module in capture.own:
-        output = capture.attend(module, query, key, value, mask, bias, scaling)
+    if module in modules:
+        output = attend(module, query, key, value, mask, bias, scaling)
     else:
         grouped = query.shape[1] != key.shape[1]
         output = functional.scaled_dot_product_attention(

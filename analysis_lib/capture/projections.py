@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
 from analysis_lib.capture.score_sums import ScoreSums
+from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.capture.visibility import Visibility
 from analysis_lib.models.parts import Attention
 
 

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.capture.visibility import Visibility
 
 BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
 
@@ -58,18 +58,15 @@ class ScoreSums:
     position_query: Float[Tensor, "utterance head key head_dim"] | None = None
 
     @cached_property
-    def content_gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
-        """Σ_m T_nᵀ q_m over the counted queries m that see key n; the key axis is 1 long if it is the same for all."""
+    def gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
+        """∂(Σ scores)/∂(W_K x_n + b_K): Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see key n.
+
+        The key axis has length 1 if the sum is the same for all keys.
+        """
         counted = self.visibility.queries.counted[:, None, :, None]
         gradient = self.visibility.over_queries(self.query * counted)
-        return gradient if self.back is None else self.back(gradient)
-
-    @cached_property
-    def gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
-        """∂(Σ scores)/∂(W_K x_n + b_K): the vectors that meet key n's projection, summed over queries."""
-        if self.position_query is None:
-            return self.content_gradient
-        return self.content_gradient + self.position_query
+        gradient = gradient if self.back is None else self.back(gradient)
+        return gradient if self.position_query is None else gradient + self.position_query
 
     @cached_property
     def contributions(self) -> Float[Tensor, "utterance head type width"]:

@@ -1,46 +1,54 @@
-"""What the vectors of a stack stand for: one rule for each value of ``parts.Stack.tokens``."""
+"""What the vectors of a stack stand for, and the feature maps of convolutional networks as vectors.
 
-from collections.abc import Callable
+A feature map is a hidden state of shape image x channel x height x width. CvT's blocks have attention: theirs is a
+sequence of the positions of the map, preceded by a class token in the last stage, and their further arguments are its
+height and width.
+"""
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.models import LoadedModel
 
 
-def _molecules(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> Tokens:
-    """CANINE's deep encoder reads [CLS], then one vector for about every four characters."""
-    return unpadded(batch.groups, count, 1, batch.special_tokens)
+def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args: tuple) -> Tokens:
+    """The tokens of a stack.
 
-
-def _blocks(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> Tokens:
-    """MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many."""
-    tokens = unpadded(batch.groups, count, 0, batch.special_tokens)
-    if args[1] is not None:
+    Args:
+        rule: ``parts.Stack.tokens``.
+        count: how many tokens there are.
+        args: the positional arguments of the stack's block.
+    """
+    if rule in ("text", "shifted"):
+        return batch.tokens if rule == "text" else batch.shifted
+    # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
+    class_tokens = {"patches": loaded.layout.class_tokens, "molecules": 1, "frames": 0, "windows": 0, "blocks": 0}[rule]
+    tokens = unpadded(batch.groups, count, class_tokens, batch.special_tokens)
+    if rule == "blocks" and args[1] is not None:
+        # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1)
+    if rule == "windows":
+        # Whisper pads a sound with silence to its window; each vector stands for two hops of the spectrogram.
+        ends = -(-batch.lengths // (2 * loaded.processor.hop_length))
+        tokens.silent = torch.arange(count, device=ends.device) >= ends.unsqueeze(1)
     return tokens
 
 
-def _patches(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> Tokens:
-    return unpadded(batch.groups, count, loaded.layout.class_tokens, batch.special_tokens)
+def class_tokens(hidden: Tensor, args: tuple) -> int:
+    """How many class tokens precede the positions of a map; ``args`` are the positional arguments of the block."""
+    return hidden.shape[1] - args[1] * args[2] if hidden.dim() == 3 else 0
 
 
-def _windows(loaded: LoadedModel, batch: Batch, count: int, args: tuple) -> Tokens:
-    """Whisper pads a sound with silence to its window; each vector stands for two hops of the spectrogram."""
-    tokens = unpadded(batch.groups, count)
-    ends = -(-batch.lengths // (2 * loaded.processor.hop_length))
-    tokens.silent = torch.arange(count, device=ends.device) >= ends.unsqueeze(1)
-    return tokens
+def token_count(hidden: Tensor) -> int:
+    """How many tokens the attention over a map reads: its positions and its class tokens."""
+    return hidden.shape[1] if hidden.dim() == 3 else hidden[0, 0].numel()
 
 
-# Each is called with the model, the batch, the number of tokens, and the positional arguments of the stack's block.
-TOKEN_RULES: dict[str, Callable[[LoadedModel, Batch, int, tuple], Tokens]] = {
-    "text": lambda _, batch, *__: batch.tokens,
-    "shifted": lambda _, batch, *__: batch.shifted,
-    "molecules": _molecules,
-    "blocks": _blocks,
-    "patches": _patches,
-    "frames": lambda _, batch, count, __: unpadded(batch.groups, count),
-    "windows": _windows,
-}
+def map_vectors(hidden: Tensor, args: tuple, maps: str) -> Float[Tensor, "image vector width"]:
+    """The vectors of a map without its class tokens: with ``positions`` one per position, with ``flatten`` one."""
+    is_sequence = hidden.dim() == 3
+    positions = hidden[:, class_tokens(hidden, args) :] if is_sequence else hidden.flatten(2).transpose(1, 2)
+    return positions if maps == "positions" else positions.flatten(1).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""What the vectors of a layer stand for."""
+"""What the vectors of a layer stand for, and which of them a query may see."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,3 +69,68 @@ def unpadded(groups: Tensor, count: int, class_tokens: int = 0, special_tokens: 
     types = torch.full((len(groups), count), TOKEN_TYPES.index("other"), device=groups.device)
     types[:, :class_tokens] = TOKEN_TYPES.index("cls")
     return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
+
+
+@dataclass(eq=False)
+class Visibility:
+    """Which keys each query may see. No query sees padding.
+
+    Attributes:
+        queries: the tokens of the queries.
+        keys: the tokens of the keys.
+        causal: whether query m sees the keys n ≤ m only.
+        seen_by: 1 where a query sees a key, else 0; None if each sees all keys, or if attention is causal.
+    """
+
+    queries: Tokens
+    keys: Tokens
+    causal: bool = False
+    seen_by: Float[Tensor, "utterance token key"] | None = None
+
+    @classmethod
+    def from_mask(
+        cls, mask: Bool[Tensor, "#utterance 1 #token #key"] | None, queries: Tokens, keys: Tokens
+    ) -> "Visibility":
+        """The visibility that an attention mask allows; None allows all pairs."""
+        real = queries.mask[:, None, :, None] & keys.mask[:, None, None, :]
+        if mask is None or (mask & queries.mask[:, None, :, None] == real).all():
+            return cls(queries, keys)
+        square = real.shape[2] == real.shape[3]
+        if square and (mask & queries.mask[:, None, :, None] == real.tril()).all():
+            return cls(queries, keys, causal=True)
+        return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
+
+    @property
+    def everyone(self) -> bool:
+        """Whether every query sees every key."""
+        return not self.causal and self.seen_by is None
+
+    def over_queries(self, values: Float[Tensor, "*batch token dim"]) -> Float[Tensor, "*batch key dim"]:
+        """For each key n, the sum of ``values`` over the queries m that see it: Σ_m values_m.
+
+        If every query sees every key, the sum is the same for all keys, and the key axis has length 1. In causal
+        attention it is the sum over m ≥ n, a cumulative sum from the end.
+        """
+        if self.everyone:
+            return values.sum(-2, keepdim=True)
+        if self.causal:
+            return values.flip(-2).cumsum(-2).flip(-2)
+        seen_by = self.seen_by.to(values.dtype).transpose(-1, -2)
+        return (seen_by.unsqueeze(1) if values.dim() == 4 else seen_by) @ values
+
+    @cached_property
+    def seen(self) -> Float[Tensor, "utterance token"]:
+        """How many keys each query sees."""
+        real = self.keys.mask.double()
+        if self.everyone:
+            return real.sum(1, keepdim=True).expand(-1, self.queries.mask.shape[1])
+        if self.causal:
+            return real.cumsum(1)
+        return (self.seen_by.double() @ real.unsqueeze(-1)).squeeze(-1)
+
+    @cached_property
+    def pairs(self) -> Float[Tensor, "utterance type"]:
+        """How many pairs of a counted query and a key that it sees there are, by the type of the key."""
+        counted = self.queries.counted.double().unsqueeze(-1)
+        queries_of_key = self.over_queries(counted).squeeze(-1).expand(-1, self.keys.mask.shape[1])
+        return (self.keys.type_masks.double() @ queries_of_key.unsqueeze(-1)).squeeze(-1)

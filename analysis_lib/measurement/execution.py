@@ -35,15 +35,16 @@ def results(
 
 
 def _in_pool(shards: list[Shard], workers: int, stored: StoredShards) -> Iterator[Result]:
-    """Shards in a pool of processes. A worker that is killed breaks its pool: one more is tried for the rest."""
-    done: dict[int, Result | None] = {}
+    """Shards in a pool of processes. A worker that is killed breaks its pool: another is tried for the rest."""
+    handed_on = 0
     for attempts_left in (2, 1, 0):
         try:
             with processes.pool(workers, shards[0].threads) as pool:
-                yield from in_order(pool, shards, 2 * workers, stored, done)
+                for result in in_order(pool, shards[handed_on:], 2 * workers, stored):
+                    handed_on += 1
+                    yield result
             return
         except BrokenProcessPool:
-            shards = [shard for shard in shards if shard.index not in done or done[shard.index] is not None]
             if not attempts_left:
                 raise AnalysisError(
                     "worker processes died three times (out of memory?): use fewer --workers; what is finished is "
@@ -65,33 +66,24 @@ def _on_cluster(shards: list[Shard], address: str, stored: StoredShards) -> Iter
             )
         window = 2 * max(1, sum(client.ncores().values()))
         # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
-        yield from in_order(client.get_executor(pure=False, retries=2), shards, window, stored, {})
+        yield from in_order(client.get_executor(pure=False, retries=2), shards, window, stored)
 
 
-def in_order(
-    executor: futures.Executor,
-    shards: list[Shard],
-    window: int,
-    stored: StoredShards,
-    done: dict[int, Result | None],
-) -> Iterator[Result]:
-    """Results in the order of the shards, with at most ``window`` under way or waiting for their turn.
-
-    ``done`` remembers, across a broken pool, what has finished; None marks what was handed on.
-    """
-    waiting = [shard for shard in shards if shard.index not in done]
-    running: dict[futures.Future, Shard] = {}
+def in_order(executor: futures.Executor, shards: list[Shard], window: int, stored: StoredShards) -> Iterator[Result]:
+    """Results in the order of the shards, with at most ``window`` under way or waiting for their turn."""
+    waiting = [*shards]
+    running: dict[futures.Future, int] = {}
+    done: dict[int, Result] = {}
     for shard in shards:
-        while done.get(shard.index) is None:
-            while waiting and len(running) + sum(result is not None for result in done.values()) < window:
+        while shard.index not in done:
+            while waiting and len(running) + len(done) < window:
                 following = waiting.pop(0)
-                running[executor.submit(measure_packed, packed(following))] = following
+                running[executor.submit(measure_packed, packed(following))] = following.index
             finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
             for future in finished:
-                index = running.pop(future).index
+                index = running.pop(future)
                 done[index] = stored.keep(index, future.result())
-        result, done[shard.index] = done[shard.index], None
-        yield result
+        yield done.pop(shard.index)
 
 
 def packed(shard: Shard) -> bytes:

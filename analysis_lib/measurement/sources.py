@@ -54,7 +54,7 @@ def imported_modules(code: str) -> set[str]:
     ['analysis_lib.metrics.anisotropy', 'analysis_lib.models.loading']
     """
     plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
-    return _providers(_Imports(_parsed(plain, "the code"), "").uses)
+    return _providers(_imports(_parsed(plain, "the code"), "")[1])
 
 
 def _reached(modules: set[str]) -> set[str]:
@@ -134,20 +134,20 @@ class _Source:
 
 def _source(module: str) -> _Source:
     path = _path(module)
-    status = path.stat()
-    return _read(module, path, status.st_mtime_ns, status.st_size)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return _read(path.read_text(encoding="utf-8"), package, str(path))
 
 
 @lru_cache(maxsize=1024)
-def _read(module: str, path: Path, changed: int, size: int) -> _Source:
-    tree = _parsed(path.read_text(encoding="utf-8"), str(path))
-    imports = _Imports(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
+def _read(code: str, package: str, origin: str) -> _Source:
+    tree = _parsed(code, origin)
+    bound, uses = _imports(tree, package)
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
     # The docstring is an expression of a constant.
     acts = any(not isinstance(node, plain) and not _is_constant(node) for node in tree.body)
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return _Source(_digest(tree), frozenset(imports.uses), imports.bound, frozenset(names), acts)
+    return _Source(_digest(tree), frozenset(uses), bound, frozenset(names), acts)
 
 
 def _is_constant(node: ast.stmt) -> bool:
@@ -176,53 +176,31 @@ def _digest(tree: ast.Module) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-class _Imports(ast.NodeVisitor):
-    """What a module or a piece of code takes from the library.
+def _imports(tree: ast.Module, package: str) -> tuple[dict[str, Parts], set[Parts]]:
+    """What a module or a piece of code takes from the library: ``bound`` and ``uses`` of :class:`_Source`.
 
-    Attributes:
-        bound: by local name, the dotted name that an import gives it.
-        uses: the dotted names used. ``metrics.Anisotropy`` is one of them where ``metrics`` is imported; a name that
-            is imported and never mentioned is used whole, for what its import does.
+    ``metrics.Anisotropy`` is used where ``metrics`` is imported; a name that is imported and never mentioned is used
+    whole, for what its import does.
     """
-
-    def __init__(self, tree: ast.Module, package: str):
-        self.package = package
-        self.bound: dict[str, Parts] = {}
-        self.uses: set[Parts] = set()
-        self._mentioned: set[Parts] = set()
-        self.visit(tree)
-        unmentioned = self.bound.keys() - {name for name, *_ in self._mentioned}
-        for name, *attributes in self._mentioned | {(name,) for name in unmentioned}:
-            if name in self.bound:
-                self.uses.add((*self.bound[name], *attributes))
-
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            parts = tuple(alias.name.split("."))
-            if parts[0] == NAME:
-                self.bound[alias.asname or NAME] = parts if alias.asname else parts[:1]
-                if not alias.asname and len(parts) > 1:
-                    self._mentioned.add(parts)
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        module = resolve_name("." * node.level + (node.module or ""), self.package)
-        parts = tuple(module.split("."))
-        if parts[0] == NAME:
+    nodes = [*ast.walk(tree)]
+    bound, uses = {}, set()
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    whole = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner)
+    mentioned = {tuple(ast.unparse(node).split(".")) for node in whole}
+    # Attributes of calls and of items are no dotted names; what is called is in the tree by itself.
+    mentioned = {parts for parts in mentioned if all(map(str.isidentifier, parts))}
+    for node in nodes:
+        if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name == "*":
-                    self.uses.add(parts)
-                else:
-                    self.bound[alias.asname or alias.name] = (*parts, alias.name)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        names, inner = [], node
-        while isinstance(inner, ast.Attribute):
-            names.append(inner.attr)
-            inner = inner.value
-        if isinstance(inner, ast.Name):
-            self._mentioned.add((inner.id, *reversed(names)))
-        else:
-            self.visit(inner)
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self._mentioned.add((node.id,))
+                parts = tuple(alias.name.split("."))
+                if parts[0] == NAME:
+                    bound[alias.asname or NAME] = parts if alias.asname else parts[:1]
+                    if not alias.asname and len(parts) > 1:
+                        mentioned.add(parts)
+        elif isinstance(node, ast.ImportFrom):
+            parts = tuple(resolve_name("." * node.level + (node.module or ""), package).split("."))
+            if parts[0] == NAME:
+                bound |= {alias.asname or alias.name: (*parts, alias.name) for alias in node.names if alias.name != "*"}
+                uses |= {parts for alias in node.names if alias.name == "*"}
+    mentioned |= {(name,) for name in bound.keys() - {name for name, *_ in mentioned}}
+    return bound, uses | {(*bound[name], *attributes) for name, *attributes in mentioned if name in bound}

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -83,7 +84,27 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
     return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
-class Tables(Mapping[str, pd.DataFrame]):
+class _Lazy(Mapping[str, pd.DataFrame]):
+    """The table that ``make`` makes of each metric, by name, made when first asked for."""
+
+    def __init__(self, metrics: Iterable[Metric], make: Callable[[Metric], pd.DataFrame]):
+        self._metrics = {metric.name: metric for metric in metrics}
+        self._make = make
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in self._tables:
+            self._tables[name] = self._make(self._metrics[name])
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+class Tables(_Lazy):
     """The tables of a measurement by name, made when first asked for.
 
     Attributes:
@@ -97,23 +118,11 @@ class Tables(Mapping[str, pd.DataFrame]):
     """
 
     def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
-        self._metrics = {metric.name: metric for metric in metrics}
-        self._tables: dict[str, pd.DataFrame] = {}
+        super().__init__(metrics, operator.methodcaller("table"))
         self.report = report
         self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
         self.checkpoints = checkpoints
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._tables:
-            self._tables[name] = self._metrics[name].table()
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
 
     def interval(
         self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
@@ -141,8 +150,10 @@ class Tables(Mapping[str, pd.DataFrame]):
         For numbers that depend on several measurements of the same corpus: their groups are the same.
         """
         value = np.asarray(statistic(self), dtype=float)
-        groups = sorted({group for metric in self._metrics.values() for group in metric.occupied_groups()})
-        return value, np.array([statistic(_Without(self._metrics, group)) for group in groups], dtype=float)
+        metrics = self._metrics.values()
+        groups = sorted({group for metric in metrics for group in metric.occupied_groups()})
+        rest = [statistic(_Lazy(metrics, operator.methodcaller("without", group))) for group in groups]
+        return value, np.array(rest, dtype=float)
 
     def save(self, folder: Path | str) -> None:
         """Write one Parquet file per table, then ``run.json``.
@@ -153,57 +164,36 @@ class Tables(Mapping[str, pd.DataFrame]):
             AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
         """
         folder = Path(folder)
-        tables = {name: self[name] for name in self}
-        run = {**self.run, "tables": {name: len(table) for name, table in tables.items()}}
+        tables = {f"{name}.parquet": table for name, table in self.items()}
+        run = {**self.run, "tables": {name: len(table) for name, table in self.items()}}
+        files = (*tables, "run.json")
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            for name in (*_files_of(tables), "run.json"):
+            for name in files:
                 if (folder / name).is_dir():
                     raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
             with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
                 unfinished = Path(scratch)
                 for name, table in tables.items():
-                    table.to_parquet(unfinished / f"{name}.parquet", index=False)
+                    table.to_parquet(unfinished / name, index=False)
                 text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
                 (unfinished / "run.json").write_text(text, encoding="utf-8", errors="backslashreplace")
-                stale = _files_of(_listed(folder / "run.json")) - _files_of(tables)
+                stale = _listed(folder / "run.json") - tables.keys()
                 (folder / "run.json").unlink(missing_ok=True)
                 # The folder holds one run: a table that only the previous one wrote would seem to be ours.
                 for name in stale:
                     (folder / name).unlink(missing_ok=True)
-                for name in (*_files_of(tables), "run.json"):
+                for name in files:
                     os.replace(unfinished / name, folder / name)
 
 
-def _files_of(tables: Iterable[str]) -> set[str]:
-    return {f"{name}.parquet" for name in tables}
-
-
-def _listed(run: Path) -> list[str]:
-    """The tables that a ``run.json`` lists; none where there is no readable one."""
+def _listed(run: Path) -> set[str]:
+    """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
-        return [name for name in json.loads(run.read_text(encoding="utf-8"))["tables"] if name.isidentifier()]
+        tables = json.loads(run.read_text(encoding="utf-8"))["tables"]
+        return {f"{name}.parquet" for name in tables if name.isidentifier()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-class _Without(Mapping[str, pd.DataFrame]):
-    """The tables without one group of utterances."""
-
-    def __init__(self, metrics: Mapping[str, Metric], group: int):
-        self._metrics, self._group = metrics, group
-        self._tables: dict[str, pd.DataFrame] = {}
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        if name not in self._tables:
-            self._tables[name] = self._metrics[name].without(self._group)
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
-
-    def __len__(self) -> int:
-        return len(self._metrics)
+        return set()
 
 
 @contextmanager

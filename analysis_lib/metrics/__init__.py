@@ -61,22 +61,3 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     if not found:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")
     return list(found.values())
-
-
-__all__ = [
-    "METRICS",
-    "Anisotropy",
-    "AttentionByTokenType",
-    "AttentionEntropy",
-    "DimensionMeans",
-    "HeadMeans",
-    "Isotropy",
-    "MeanVector",
-    "Metric",
-    "OutlierDimensions",
-    "QueryKeyAlignment",
-    "ScoreContributions",
-    "ScoreTerms",
-    "UtteranceSimilarity",
-    "resolve",
-]

@@ -3,15 +3,17 @@
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from analysis_lib.capture import Activations
+from analysis_lib.capture import Activations, Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.models import TOKEN_TYPES
 
 # Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
 GROUPS = 20
@@ -136,6 +138,11 @@ class Metric(ABC):
         filled = np.any([value.reshape(GROUPS, -1).any(1) for value in grouped], axis=0)
         return np.flatnonzero(filled).tolist()
 
+    def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
+        """The spaces that the metric needs, in the order of the tables, and their vectors where the layer has them."""
+        wanted = self.needs & activations.spaces.keys()
+        return ((space, activations.spaces[space]) for space in VECTOR_SPACES if space in wanted)
+
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups.
 
@@ -169,24 +176,43 @@ class Metric(ABC):
             self.sums[key] = part
 
 
-def head_column(heads: int | None, rows: int) -> pd.Series:
-    """Heads counted from 1, or as missing where the space has none."""
-    values = [pd.NA] * rows if heads is None else range(1, heads + 1)
-    return pd.Series(values, dtype="Int64")
+def tabulated(sums: Sums, quantity: str, rows: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+    """The rows of every layer, or space and layer, of which ``quantity`` was summed, below each other.
 
-
-def space_frame(space: str, layer: int, columns: dict[str, np.ndarray]) -> pd.DataFrame:
-    """The rows of one space in one layer: one row per head, or one row for the hidden states.
-
-    ``columns`` holds one value per head (hidden states count as one head).
+    With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head.
     """
-    rows = len(next(iter(columns.values())))
-    head = head_column(None if space == "hidden" else rows, rows)
-    return pd.DataFrame({"space": space, "layer": layer, "head": head, **columns})
-
-
-def in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows by space (in the order of ``VECTOR_SPACES``), layer and head."""
+    table = pd.concat([rows(*place) for name, *place in sums if name == quantity], ignore_index=True)
+    if "space" not in table:
+        return table
     rank = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
     order = table.assign(_rank=rank).sort_values(["_rank", "layer", "head"], kind="stable").index
     return table.loc[order].reset_index(drop=True)
+
+
+def head_rows(layer: int, columns: dict[str, np.ndarray], space: str | None = None) -> pd.DataFrame:
+    """The rows of one layer, or of one of its spaces, from columns of one value per head.
+
+    Heads count from 1. Hidden states count as one head, which is missing in the table.
+    """
+    rows = len(next(iter(columns.values())))
+    head = pd.array([pd.NA] if space == "hidden" else range(1, rows + 1), dtype="Int64")
+    return pd.DataFrame({**({} if space is None else {"space": space}), "layer": layer, "head": head, **columns})
+
+
+def type_means(
+    totals: np.ndarray, counts: np.ndarray, types: Sequence[str] = TOKEN_TYPES
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The means over all tokens, or pairs, and over those of each type that occurs.
+
+    Args:
+        totals: sums by type, of shape ... x type x width.
+        counts: how many tokens or pairs of each type there are.
+
+    Returns:
+        The means, of shape ... x kind x width; how many there are of each kind; and the kinds, ``all`` first.
+    """
+    totals = np.concatenate([totals.sum(-2, keepdims=True), totals], axis=-2)
+    counts = np.array([counts.sum(), *counts])
+    occurs = counts > 0
+    kinds = np.array(["all", *types])[occurs]
+    return totals[..., occurs, :] / counts[occurs, None], counts[occurs].astype(int), kinds

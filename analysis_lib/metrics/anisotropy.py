@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
 
 
 def mean_pair_cosine(
@@ -105,19 +105,17 @@ class Anisotropy(Metric):
     counts: ClassVar[str] = "tokens"
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-                self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+            self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "unit_sum":
-                vectors = sums["vectors", space, layer]
-                cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
-                frames.append(space_frame(space, layer, {"cosine": cosine, "tokens": vectors.astype(int)}))
-        return in_order(pd.concat(frames, ignore_index=True))
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            vectors = sums["vectors", space, layer]
+            cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
+            return head_rows(layer, {"cosine": cosine, "tokens": vectors.astype(int)}, space)
+
+        return tabulated(sums, "unit_sum", rows)
 
     def table(self) -> pd.DataFrame:
         table = super().table()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums
+from analysis_lib.metrics.accumulator import Metric, Sums, tabulated
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -30,21 +30,16 @@ class AttentionByTokenType(Metric):
         self.add(("pairs", layer), activations.rows.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, layer in sums:
-            if quantity == "mass":
-                total, pairs = sums["mass", layer], sums["pairs", layer]
-                occurs = pairs > 0
-                heads = len(total)
-                frames.append(
-                    pd.DataFrame(
-                        {
-                            "layer": layer,
-                            "head": pd.array(np.repeat(np.arange(1, heads + 1), occurs.sum()), dtype="Int64"),
-                            "key_type": np.tile(np.array(TOKEN_TYPES)[occurs], heads),
-                            "mass": (total / sums["queries", layer])[:, occurs].ravel(),
-                            "weight": (total[:, occurs] / pairs[occurs]).ravel(),
-                        }
-                    )
-                )
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            total, pairs = sums["mass", layer], sums["pairs", layer]
+            occurs = pairs > 0
+            heads = len(total)
+            columns = {
+                "head": pd.array(np.repeat(np.arange(1, heads + 1), occurs.sum()), dtype="Int64"),
+                "key_type": np.tile(np.array(TOKEN_TYPES)[occurs], heads),
+                "mass": (total / sums["queries", layer])[:, occurs].ravel(),
+                "weight": (total[:, occurs] / pairs[occurs]).ravel(),
+            }
+            return pd.DataFrame({"layer": layer, **columns})
+
+        return tabulated(sums, "mass", rows)

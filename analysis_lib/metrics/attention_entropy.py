@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, head_column
+from analysis_lib.metrics.accumulator import Metric, Sums, head_rows, tabulated
 
 
 class AttentionEntropy(Metric):
@@ -33,13 +33,10 @@ class AttentionEntropy(Metric):
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, layer in sums:
-            if quantity == "nats":
-                nats = sums["nats", layer] / sums["rows", layer]
-                rows = sums["normalised_rows", layer]
-                normalised = sums["normalised", layer] / np.where(rows > 0, rows, np.nan)
-                head = head_column(len(nats), len(nats))
-                columns = {"entropy_nats": nats, "entropy_normalised": normalised}
-                frames.append(pd.DataFrame({"layer": layer, "head": head, **columns}))
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            several = sums["normalised_rows", layer]
+            normalised = sums["normalised", layer] / np.where(several > 0, several, np.nan)
+            columns = {"entropy_nats": sums["nats", layer] / sums["rows", layer], "entropy_normalised": normalised}
+            return head_rows(layer, columns)
+
+        return tabulated(sums, "nats", rows)

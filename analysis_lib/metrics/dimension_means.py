@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums
+from analysis_lib.metrics.accumulator import Metric, Sums, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -28,20 +28,15 @@ class DimensionMeans(Metric):
             self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, layer in sums:
-            if quantity == "sum":
-                by_type, tokens = sums["sum", layer], sums["tokens", layer]
-                types = np.array(["all", *TOKEN_TYPES[-len(tokens) :]])
-                totals = np.vstack([by_type.sum(0), by_type])
-                counts = np.array([tokens.sum(), *tokens])
-                occurs = counts > 0
-                means = totals[occurs] / counts[occurs, None]
-                width = means.shape[1]
-                columns = {
-                    "dimension": np.tile(np.arange(width), len(means)),
-                    "token_type": np.repeat(types[occurs], width),
-                    "mean": means.ravel(),
-                }
-                frames.append(pd.DataFrame({"layer": layer, **columns}))
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            by_type, tokens = sums["sum", layer], sums["tokens", layer]
+            means, _, types = type_means(by_type, tokens, TOKEN_TYPES[-len(tokens) :])
+            width = by_type.shape[-1]
+            columns = {
+                "dimension": np.tile(np.arange(width), len(types)),
+                "token_type": np.repeat(types, width),
+                "mean": means.ravel(),
+            }
+            return pd.DataFrame({"layer": layer, **columns})
+
+        return tabulated(sums, "sum", rows)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, in_order
+from analysis_lib.metrics.accumulator import Metric, Sums, tabulated
 
 
 class HeadMeans(Metric):
@@ -19,17 +19,15 @@ class HeadMeans(Metric):
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key", "value"})
 
     def update(self, activations: Activations) -> None:
-        for space in ("query", "key", "value"):
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("sum", space, activations.layer), vectors.sum, activations)
-                self.add(("tokens", space, activations.layer), vectors.counts, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "sum":
-                means = pd.DataFrame(sums["sum", space, layer] / sums["tokens", space, layer])
-                means.index += 1
-                rows = means.rename_axis("head").stack().rename_axis(["head", "dimension"]).rename("mean").reset_index()
-                frames.append(rows.assign(space=space, layer=layer)[["space", "layer", "head", "dimension", "mean"]])
-        return in_order(pd.concat(frames, ignore_index=True)).astype({"head": "Int64"})
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            means = pd.DataFrame(sums["sum", space, layer] / sums["tokens", space, layer])
+            means.index += 1
+            rows = means.rename_axis("head").stack().rename_axis(["head", "dimension"]).rename("mean").reset_index()
+            return rows.assign(space=space, layer=layer)[["space", "layer", "head", "dimension", "mean"]]
+
+        return tabulated(sums, "sum", rows).astype({"head": "Int64"})

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
 
@@ -131,9 +131,8 @@ class Isotropy(Metric):
         self.needs = frozenset(spaces)
 
     def update(self, activations: Activations) -> None:
-        for space in sorted(self.needs):
-            if (vectors := activations.spaces.get(space)) is not None:
-                self._update(space, vectors, activations)
+        for space, vectors in self.vectors(activations):
+            self._update(space, vectors, activations)
 
     def _update(self, space: str, vectors: Vectors, activations: Activations) -> None:
         layer, dimensions = activations.layer, vectors.values.shape[-1]
@@ -157,27 +156,26 @@ class Isotropy(Metric):
         self.add_whole(("unit_moment", space, layer), units.mT @ units, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "moment":
-                unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
-                deviations = _deviations(unit_sum, vectors)
-                low, high = jackknife_interval(deviations, self._left_out(space, layer))
-                square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
-                with np.errstate(divide="ignore"):
-                    effective = 1 / square
-                columns = {
-                    "dimensions": np.full(len(vectors), unit_sum.shape[-1]),
-                    "deviations": deviations,
-                    "ci_low": low,
-                    "ci_high": high,
-                    "mean_square_cosine": square,
-                    "effective_dimension": effective,
-                    "isoscore": isoscore(_covariance(sums, space, layer)),
-                    "tokens": vectors.astype(int),
-                }
-                frames.append(space_frame(space, layer, columns))
-        return in_order(pd.concat(frames, ignore_index=True))
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
+            deviations = _deviations(unit_sum, vectors)
+            low, high = jackknife_interval(deviations, self._left_out(space, layer))
+            square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
+            with np.errstate(divide="ignore"):
+                effective = 1 / square
+            columns = {
+                "dimensions": np.full(len(vectors), unit_sum.shape[-1]),
+                "deviations": deviations,
+                "ci_low": low,
+                "ci_high": high,
+                "mean_square_cosine": square,
+                "effective_dimension": effective,
+                "isoscore": isoscore(_covariance(sums, space, layer)),
+                "tokens": vectors.astype(int),
+            }
+            return head_rows(layer, columns, space)
+
+        return tabulated(sums, "moment", rows)
 
     def table(self) -> pd.DataFrame:
         table = super().table()

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
 
 
 class MeanVector(Metric):
@@ -20,20 +20,16 @@ class MeanVector(Metric):
     needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                self.add(("sum", space, activations.layer), vectors.sum, activations)
-                self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
-                self.add(("tokens", space, activations.layer), vectors.counts, activations)
+        for space, vectors in self.vectors(activations):
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
+            self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "sum":
-                tokens = sums["tokens", space, layer]
-                columns = {
-                    "norm_of_mean": np.linalg.norm(sums["sum", space, layer] / tokens, axis=-1),
-                    "mean_norm": sums["norms", space, layer] / tokens,
-                }
-                frames.append(space_frame(space, layer, columns))
-        return in_order(pd.concat(frames, ignore_index=True))
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            tokens = sums["tokens", space, layer]
+            norm_of_mean = np.linalg.norm(sums["sum", space, layer] / tokens, axis=-1)
+            mean_norm = sums["norms", space, layer] / tokens
+            return head_rows(layer, {"norm_of_mean": norm_of_mean, "mean_norm": mean_norm}, space)
+
+        return tabulated(sums, "sum", rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from analysis_lib.metrics.accumulator import Sums
+from analysis_lib.metrics.accumulator import Sums, tabulated
 from analysis_lib.metrics.dimension_means import DimensionMeans
 
 THRESHOLD = 3.0
@@ -36,13 +36,12 @@ class OutlierDimensions(DimensionMeans):
     name: ClassVar[str] = "outlier_dimensions"
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, layer in sums:
-            if quantity == "sum":
-                mean = sums["sum", layer].sum(0) / sums["tokens", layer].sum()
-                zscore = magnitude_zscores(mean)
-                order = np.argsort(-zscore, kind="stable")
-                found = order[zscore[order] > THRESHOLD]
-                columns = {"dimension": found, "mean": mean[found], "zscore": zscore[found]}
-                frames.append(pd.DataFrame({"layer": np.full(len(found), layer), **columns}))
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            mean = sums["sum", layer].sum(0) / sums["tokens", layer].sum()
+            zscore = magnitude_zscores(mean)
+            order = np.argsort(-zscore, kind="stable")
+            found = order[zscore[order] > THRESHOLD]
+            columns = {"dimension": found, "mean": mean[found], "zscore": zscore[found]}
+            return pd.DataFrame({"layer": np.full(len(found), layer), **columns})
+
+        return tabulated(sums, "sum", rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, head_column
+from analysis_lib.metrics.accumulator import Metric, Sums, head_rows, tabulated
 
 
 class QueryKeyAlignment(Metric):
@@ -27,15 +27,12 @@ class QueryKeyAlignment(Metric):
             self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for space, layer in sums:
-            if space == "query":
-                query, key = (sums[name, layer] / sums[f"{name} tokens", layer] for name in ("query", "key"))
-                # Grouped queries share the keys of their group.
-                key = np.repeat(key, len(query) // len(key), axis=0)
-                dot = (query * key).sum(-1)
-                norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
-                cosine = dot / np.where(norms > 0, norms, np.nan)
-                head = head_column(len(dot), len(dot))
-                frames.append(pd.DataFrame({"layer": layer, "head": head, "cosine": cosine, "dot": dot}))
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            query, key = (sums[name, layer] / sums[f"{name} tokens", layer] for name in ("query", "key"))
+            # Grouped queries share the keys of their group.
+            key = np.repeat(key, len(query) // len(key), axis=0)
+            dot = (query * key).sum(-1)
+            norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
+            return head_rows(layer, {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot})
+
+        return tabulated(sums, "query", rows)

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums
+from analysis_lib.metrics.accumulator import Metric, Sums, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -15,10 +15,8 @@ class ScoreContributions(Metric):
 
     For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias. The sum over pairs factors, Σ_m Σ_n C =
     ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over dimensions, the C_j of a pair add up to its score less what
-    does not depend on the key's input (``score_terms``). In causal models Σ_m runs over the queries that see key n, a
-    sum from the end. In rotary models the score after rotation is q_m R_mᵀ R_n W_K x_n: since R_n does not depend on
-    the query, it goes around the sum of the rotated queries. A normalised key is divided by its norm as it is.
-    DeBERTa's position-to-content scores are part of C, as they depend on the key's input.
+    does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative positions
+    change is said in :class:`~analysis_lib.capture.ScoreSums`.
 
     Columns: layer, head, dimension (from 0), key_type (all, cls, sep, punct, other), contribution, the mean of C_j
     over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not
@@ -35,26 +33,21 @@ class ScoreContributions(Metric):
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, layer in sums:
-            if quantity == "sum":
-                by_type, pairs = sums["sum", layer], sums["pairs", layer]
-                totals = np.concatenate([by_type.sum(1, keepdims=True), by_type], axis=1)
-                counts = np.array([pairs.sum(), *pairs])
-                occurs = counts > 0
-                means = totals[:, occurs] / counts[occurs, None]
-                heads, types, width = means.shape
-                columns = {
-                    "head": pd.array(np.repeat(np.arange(1, heads + 1), types * width), dtype="Int64"),
-                    "dimension": np.tile(np.arange(width), heads * types),
-                    "key_type": pd.Categorical.from_codes(
-                        np.tile(np.repeat(np.flatnonzero(occurs), width), heads), ["all", *TOKEN_TYPES]
-                    ),
-                    "contribution": means.ravel(),
-                    "pairs": np.tile(np.repeat(counts[occurs].astype(int), width), heads),
-                }
-                frames.append(pd.DataFrame({"layer": layer, **columns}))
-        return pd.concat(frames, ignore_index=True)
+        def rows(layer: int) -> pd.DataFrame:
+            means, pairs, types = type_means(sums["sum", layer], sums["pairs", layer])
+            heads, _, width = means.shape
+            # Codes of categories are a tenth of the size of words, and there are many rows.
+            types = pd.Categorical(types, ["all", *TOKEN_TYPES])
+            columns = {
+                "head": pd.array(np.repeat(np.arange(1, heads + 1), len(types) * width), dtype="Int64"),
+                "dimension": np.tile(np.arange(width), heads * len(types)),
+                "key_type": types.take(np.tile(np.repeat(np.arange(len(types)), width), heads)),
+                "contribution": means.ravel(),
+                "pairs": np.tile(np.repeat(pairs, width), heads),
+            }
+            return pd.DataFrame({"layer": layer, **columns})
+
+        return tabulated(sums, "sum", rows)
 
 
 class ScoreTerms(Metric):
@@ -74,25 +67,20 @@ class ScoreTerms(Metric):
         if activations.scores is None:
             return
         for term, sums in activations.scores.terms.items():
-            self.add((term, activations.layer), sums, activations)
+            self.add(("sum", term, activations.layer), sums.unsqueeze(-1), activations)
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for term, layer in sums:
-            if term != "pairs":
-                pairs = sums["pairs", layer]
-                totals = np.column_stack([sums[term, layer].sum(1), sums[term, layer]])
-                counts = np.array([pairs.sum(), *pairs])
-                occurs = counts > 0
-                heads, types = len(totals), occurs.sum()
-                columns = {
-                    "head": pd.array(np.repeat(np.arange(1, heads + 1), types), dtype="Int64"),
-                    "key_type": np.tile(np.array(["all", *TOKEN_TYPES])[occurs], heads),
-                    "term": term,
-                    "contribution": (totals[:, occurs] / counts[occurs]).ravel(),
-                    "pairs": np.tile(counts[occurs].astype(int), heads),
-                }
-                frames.append(pd.DataFrame({"layer": layer, **columns}))
-        table = pd.concat(frames, ignore_index=True)
+        def rows(term: str, layer: int) -> pd.DataFrame:
+            means, pairs, types = type_means(sums["sum", term, layer], sums["pairs", layer])
+            columns = {
+                "head": pd.array(np.repeat(np.arange(1, len(means) + 1), len(types)), dtype="Int64"),
+                "key_type": np.tile(types, len(means)),
+                "term": term,
+                "contribution": means.ravel(),
+                "pairs": np.tile(pairs, len(means)),
+            }
+            return pd.DataFrame({"layer": layer, **columns})
+
+        table = tabulated(sums, "sum", rows)
         return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)

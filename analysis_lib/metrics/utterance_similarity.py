@@ -8,7 +8,7 @@ import torch
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, in_order, space_frame
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
 
 
 class UtteranceSimilarity(Metric):
@@ -26,22 +26,20 @@ class UtteranceSimilarity(Metric):
     of_pairs_within_utterances: ClassVar[bool] = True
 
     def update(self, activations: Activations) -> None:
-        for space in VECTOR_SPACES:
-            if (vectors := activations.spaces.get(space)) is not None:
-                count = vectors.nonzero
-                square = vectors.unit_sum.double().square().sum(-1)
-                similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
-                self.add(("similarity", space, activations.layer), similarity, activations)
-                self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
+        for space, vectors in self.vectors(activations):
+            count = vectors.nonzero
+            square = vectors.unit_sum.double().square().sum(-1)
+            similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
+            self.add(("similarity", space, activations.layer), similarity, activations)
+            self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        frames = []
-        for quantity, space, layer in sums:
-            if quantity == "similarity":
-                count = sums["utterances", space, layer]
-                mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
-                frames.append(space_frame(space, layer, {"similarity": mean, "utterances": count.astype(int)}))
-        return in_order(pd.concat(frames, ignore_index=True))
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            count = sums["utterances", space, layer]
+            mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
+            return head_rows(layer, {"similarity": mean, "utterances": count.astype(int)}, space)
+
+        return tabulated(sums, "similarity", rows)
 
     def table(self) -> pd.DataFrame:
         table = super().table()

@@ -10,7 +10,7 @@ from passes import EVERYTHING, SHORT, attentions, batch_of, captured, first_batc
 from torch.nn import functional
 
 from analysis_lib import AnalysisError, LoadedModel
-from analysis_lib.capture import Activations, interface, precision, run
+from analysis_lib.capture import Activations, checked_pass, interface, run
 
 pytestmark = pytest.mark.kernels
 
@@ -109,7 +109,7 @@ def test_no_memory_for_double_precision_is_said(monkeypatch):
     def no_memory(*_):
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(precision.copy, "deepcopy", no_memory)
+    monkeypatch.setattr(checked_pass.copy, "deepcopy", no_memory)
     with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
         captured(loaded, batch_of(loaded, SHORT))
 

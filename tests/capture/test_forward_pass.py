@@ -130,7 +130,7 @@ def test_the_captured_pass_of_other_models_is_the_plain_one(name, tiny_folder):
     batch = first_batch(loaded, tiny.items(name))
     with torch.no_grad(), DoublePrecision():
         plain = loaded.model(**batch.inputs).last_hidden_state
-    found = captured_pass(loaded, batch, EVERYTHING, lambda _: None)
+        found = captured_pass(loaded, batch, EVERYTHING, lambda _: None)
     last = batch.shifted or batch.tokens
     if last is not None and plain.shape[1] == last.mask.shape[1]:
         found, plain = found[last.mask], plain[last.mask]
@@ -159,7 +159,7 @@ def assert_left_as_it_was(loaded: LoadedModel, batch: Batch) -> None:
         assert hooks_of(loaded) == before
         assert loaded.model.config._attn_implementation == implementation
         assert not loaded.lock.locked()
-        assert interface._under_way.get() is None
+        assert interface._under_way.get() == ((), None)
     assert len(captured(loaded, batch)) == layers
     assert hooks_of(loaded) == before
 

@@ -78,7 +78,7 @@ def assert_same_bytes(found: Mapping[str, pd.DataFrame], expected: Mapping[str, 
         pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
@@ -216,7 +216,7 @@ def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch):
     found = shards.make_shards(*many)
     assert len(found) == 32
     with execution.futures.ThreadPoolExecutor(2) as executor:
-        results = execution.in_order(executor, found, 4, StoredShards(None, *many), {})
+        results = execution.in_order(executor, found, 4, StoredShards(None, *many))
         threading.Timer(0.5, slow.set).start()
         next(results)
         assert len(started) <= 5

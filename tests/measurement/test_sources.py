@@ -90,7 +90,7 @@ def test_a_package_that_registers_names_counts_with_its_modules(edit):
 
 
 def test_a_name_that_a_package_makes_when_asked_may_come_from_any_of_its_modules(edit):
-    edit("metrics/__init__", "__all__ = [", "def __getattr__(name):\n    ...\n\n\n__all__ = [")
+    edit("metrics/__init__", "def resolve(", "def __getattr__(name):\n    ...\n\n\ndef resolve(")
     found = imported_modules("from analysis_lib.metrics import Unheard")
     files = Path(sources.LIBRARY, "metrics").glob("*.py")
     assert found == {"analysis_lib.metrics", *(f"analysis_lib.metrics.{f.stem}" for f in files if f.stem[0] != "_")}

@@ -66,7 +66,7 @@ class _Watch:
 def watching(block: Block) -> Iterator[list[Attended]]:
     """Within this context, every run of the block adds what its attention receives to the list."""
     watch = _Watch(block.attention)
-    with attended_by(watch):
+    with attended_by(watch.own, watch.attend):
         yield watch.seen
 
 
