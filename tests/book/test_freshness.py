@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from planted import write
+from planted_notebooks import write
 
 from analysis_lib.book import freshness
 from analysis_lib.book.freshness import notebook_key

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from planted import alive, outputs, until, write
+from planted_notebooks import alive, outputs, until, write
 
 from analysis_lib.book.notebook import run_notebook
 from analysis_lib.errors import AnalysisError

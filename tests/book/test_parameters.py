@@ -1,7 +1,7 @@
 """Parameters of a notebook, read and set."""
 
 import pytest
-from planted import write
+from planted_notebooks import write
 
 from analysis_lib.book.notebook import run_notebook
 from analysis_lib.book.parameters import Parameter, coerce, notebook_parameters

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from planted import alive, outputs, until, write
+from planted_notebooks import alive, outputs, until, write
 
 from analysis_lib.book import notebook, site
 from analysis_lib.book.parameters import book_parameters
