@@ -53,7 +53,9 @@ def test_any_number_of_classes_has_a_place_on_the_circle_of_width_three():
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
-    model = SelfAttentionForSequenceClassification(SelfAttentionConfig(30, 2, num_labels=2)).double()
+    model = SelfAttentionForSequenceClassification(
+        SelfAttentionConfig(vocab_size=30, hidden_size=2, num_labels=2)
+    ).double()
     ids = torch.randint(1, 30, (16, 5), generator=torch.Generator().manual_seed(0))
     model(ids, labels=torch.arange(16) % 2).loss.backward()
     assert model.classifier.weight.grad.abs().max() > 1e-3

@@ -27,7 +27,12 @@ def saved(folder, classes: int, bias: bool = True, layers: int = 1):
     """A classifier with random weights throughout: gains and biases of the norm, too."""
     tokenizer = word_pieces(TEXTS, 60)
     config = SelfAttentionConfig(
-        len(tokenizer), 7, layers, bias=bias, num_labels=classes, pad_token_id=tokenizer.pad_token_id
+        vocab_size=len(tokenizer),
+        hidden_size=7,
+        num_hidden_layers=layers,
+        bias=bias,
+        num_labels=classes,
+        pad_token_id=tokenizer.pad_token_id,
     )
     config.id2label = dict(enumerate(["fresh", "rotten", "unseen"][:classes]))
     model = SelfAttentionForSequenceClassification(config)
