@@ -223,8 +223,10 @@ def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig
     known = transformers.BertConfig().to_dict()
     if unknown := [name for name in chosen if name not in known]:
         raise AnalysisError(f"a BERT has no setting {unknown[0]}: {near_names(unknown[0], known)}")
+    for name, value in chosen.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise AnalysisError(f"{name} is {value}: give a number")
     try:
-        json.dumps(chosen, allow_nan=False)
         config = transformers.BertConfig(vocab_size=words, pad_token_id=SPECIAL.index("[PAD]"), **chosen)
         # Without memory for its weights.
         with torch.device("meta"):
