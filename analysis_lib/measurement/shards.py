@@ -29,8 +29,8 @@ class Shard:
 
     Attributes:
         index: its number.
-        first: the number of its first item in the corpus.
         items: texts, images or sounds.
+        groups: for each item, the jackknife group that it belongs to.
         metrics: empty accumulators.
         settings: how items are read.
         spec: how to load the model; None for one that only this process has.
@@ -38,8 +38,8 @@ class Shard:
     """
 
     index: int
-    first: int
     items: tuple
+    groups: tuple[int, ...]
     metrics: tuple[Metric, ...]
     settings: Settings
     spec: ModelSpec | None
@@ -48,11 +48,9 @@ class Shard:
 
 def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> list[Shard]:
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
-    size, threads = UTTERANCES_PER_SHARD, torch.get_num_threads()
-    return [
-        Shard(i, start, tuple(corpus.items[start : start + size]), tuple(metrics), settings, model.spec, threads)
-        for i, start in enumerate(range(0, len(corpus), size))
-    ]
+    groups, common = corpus.groups(GROUPS), (tuple(metrics), settings, model.spec, torch.get_num_threads())
+    parts = [slice(start, start + UTTERANCES_PER_SHARD) for start in range(0, len(corpus), UTTERANCES_PER_SHARD)]
+    return [Shard(i, tuple(corpus.items[part]), tuple(groups[part]), *common) for i, part in enumerate(parts)]
 
 
 def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
@@ -61,7 +59,6 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     metrics = [metric.fresh() for metric in shard.metrics]
     report = Report()
     needs = frozenset().union(*(metric.needs for metric in metrics))
-    groups = [(shard.first + i) % GROUPS for i in range(len(shard.items))]
 
     def receive(activations: capture.Activations) -> None:
         for metric in metrics:
@@ -69,7 +66,7 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
         report.add(activations)
 
     with _threads(shard.threads):
-        for batch in capture.batches(model, shard.items, groups, shard.settings, report):
+        for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
             capture.run(model, batch, needs, receive, shard.settings.maps)
             release_freed_memory()
     return {metric.name: metric.sums for metric in metrics}, report

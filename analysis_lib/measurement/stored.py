@@ -93,7 +93,7 @@ def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Se
         corpus.sha256,
         asdict(settings),
         [[metric.name, sorted(metric.needs), definition_hash(metric)] for metric in metrics],
-        [shards.UTTERANCES_PER_SHARD, GROUPS],
+        [shards.UTTERANCES_PER_SHARD, GROUPS, corpus.units],
         source_hash(code),
         [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]

@@ -21,14 +21,16 @@ class KnownModel:
 
     Attributes:
         description: what it is, in a few words.
-        package: the package that holds it, under ``PACKAGE/model/``.
+        packages: the packages that hold it, in order.
+        form: how its weights lie there, see :mod:`~analysis_lib.models.conversion`.
         repository: where it is on the hub.
         revision: None where no revision could be pinned: the hub's current one is taken and recorded in ``run.json``.
         pickled: whether weights published only as a pickle are read, without running any code that it may hold.
     """
 
     description: str
-    package: str | None = None
+    packages: tuple[str, ...] = ()
+    form: str | None = None
     repository: str | None = None
     revision: str | None = None
     pickled: bool = False
@@ -37,7 +39,12 @@ class KnownModel:
 def _read_known() -> dict[str, KnownModel]:
     with (packages.data_directory() / "models.csv").open(encoding="utf-8", newline="") as file:
         rows = [{column: cell or None for column, cell in row.items()} for row in csv.DictReader(file)]
-    return {row.pop("name"): KnownModel(**row | {"pickled": row["pickled"] == "yes"}) for row in rows}
+    return {
+        row.pop("name"): KnownModel(
+            **row | {"packages": tuple((row["packages"] or "").split()), "pickled": row["pickled"] == "yes"}
+        )
+        for row in rows
+    }
 
 
 MODELS = _read_known()
@@ -99,7 +106,7 @@ def known_models() -> dict[str, str]:
     on_hub = {name: known for name, known in MODELS.items() if known.repository}
     on_hub[every] = KnownModel(steps, repository=f"google/{every}")
     return (
-        {name: f"{known.description} (bundled)" for name, known in MODELS.items() if known.package}
+        {name: f"{known.description} (bundled)" for name, known in MODELS.items() if known.packages}
         | made
         | {
             name: f"{known.description} (hub: {known.repository}{'' if known.revision else '; no pinned revision'})"
@@ -121,8 +128,8 @@ def weights_identity(name: str) -> str:
     """
     name = name.removesuffix(UNTRAINED)
     known = known_model(name)
-    if known and known.package:
-        return packages.pin(known.package)
+    if known and known.packages:
+        return " ".join(map(packages.pin, known.packages))
     if maker := _maker(name):
         return maker.identity(name)
     if not known and Path(name).is_dir():
@@ -141,8 +148,11 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
     known = known_model(name)
-    if known and known.package:
-        folder = packages.extracted(known.package, f"{known.package.replace('-', '_')}/model/")
+    if known and known.packages:
+        # Imported here: what can be said of a model without its weights needs no torch.
+        from analysis_lib.models.conversion import converted
+
+        folder = converted(name, known.form, known.packages)
     elif maker := _maker(name):
         folder = maker.folder(name)
     elif not known and Path(name).is_dir():

@@ -166,6 +166,7 @@ MODEL_LAYOUTS: dict[str, Layout] = {
     "segformer": _vision("stages.*.blocks.*"),
     "resnet": _maps("encoder.stages.*.layers.*"),
     "efficientnet": _maps("encoder.blocks.*"),
+    "efficientnet_lite": _maps("_blocks.*"),
     "convnext": _maps("encoder.stages.*.layers.*"),
     "convnextv2": _maps("encoder.stages.*.layers.*"),
     "van": _maps("encoder.stages.*.layers.*"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib import corpora
-from analysis_lib.corpora import load_corpus, speech
+from analysis_lib.corpora import load_corpus
 from analysis_lib.metrics.intervals import ratio_interval, wilson
 
 IGNORED = -100
@@ -162,32 +162,6 @@ class Digits(Classes):
         rows = [torch.stack([cos, -sin, uniform(self.SHIFT)], 1), torch.stack([sin, cos, uniform(self.SHIFT)], 1)]
         grid = functional.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
         return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)
-
-
-class SpokenDigits(Classes):
-    """Which digit a synthetic voice says. The voices of the test are not heard in training."""
-
-    data, held_out = "spoken-digits:train", "spoken-digits:test"
-    head = transformers.AutoModelForAudioClassification
-    sizes: ClassVar = {"num_labels": 10}
-
-    def __init__(self) -> None:
-        self.preprocessor = transformers.Wav2Vec2FeatureExtractor(
-            sampling_rate=speech.RATE, do_normalize=True, return_attention_mask=True
-        )
-        super().__init__()
-
-    @classmethod
-    def data_identity(cls) -> str:
-        return speech.digits_identity()
-
-    def read(self, item: object) -> Float[np.ndarray, " sample"]:
-        return item.load().samples
-
-    def inputs(self, examples: Sequence) -> dict[str, Tensor]:
-        sounds, labels = zip(*examples, strict=True)
-        inputs = self.preprocessor(sounds, sampling_rate=speech.RATE, padding=True, return_tensors="pt")
-        return {**inputs, "labels": torch.tensor(labels)}
 
 
 # --- Text -----------------------------------------------------------------------------------------

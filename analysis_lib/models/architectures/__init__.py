@@ -8,6 +8,7 @@ from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoModel,
+    AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertTokenizer,
@@ -20,6 +21,11 @@ from analysis_lib.models.architectures.character_bert import (
     CharacterBertModel,
     CharacterBertTokenizer,
 )
+from analysis_lib.models.architectures.efficientnet_lite import (
+    EfficientNetLiteConfig,
+    EfficientNetLiteForImageClassification,
+    EfficientNetLiteModel,
+)
 from analysis_lib.models.architectures.manta import MantaConfig, MantaModel
 from analysis_lib.models.architectures.self_attention import (
     SelfAttentionConfig,
@@ -30,6 +36,7 @@ from analysis_lib.models.architectures.van import VanConfig, VanModel
 
 for _config, _model in (
     (CharacterBertConfig, CharacterBertModel),
+    (EfficientNetLiteConfig, EfficientNetLiteModel),
     (MantaConfig, MantaModel),
     (SelfAttentionConfig, SelfAttentionModel),
     (VanConfig, VanModel),
@@ -39,5 +46,6 @@ for _config, _model in (
 AutoTokenizer.register(CharacterBertConfig, CharacterBertTokenizer)
 AutoTokenizer.register(MantaConfig, ByT5Tokenizer)
 AutoTokenizer.register(SelfAttentionConfig, BertTokenizer)
+AutoModelForImageClassification.register(EfficientNetLiteConfig, EfficientNetLiteForImageClassification)
 AutoModelForSequenceClassification.register(SelfAttentionConfig, SelfAttentionForSequenceClassification)
 AutoImageProcessor.register(VanConfig, image_processor_classes={"pil": ConvNextImageProcessorPil})
