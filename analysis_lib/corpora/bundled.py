@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -146,7 +147,9 @@ def _photographs() -> Iterator[Example]:
         ((path, content),) = packages.members("scikit-image", f"skimage/data/{name}.*").items()
         yield Example(ArrayImage(np.asarray(decoded("image", content, path))), unit=name)
     samples = load_sample_images()
-    yield from (Example(ArrayImage(i), unit=name) for i, name in zip(samples.images, samples.filenames, strict=True))
+    yield from (
+        Example(ArrayImage(i), unit=Path(name).stem) for i, name in zip(samples.images, samples.filenames, strict=True)
+    )
 
 
 def _tiles() -> Iterator[Example]:

@@ -1,0 +1,147 @@
+"""The models that come in packages do what they were trained for: a check that their weights lie where they should."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from analysis_lib import load_corpus, load_model
+from analysis_lib.corpora import packages
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models import names
+from analysis_lib.models.conversion import ctranslate2_variables
+
+SENTENCE = "The sun rises in the east and sets in the west, and at night we can see the moon and the stars."
+TRANSCRIPTS = (
+    "and mr john dashwood had then leisure to consider how much there might be prudently in his power to do for them",
+    "he was not an ill disposed young man",
+    "unless to be rather cold hearted and rather selfish is to be ill disposed",
+    "had he married a more amiable woman he might have been made still more respectable than he was",
+    "he might even have been made amiable himself",
+)
+
+
+@pytest.fixture
+def need_packages():
+    """Skips a model whose packages are fetched on demand, and were not."""
+
+    def need(name: str) -> None:
+        folder = packages.package_directory()
+        for package in names.MODELS[name].packages:
+            if not list(folder.glob(f"{package.replace('-', '_')}-*")):
+                pytest.skip(f"{name} is fetched on demand: load it once to have it checked")
+
+    return need
+
+
+def folder_of(name):
+    return names.located(name, None)[0]
+
+
+def perplexity(model, tokenizer, text):
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        return float(model(input_ids=ids, labels=ids).loss.exp())
+
+
+def test_smollm2_prefers_a_sentence_to_its_words_shuffled():
+    folder = folder_of("smollm2-135m")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = SENTENCE.split()
+    random.Random(0).shuffle(words)
+    assert perplexity(model, tokenizer, SENTENCE) < 20
+    assert perplexity(model, tokenizer, " ".join(words)) > 200
+    ids = tokenizer("The capital of Italy is", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        assert tokenizer.decode(model(input_ids=ids).logits[0, -1].argmax()).strip() == "Rome"
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "mistakes"),
+    [
+        ("whisper-base", ("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"), 0),
+        # Fetched on demand: the smaller model is only asked for where it lies already.
+        ("whisper-tiny", ("<|startoftranscript|>", "<|notimestamps|>"), 1),
+    ],
+)
+def test_whisper_hears_what_is_read(name, prompt, mistakes, need_packages):
+    need_packages(name)
+    folder = folder_of(name)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    heard = []
+    for sound in load_corpus("speech-clips", limit=5).items:
+        features = extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt")["input_features"]
+        ids = [tokenizer.token_to_id(token) for token in prompt]
+        with torch.inference_mode():
+            encoded = model.model.encoder(features)
+            while ids[-1] != tokenizer.token_to_id("<|endoftext|>") and len(ids) < 60:
+                ids.append(
+                    int(model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax())
+                )
+        words = "".join(c if c.isalpha() else " " for c in tokenizer.decode(ids).lower()).split()
+        heard.append(" ".join(words))
+    wrong = [pair for pair in zip(heard, TRANSCRIPTS, strict=True) if pair[0] != pair[1]]
+    assert len(wrong) <= mistakes, wrong
+
+
+def test_efficientnet_lite_names_what_photographs_show():
+    folder = folder_of("efficientnet-lite0")
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    pictures = load_corpus("photographs:pictures")
+    shown = dict(zip(pictures.units, pictures.items, strict=True))
+    # Of ImageNet's classes: tiger cats and Egyptian cats, espresso, missile, daisy.
+    for name, classes in {"chelsea": {282, 285}, "coffee": {967}, "rocket": {657}, "flower": {985}}.items():
+        with torch.inference_mode():
+            logits = model(**processor(shown[name].load(), return_tensors="pt")).logits
+        assert int(logits.argmax()) in classes, name
+
+
+def test_a_vision_transformer_sees_more_of_the_same_nearby():
+    model = load_model("vit-s14")
+    positions = model.model.embeddings.position_embeddings[0, 1:].detach().unflatten(0, (37, 37))
+    near = torch.cosine_similarity(positions[:, 1:], positions[:, :-1], dim=-1).mean()
+    far = torch.cosine_similarity(positions[:18], positions[19:], dim=-1).mean()
+    assert near > 0.85
+    assert far < 0.6
+    # The same picture a little larger is the same picture.
+    image = load_corpus("photographs:pictures").items[4].load()
+    vectors = []
+    with torch.inference_mode():
+        for side in (450, 480):
+            resized = image.resize((side, side * image.height // image.width))
+            vectors.append(model.model(**model.processor(resized, return_tensors="pt")).pooler_output[0])
+        other = load_corpus("photographs:pictures").items[16].load()
+        vectors.append(model.model(**model.processor(other, return_tensors="pt")).pooler_output[0])
+    same, different = (float(torch.cosine_similarity(vectors[0], vector, dim=0)) for vector in vectors[1:])
+    assert same > 0.95 > different + 0.2
+
+
+def test_mpnet_puts_sentences_of_one_meaning_together(need_packages):
+    need_packages("mpnet-base")
+    model = load_model("mpnet-base")
+    texts = ["A man is playing a guitar.", "Someone plays a guitar.", "The stock market fell sharply on Monday."]
+    inputs = model.processor(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model.model(**inputs).last_hidden_state
+    mask = inputs["attention_mask"].unsqueeze(-1)
+    means = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    assert float(means[0] @ means[1]) > 0.7
+    assert float(means[0] @ means[2]) < 0.3
+
+
+def test_a_model_cut_short_is_refused():
+    whole = b"\x06\0\0\0" + b"\x02\0A\0" + b"\x03\0\0\0" + b"\x01\0\0\0"
+    whole += b"\x02\0x\0" + b"\x01" + b"\x02\0\0\0" + b"\0" + b"\x08\0\0\0" + np.float32([1, 2]).tobytes()
+    whole += b"\x01\0\0\0" + b"\x02\0y\0" + b"\x02\0x\0"
+    found = ctranslate2_variables(whole)
+    assert {name: array.tolist() for name, array in found.items()} == {"x": [1, 2], "y": [1, 2]}
+    for end in range(len(whole)):
+        with pytest.raises(AnalysisError, match="no whole model"):
+            ctranslate2_variables(whole[:end])
