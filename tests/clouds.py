@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from analysis_lib import metrics
 from analysis_lib.capture import Activations, Tokens, Vectors
 
-CLS, SEP, PUNCT, OTHER = range(4)
+CLS, SEP, FIRST, PUNCT, OTHER = range(5)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 

@@ -21,7 +21,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-KEY_TYPES = ("cls", "sep", "punct", "other")
+KEY_TYPES = ("cls", "sep", "first", "punct", "other")
 TERMS = ("content", "position_query", "key_bias", "position")
 SPACES = ("hidden", "query", "key", "value")
 JACKKNIFE_GROUPS = 20
@@ -496,6 +496,7 @@ FAMILIES = {
     "deit": _vision(2),
     **dict.fromkeys(("dinov2", "dinov2_with_registers"), _vision(1, r"encoder\.layer\.\d+")),
     "segformer": _vision(0, r"stages\.\d+\.blocks\.\d+", inputs=_reduced),
+    "efficientnet_lite": _maps(r"_blocks\.\d+"),
     **dict.fromkeys(("resnet", "convnext", "convnextv2", "van"), _maps(r"encoder\.stages\.\d+\.layers\.\d+")),
     "efficientnet": _maps(r"encoder\.blocks\.\d+"),
     "cvt": _bert(
@@ -763,10 +764,12 @@ class Reference:
 
     def _types(self, step: Step, count: int, ids: list[int] | None) -> np.ndarray:
         kind = self.family.tokens(self.model, step)
-        if kind == "text":
-            return np.array([self._type(index) for index in ids])
-        if kind == "shifted":
-            return np.array(["other", *(self._type(index) for index in ids[:-1])])
+        if kind in ("text", "shifted"):
+            # A decoder reads its start token, then all but the last.
+            types = [self._type(i) for i in ids] if kind == "text" else ["other", *(self._type(i) for i in ids[:-1])]
+            if self.cls is None and types[0] != "sep":
+                types[0] = "first"
+            return np.array(types)
         if kind == "molecules":
             return np.array(["cls"] + ["other"] * (count - 1))
         return _token_types(self.family, self.model, step, count)

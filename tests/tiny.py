@@ -140,6 +140,16 @@ _EFFICIENTNET = {
     "expand_ratios": [1, 3, 3],
     "hidden_dim": 640,
 }
+_EFFICIENTNET_LITE = {
+    "image_size": 32,
+    "stem_width": 8,
+    "head_width": 24,
+    "repeats": [1, 2],
+    "widths": [8, 12],
+    "kernels": [3, 5],
+    "strides": [1, 2],
+    "expansions": [1, 3],
+}
 _VAN = {
     "hidden_sizes": [8, 12],
     "depths": [1, 2],
@@ -215,6 +225,7 @@ EVERY_ARCHITECTURE = {
     "resnet-basic": ("resnet", {**_RESNET, "layer_type": "basic"}, "convnext"),
     "resnet-bottleneck": ("resnet", {**_RESNET, "layer_type": "bottleneck"}, "convnext"),
     "efficientnet": ("efficientnet", _EFFICIENTNET, "efficientnet"),
+    "efficientnet-lite": ("efficientnet_lite", _EFFICIENTNET_LITE, "convnext"),
     "convnext": ("convnext", _CONVNEXT, "convnext"),
     "convnextv2": ("convnextv2", _CONVNEXT, "convnext"),
     "cvt": ("cvt", _CVT, "convnext"),

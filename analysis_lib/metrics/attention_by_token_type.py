@@ -13,7 +13,7 @@ from analysis_lib.models import TOKEN_TYPES
 class AttentionByTokenType(Metric):
     """The attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
 
-    Columns: layer, head, key_type (cls, sep, punct, other), mass in [0, 1], the total weight that a query gives
+    Columns: layer, head, key_type (cls, sep, first, punct, other), mass in [0, 1], the total weight that a query gives
     to the keys of the type, mean over queries, which sums to 1 over types; and weight in [0, 1], the mean
     weight of a pair of a query and a key of the type that it may see. A type that does not occur has no row.
     """

@@ -13,7 +13,7 @@ from analysis_lib.models import TOKEN_TYPES
 class DimensionMeans(Metric):
     """Mean of each dimension of the hidden state, over all tokens and per token type.
 
-    Columns: layer, dimension (from 0), token_type (all, cls, sep, punct, other) and mean, in the units of the
+    Columns: layer, dimension (from 0), token_type (all, cls, sep, first, punct, other) and mean, in the units of the
     hidden state (Maruta and Matsuzaki 2024, sec. 2.1 and 3). A type that does not occur has no row.
     """
 

@@ -18,8 +18,8 @@ class ScoreContributions(Metric):
     does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative positions
     change is said in :class:`~analysis_lib.capture.ScoreSums`.
 
-    Columns: layer, head, dimension (from 0), key_type (all, cls, sep, punct, other), contribution, the mean of C_j
-    over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not
+    Columns: layer, head, dimension (from 0), key_type (all, cls, sep, first, punct, other), contribution, the mean of
+    C_j over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not
     occur has no row.
     """
 
@@ -53,8 +53,8 @@ class ScoreContributions(Metric):
 class ScoreTerms(Metric):
     """What the scores of a head are made of, besides their dimensions.
 
-    Columns: layer, head, key_type (all, cls, sep, punct, other), term, contribution, the mean over the pairs of a
-    query and a key that it may see, before scaling; and pairs, how many. The terms are ``content``, q · W_K x_n
+    Columns: layer, head, key_type (all, cls, sep, first, punct, other), term, contribution, the mean over the pairs of
+    a query and a key that it may see, before scaling; and pairs, how many. The terms are ``content``, q · W_K x_n
     (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa; ``key_bias``, q · b_K;
     and ``position``, what is added whatever the key's input: relative position biases (T5, MPNet, BEiT), and
     DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture lacks has no row.

@@ -16,8 +16,9 @@ from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.parts import Layout, Stack, layout_for
 from analysis_lib.models.tokenization import Tokenizer, text_frame
 
-# The types a token can have, in the order of every table (Maruta and Matsuzaki 2024, sec. 2.2).
-TOKEN_TYPES = ("cls", "sep", "punct", "other")
+# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2), and the first
+# token where the model has no [CLS], which causal models use as a sink of attention in its place.
+TOKEN_TYPES = ("cls", "sep", "first", "punct", "other")
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
 # Under these names a configuration says how many tokens its model reads.
@@ -131,8 +132,10 @@ class LoadedModel:
     def token_types(self, ids: Int[Tensor, "utterance token *character"]) -> Int[Tensor, "utterance token"]:
         """The type of every token, as an index into ``TOKEN_TYPES``; a token is an id, or a word of characters."""
         types = torch.full(ids.shape[:2], TOKEN_TYPES.index("other"), device=ids.device)
-        # Special tokens last: what a tokenizer says of a token goes before how it reads.
-        for name in ("punct", "sep", "cls"):
+        # Special tokens last: what a tokenizer says of a token goes before how it reads, and where it stands.
+        for name in ("punct", "first", "sep", "cls"):
+            if name == "first" and "cls" not in self.special_ids:
+                types[:, 0] = TOKEN_TYPES.index("first")
             for index in self.special_ids.get(name, ()):
                 found = ids == torch.tensor(index, device=ids.device)
                 types[found.all(-1) if isinstance(index, list) else found] = TOKEN_TYPES.index(name)

@@ -25,7 +25,9 @@ def test_fused_rows_are_formed_rows(dtype, masked, sharpness):
     lengths = torch.tensor([40, 23, 2]) if masked else torch.full((3,), 40)
     real = torch.arange(tokens) < lengths.unsqueeze(1)
     mask = real[:, None, None].expand(-1, 1, tokens, -1) if masked else None
-    kinds = functional.one_hot(torch.randint(len(TOKEN_TYPES), (utterances, tokens), generator=generator), 4)
+    kinds = functional.one_hot(
+        torch.randint(len(TOKEN_TYPES), (utterances, tokens), generator=generator), len(TOKEN_TYPES)
+    )
     indicators = (kinds * real.unsqueeze(-1)).transpose(1, 2).double()
     arguments = (query, key, value, mask, head_dim**-0.5, indicators)
 

@@ -150,10 +150,10 @@ def test_token_types(name, tiny_folder):
     ("name", "expected"),
     [
         # Nothing around a text; a token before it (and a space); one after it; [CLS] and [SEP] as code points or words.
-        ("gpt2", "other other punct other"),
+        ("gpt2", "first other punct other"),
         ("llama", "cls other other other punct other"),
-        ("t5", "other other other punct other sep"),
-        ("byt5", "other other punct other sep"),
+        ("t5", "first other other punct other sep"),
+        ("byt5", "first other punct other sep"),
         ("canine", "cls other other punct other sep"),
         ("character_bert", "cls other punct other sep"),
     ],
