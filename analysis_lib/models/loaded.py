@@ -62,7 +62,7 @@ class LoadedModel:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.layout = layout_for(self.name, self.model.config.model_type)
+        self.layout = layout_for(self.name, self.model.config)
         self.model = self.model.get_submodule(self.layout.part)
         self.model.eval()
         for stack, blocks in self.stacks.items():

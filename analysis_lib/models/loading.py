@@ -13,7 +13,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located
-from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, layout_for
+from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for
 
 # One of these holds the vocabulary of a tokenizer.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -53,7 +53,7 @@ def load_model(
     folder, identity = located(name.removesuffix(UNTRAINED), revision)
     config = _read_config(name, folder)
     # Before the weights are read: an unsupported model may be large.
-    layout = layout_for(name, config.model_type)
+    layout = layout_for(name, config)
     if name.endswith(UNTRAINED):
         model, files, identity = _untrained(config, dtype), {}, f"untrained, seed 0, of {identity}"
     else:
@@ -66,8 +66,15 @@ def _untrained(config: transformers.PreTrainedConfig, dtype: str) -> transformer
     with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         # In single precision whatever was asked for, so that both precisions hold the same weights.
-        model = transformers.AutoModel.from_config(config, dtype=torch.float32)
+        made = _model_class(config)
+        build = made.from_config if made is transformers.AutoModel else made._from_config
+        model = build(config, dtype=torch.float32)
     return model.to(getattr(torch, dtype))
+
+
+def _model_class(config: transformers.PreTrainedConfig) -> type:
+    """The class that builds the model without a head; AutoModel would give an encoder alone a decoder."""
+    return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
 
 
 def _read_processor(name: str, folder: Path, kind: str) -> object:
@@ -124,7 +131,7 @@ def _read_weights(
     if not safe and not ((known := known_model(name)) and known.pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
     with _reading(f"{name} cannot be loaded"):
-        model, info = transformers.AutoModel.from_pretrained(
+        model, info = _model_class(config).from_pretrained(
             folder,
             config=config,
             dtype=getattr(torch, dtype),

@@ -4,7 +4,9 @@ Almost all of them call transformers' attention interface, and need no more than
 the module that projects keys. The few that do not are reached by hooks on their projections.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedConfig
 
 from analysis_lib.errors import AnalysisError
 
@@ -184,14 +186,20 @@ MODEL_LAYOUTS: dict[str, Layout] = {
 }
 
 
-def layout_for(name: str, model_type: str) -> Layout:
+def layout_for(name: str, config: PreTrainedConfig) -> Layout:
     """The layout of an architecture; ``name`` is the model's, for the error.
 
     Raises:
         AnalysisError: models of this architecture are not measured.
     """
-    if model_type not in MODEL_LAYOUTS:
+    if config.model_type not in MODEL_LAYOUTS:
         raise AnalysisError(
-            f"{name} is a {model_type} model, which is not measured: give one of {', '.join(MODEL_LAYOUTS)}"
+            f"{name} is a {config.model_type} model, which is not measured: give one of {', '.join(MODEL_LAYOUTS)}"
         )
-    return MODEL_LAYOUTS[model_type]
+    layout = MODEL_LAYOUTS[config.model_type]
+    return replace(layout, stacks=layout.stacks[:1]) if is_encoder_alone(config) else layout
+
+
+def is_encoder_alone(config: PreTrainedConfig) -> bool:
+    """Whether these are the sizes of the encoder of an encoder-decoder, such as a ``T5EncoderModel``."""
+    return any(architecture.endswith("EncoderModel") for architecture in config.architectures or ())

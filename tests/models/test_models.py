@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import safetensors.torch
 import tiny
@@ -13,9 +14,9 @@ import torch
 import transformers
 from huggingface_hub import constants
 
-from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model, models
+from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model, measure, models
 from analysis_lib.capture.projections import key_projection
-from analysis_lib.corpora import hub
+from analysis_lib.corpora import Corpus, hub
 from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT
 from analysis_lib.models.names import MODELS
@@ -541,3 +542,19 @@ def test_constants_of_old_checkpoints_are_passed_over(tmp_path):
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(AnalysisError, match=r"h\.0\.attn\.strange"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["t5", "mt5"])
+def test_a_folder_with_an_encoder_alone_is_measured_as_such(name, tiny_folder, tmp_path):
+    """The encoder gives what it gives in the whole model."""
+    whole = load_model(str(tiny_folder(name)))
+    encoder = getattr(transformers, f"{name.upper()}EncoderModel")
+    encoder.from_pretrained(tiny_folder(name)).save_pretrained(tmp_path)
+    whole.tokenizer.save_pretrained(tmp_path)
+    alone = load_model(str(tmp_path))
+    assert [stack.name for stack in alone.stacks] == ["encoder"]
+    corpus = Corpus("texts", list(tiny.TEXTS))
+    tables = [measure(model, corpus, "anisotropy", progress=False) for model in (whole, alone)]
+    both, one = (table["anisotropy"] for table in tables)
+    pd.testing.assert_frame_equal(one, both[both["layer"] <= one["layer"].max()].reset_index(drop=True))
+    assert load_model(f"{tmp_path}:untrained").stacks.keys() == alone.stacks.keys()
