@@ -7,9 +7,6 @@ from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.corpora.splits import drawn, stratified
 from analysis_lib.errors import AnalysisError
 
-# The paper measures on so many utterances of the test data.
-UTTERANCES = 1000
-
 
 def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tuple[Corpus, Corpus, Corpus]:
     """What a classifier is trained on, stopped by and tested on.

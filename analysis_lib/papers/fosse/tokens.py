@@ -115,7 +115,7 @@ def token_contributions(block: OneBlock, corpus: Corpus) -> pd.DataFrame:
         corpus: with classes.
 
     Returns:
-        Columns utterance (its place), position (0 is [CLS]), token, special (whether it is [CLS] or [SEP]), weight
+        Columns utterance (its place), token, special (whether it is [CLS] or [SEP]), weight
         (a_0j), class (by name), contribution, and chosen (whether the class is the one that is given).
     """
     frames = []
@@ -124,7 +124,6 @@ def token_contributions(block: OneBlock, corpus: Corpus) -> pd.DataFrame:
         chosen = (tokens.sum(1) + start + block.constants).argmax()
         columns = {
             "utterance": place,
-            "position": np.arange(len(ids)),
             "token": block.tokenizer.convert_ids_to_tokens(ids.tolist()),
             "special": block.special(ids),
             "weight": block.weights(ids),
@@ -134,33 +133,6 @@ def token_contributions(block: OneBlock, corpus: Corpus) -> pd.DataFrame:
             for label, name in enumerate(block.classes)
         ]
     return pd.concat(frames, ignore_index=True)
-
-
-def keywords(found: Sequence[pd.DataFrame], block: OneBlock, train: Corpus, least: int = 5) -> pd.DataFrame:
-    """What the words contribute to each class, beside how often they stand in training texts of that class.
-
-    Args:
-        found: from :func:`token_contributions`, of one classifier or of several with the same word pieces, on the same
-            texts.
-        block: one of the classifiers.
-        train: what it was trained on.
-        least: words that occur less often are left out, in the measured texts and in those of training.
-
-    Returns:
-        One row per class and word: class, token, occurrences (in the measured texts), contribution (mean over them and
-        over classifiers), trained (occurrences in training texts) and share (of these, in texts of the class), the
-        largest mean contribution of a class first.
-    """
-    texts = zip(train.labels, block.read(train), strict=True)
-    words = [(train.classes[label], block.tokenizer.convert_ids_to_tokens(ids.tolist())) for label, ids in texts]
-    trained = pd.DataFrame(words, columns=["class", "token"]).explode("token").value_counts()
-    means = pd.concat(found).query("~special").groupby(["class", "token"])["contribution"]
-    table = means.agg(occurrences="size", contribution="mean")
-    table["occurrences"] //= len(found)
-    table = table.join(trained.groupby("token").sum().rename("trained"), on="token", how="inner")
-    table["share"] = trained.reindex(table.index).fillna(0) / table["trained"]
-    table = table[(table["occurrences"] >= least) & (table["trained"] >= least)].reset_index()
-    return table.sort_values(["class", "contribution"], ascending=[True, False], ignore_index=True)
 
 
 def removals(block: OneBlock, corpus: Corpus, seed: int = 0) -> Bool[np.ndarray, "utterance removed"]:

@@ -18,7 +18,7 @@ from analysis_lib.measurement import grouped, measure, processes, shards
 from analysis_lib.measurement.sources import code_hash, source_hash
 from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
-from analysis_lib.papers.fosse.splits import UTTERANCES, splits
+from analysis_lib.papers.fosse.splits import splits
 from analysis_lib.training import accuracy, predict, self_attention, text_classifiers
 from analysis_lib.training.loop import versions, write
 
@@ -42,7 +42,7 @@ DEFAULTS = {"variant": "as here", "layers": 1, "entropy_weight": 0.0, "seed": 0}
 def trials(
     classifiers: Iterable[Mapping],
     limit: int = 0,
-    utterances: int = UTTERANCES,
+    utterances: int = 1000,
     *,
     untrained: bool = False,
     **settings,
@@ -57,7 +57,7 @@ def trials(
             data may be left out, and are those of ``DEFAULTS`` then.
         limit: as of :func:`splits`.
         utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
-            measured; the accuracy is that of the whole test corpus.
+            measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
         untrained: whether to measure each also with other random weights and no training.
         settings: of :func:`self_attention`.
 
@@ -154,9 +154,9 @@ def record(
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     corpora = splits(data)
-    tables = {"trials.csv": trials(work)}
+    tables = {"trials": trials(work)}
     if varied:
-        tables["sensitivity.csv"] = trials(varied, untrained=True)
+        tables["sensitivity"] = trials(varied, untrained=True)
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
     description = {
         "dataset": dataset_name(data),
@@ -169,7 +169,7 @@ def record(
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write(folder / name, table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
+        write(folder / f"{name}.csv", table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
     write(folder / "results.json", json.dumps(description, indent=1) + "\n")
 
 

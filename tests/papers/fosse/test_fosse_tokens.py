@@ -125,7 +125,8 @@ def trained(tmp_path_factory):
 def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
     found = tokens.token_contributions(block, texts)
-    words = tokens.keywords([found, found], block, texts, least=3)
+    planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
+    words = run_cells("tokens", "means.agg", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
     assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
     assert first["share"].tolist() == [1, 1]
