@@ -176,26 +176,3 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     return pd.read_csv(folder / f"{name}.csv")
-
-
-# --- Depth: the layers of a 12-layer model that a paper names, in a model of any depth -----------------
-
-
-def early_layers(depth: int) -> list[int]:
-    """Layers 2 and 3 of 12; in a model of another depth, from 2 to a quarter of the layers."""
-    return list(range(2, max(2, round(depth / 4)) + 1))
-
-
-def middle_layers(depth: int) -> list[int]:
-    """Layers 5 to 10 of 12, and those at the same relative depth of another model."""
-    return list(range(math.ceil(5 * depth / 12), math.floor(10 * depth / 12) + 1))
-
-
-def late_layers(depth: int) -> list[int]:
-    """Layers 11 and 12 of 12; in a model of another depth, those after the middle ones."""
-    return list(range(math.floor(10 * depth / 12) + 1, depth + 1))
-
-
-def representative_layers(depth: int) -> list[int]:
-    """Layers 2, 6 and 12 of 12 (Maruta and Matsuzaki 2024, sec. 4.2): an early, the middle and the last layer."""
-    return [min(2, depth), max(1, depth // 2), depth]
