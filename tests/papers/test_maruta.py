@@ -110,12 +110,12 @@ def test_dimension_claims_follow_the_planted_dimension():
     table = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
     found = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
     planted = Planted(dimension_means=table, outlier_dimensions=found)
-    decided = run_cells("outliers/dimensions", "statistics = {", tables=planted)["verdicts"]
-    assert decided["verdict"].tolist() == ["holds", "holds"]
+    shown = run_cells("outliers/dimensions", "statistics = {", tables=planted)["verdicts"]
+    assert shown["verdict"].tolist() == ["holds", "holds"]
     # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
     magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
     zscore = (5 - magnitudes.mean()) / magnitudes.std()
-    assert decided["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
+    assert shown["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
     flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
     assert decided("dimensions", {"dimension_means": flat, "outlier_dimensions": found})[0] == "does not hold"
