@@ -118,13 +118,11 @@ def verdicts(statistics: Mapping[str, Statistic], tables: Tables) -> pd.DataFram
     Returns:
         As :func:`verdicts_of_estimates`.
     """
-    value = np.array([statistic(tables) for statistic in statistics.values()], dtype=float)
-    low, high = np.full((2, len(value)), math.nan)
-    claims = [claim(name) for name in statistics]
-    if sampled := [i for i, found in enumerate(claims) if found.sampled]:
-        several = [statistic for statistic, found in zip(statistics.values(), claims, strict=True) if found.sampled]
-        low[sampled], high[sampled] = tables.interval(lambda t: [statistic(t) for statistic in several])[1:]
-    return verdicts_of_estimates(dict(zip(statistics, zip(value, low, high, strict=True), strict=True)))
+    sampled = {name: statistic for name, statistic in statistics.items() if claim(name).sampled}
+    intervals = tables.interval(lambda t: [statistic(t) for statistic in sampled.values()])
+    estimates = dict(zip(sampled, zip(*intervals, strict=True), strict=True))
+    alone = {name: (statistics[name](tables), math.nan, math.nan) for name in statistics if name not in sampled}
+    return verdicts_of_estimates({name: (estimates | alone)[name] for name in statistics})
 
 
 def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
