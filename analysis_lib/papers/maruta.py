@@ -1,14 +1,12 @@
 """Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
 
 import math
-from collections.abc import Mapping
 
 import pandas as pd
 
 from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
-
-TableSet = Mapping[str, pd.DataFrame]
+from analysis_lib.papers.claims import TableSet
 
 
 def named_layers(depth: int) -> dict[str, list[int]]:

@@ -47,7 +47,6 @@ def hidden(*cosines: float, reach: float = 0.0) -> Planted:
 def test_every_claim_of_a_paper_is_whole(paper):
     for name, claim in claims.load(paper).items():
         assert name.startswith(f"{paper}-")
-        assert claim.direction in ("above", "below")
         assert claim.limits[0] <= claim.bound <= claim.limits[1]
         if claim.statistic != "cell":
             module, _, function = claim.statistic.rpartition(".")

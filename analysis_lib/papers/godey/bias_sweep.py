@@ -1,13 +1,15 @@
-"""What an untrained block makes of its inputs, and how its attention falls, under a bias of growing norm."""
+"""What an untrained block makes of its inputs under a bias of growing norm, and where both are equally long."""
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
+from scipy import optimize
 from torch import Tensor
 from torch.nn import functional
 
@@ -154,3 +156,41 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
         bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:]})
         tables["scores"] = head.merge(bins, how="cross").assign(count=counts.ravel())
     return tables
+
+
+# --- The fixed point ----------------------------------------------------------------------------------
+
+
+def excess_norm(block: Block, norm: float) -> float:
+    """The mean norm of the outputs minus that of the inputs, E‖T(x + b)‖ − E‖x + b‖, at a bias of this norm."""
+    each = [block(hidden).double().norm(dim=-1) - hidden.double().norm(dim=-1) for hidden in block.biased(norm)]
+    return float(torch.cat(each).mean())
+
+
+def fixed_points(blocks: Iterable[Draw], highest: float) -> pd.DataFrame:
+    """The norm N* of the bias at which inputs and outputs are equally long on average (Godey et al. 2024, sec. 4.2).
+
+    E‖x + b‖ = E‖T(x + b)‖ is solved on the block itself by Brent's method, between 0 and ``highest``, to five digits.
+
+    Args:
+        blocks: the draws.
+        highest: the norm of the bias at which the search ends.
+
+    Returns:
+        One row per draw. Columns architecture, weights_seed, direction_seed; fixed_point, NaN where the difference has
+        the same sign at both ends; excess and excess_at_highest, the mean norm of outputs minus that of inputs, without
+        bias and with the largest.
+
+    Raises:
+        AnalysisError: ``highest`` is not a positive number.
+    """
+    if not (math.isfinite(highest) and highest > 0):
+        raise AnalysisError(f"a search for a fixed point cannot end at a norm of {highest}: give a positive number")
+    rows = []
+    for draw in blocks:
+        block = draw.block()
+        excess = partial(excess_norm, block)
+        start, end = excess(0.0), excess(highest)
+        root = optimize.brentq(excess, 0.0, highest, xtol=1e-6 * highest, rtol=1e-6) if start * end < 0 else math.nan
+        rows.append({**draw.labels, "fixed_point": root, "excess": start, "excess_at_highest": end})
+    return pd.DataFrame(rows)

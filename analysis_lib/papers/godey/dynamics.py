@@ -1,6 +1,7 @@
 """A run of training, checkpoint by checkpoint: ``dynamics("bert-4")``."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -196,27 +197,23 @@ def sample_vectors(
     found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
 
     def receive(activations: capture.Activations) -> None:
-        for layer, head in heads:
-            if layer == activations.layer:
-                for space in ("query", "key"):
-                    vectors = activations.spaces[space]
-                    # Grouped queries share the keys of their group.
-                    group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
-                    counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
-                    found.setdefault((layer, head, space), []).append(counted.float().cpu())
+        here = [head for layer, head in heads if layer == activations.layer]
+        for head, space in itertools.product(here, ("query", "key")):
+            vectors = activations.spaces[space]
+            # Grouped queries share the keys of their group.
+            group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
+            counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
+            found.setdefault((activations.layer, head, space), []).append(counted.float().cpu())
 
     groups = [0] * len(corpus.items)
     for batch in capture.batches(model, corpus.items, groups, capture.Settings(), capture.Reading()):
         capture.run(model, batch, frozenset({"query", "key"}), receive)
-    frames = []
-    for (layer, head, space), parts in sorted(found.items()):
+    frames = {}
+    for place, parts in sorted(found.items()):
         vectors = torch.cat(parts).numpy()
         drawn = np.random.default_rng(seed).choice(len(vectors), max(1, round(share * len(vectors))), replace=False)
-        values = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16))
-        values.columns = [str(dimension) for dimension in values]
-        about = pd.DataFrame({"layer": layer, "head": head, "space": space}, values.index)
-        frames.append(pd.concat([about, values], axis=1))
-    return pd.concat(frames, ignore_index=True)
+        frames[place] = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16)).rename(columns=str)
+    return pd.concat(frames, names=["layer", "head", "space"]).reset_index([0, 1, 2]).reset_index(drop=True)
 
 
 def heads_shown(alignment: pd.DataFrame) -> dict[str, tuple[int, int]]:

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey import bias_sweep, fixed_point, untrained_block
+from analysis_lib.papers.godey import bias_sweep, untrained_block
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16
@@ -246,10 +246,10 @@ def test_weights_are_drawn_as_the_architecture_says():
 
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
     draw = tiny("bert")
-    (found,) = fixed_point.fixed_points([draw], 20.0)["fixed_point"]
+    (found,) = bias_sweep.fixed_points([draw], 20.0)["fixed_point"]
     block = draw.block()
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([fixed_point.excess_norm(block, norm) for norm in grid])
+    excess = np.array([bias_sweep.excess_norm(block, norm) for norm in grid])
     crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
@@ -263,11 +263,11 @@ def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
     block = draw.block()
     vectors = bias_sweep.sweep([draw], [NORM], edges=None)["vectors"]
     inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert fixed_point.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
+    assert bias_sweep.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
-    found = fixed_point.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
+    found = bias_sweep.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
     longer = (found["excess"] > 0) & (found["excess_at_highest"] > 0)
     assert longer.any()
     assert found.loc[longer, "fixed_point"].isna().all()
@@ -318,7 +318,7 @@ def test_what_is_no_norm_is_refused(norms, said):
 @pytest.mark.parametrize("highest", [0.0, -1.0, math.nan, math.inf])
 def test_a_search_needs_an_end(highest):
     with pytest.raises(AnalysisError, match="positive"):
-        fixed_point.fixed_points([tiny()], highest)
+        bias_sweep.fixed_points([tiny()], highest)
 
 
 @pytest.mark.parametrize("given", [([], 3), (["bert"], 0)])
