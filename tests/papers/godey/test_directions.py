@@ -32,8 +32,8 @@ def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
 def test_the_directions_are_those_of_numpy():
     vectors = planted(thirds_apart)["vectors"][DIMENSIONS].to_numpy(np.float64)
     for sample in (vectors, skewed(1)):
-        ours = singular_directions(sample, sample.mean(0), 3)
-        theirs = np.linalg.svd(sample, full_matrices=False)[2][:3]
+        ours = singular_directions(sample, sample.mean(0))
+        theirs = np.linalg.svd(sample, full_matrices=False)[2][:2]
         np.testing.assert_allclose(ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8)
         assert (ours @ sample.mean(0) >= 0).all()
 
@@ -67,8 +67,6 @@ def test_no_figure_depends_on_the_sign_of_eigenvectors(monkeypatch):
 @pytest.mark.parametrize(
     ("vectors", "words"),
     [
-        (np.ones((1, 4)), "1 vectors of 4 dimensions have no 2 directions"),
-        (np.ones((4, 1)), "4 vectors of 1 dimensions"),
         (np.array([[1, math.nan], [0, 1]]), "not finite"),
         (np.array([[1, math.inf], [0, 1]]), "not finite"),
     ],
