@@ -43,6 +43,11 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
         raise AnalysisError(f"{path} cannot be read as a notebook: {reason}") from error
 
 
+def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """The cell that is tagged ``parameters``."""
+    return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)
+
+
 def notebook_names(root: Path = ROOT) -> list[str]:
     """The notebooks of the table of contents, in order: paths below ``book`` without suffix.
 
@@ -63,9 +68,9 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
         AnalysisError: the notebook cannot be read, or declares a parameter that is not a literal
             of type int, float, str, bool or list.
     """
-    cells = read_notebook(notebook).cells
-    source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
-    lines, found = source.splitlines(), {}
+    cell = parameters_cell(read_notebook(notebook))
+    source, found = cell.source if cell else "", {}
+    lines = source.splitlines()
     try:
         for node in ast.parse(source).body:
             match node:

@@ -3,6 +3,7 @@
 Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -12,8 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from packaging.requirements import Requirement
 from tqdm import tqdm
 
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
-from analysis_lib.book.notebook import cores, run_notebook
+from analysis_lib.book.notebook import cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
@@ -69,7 +68,12 @@ def build_book(
     build = root / "_build"
     out = out or build / "html"
     tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
-    _execute([task for task in tasks if not task.up_to_date])
+    stale = [task for task in tasks if not task.up_to_date]
+    try:
+        asyncio.run(_execute(stale))
+    except KeyboardInterrupt:
+        kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
+        raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
@@ -89,34 +93,25 @@ def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
     return Task(name, notebook, parameters, out, notebook_key(notebook, parameters, root))
 
 
-def _execute(tasks: list[Task]) -> None:
+async def _execute(tasks: list[Task]) -> None:
     """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
-    if not tasks:
-        return
-    parallel = min(cores(), len(tasks))
-    stop, failures, done = threading.Event(), [], 0
-    cells = [cell for task in tasks for cell in read_notebook(task.notebook).cells]
-    total = sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in cells)
-    with tqdm(total=total, unit="cell", desc="notebooks") as bar, ThreadPoolExecutor(parallel) as pool:
-        settings = {"threads": max(1, cores() // parallel), "on_cell": bar.update, "stop": stop}
-        futures = [pool.submit(run_notebook, t.notebook, t.parameters, t.out, key=t.key, **settings) for t in tasks]
-        try:
-            for future in as_completed(futures):
-                if isinstance(future.exception(), AnalysisError):
-                    failures.append(future.exception())
-                else:
-                    copy = future.result()
-                    bar.write(f"executed {copy.parent.name}/{copy.stem}", file=sys.stderr)
-                    done += 1
-        except BaseException as error:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, KeyboardInterrupt):
-                kept = f"{done} of {len(tasks)} notebooks are executed and kept"
-                raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
-            raise
+    parallel = max(1, min(cores(), len(tasks)))
+    slots, failures = asyncio.Semaphore(parallel), []
+    cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
+    with tqdm(total=cells, unit="cell", desc="notebooks", disable=not tasks) as bar:
+
+        async def one(task: Task) -> None:
+            async with slots:
+                try:
+                    threads = max(1, cores() // parallel)
+                    await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update)
+                    bar.write(f"executed {task.name}", file=sys.stderr)
+                except AnalysisError as error:
+                    failures.append(str(error))
+
+        await asyncio.gather(*map(one, tasks))
     if failures:
-        raise AnalysisError("\n".join(str(failure) for failure in failures))
+        raise AnalysisError("\n".join(failures))
 
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:

@@ -74,7 +74,7 @@ def test_mathjax_lies_inside_the_site(built):
 
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
     before = state(root)
-    monkeypatch.setattr(notebook, "_work", None)
+    monkeypatch.setattr(notebook, "_run", None)
     monkeypatch.setattr(site, "_sphinx", None)
     assert build_book(root=root) == root / "_build" / "html" / "index.html"
     assert state(root) == before
