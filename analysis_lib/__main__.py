@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except AnalysisError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt as error:
         kept = "interrupted: what was finished is kept, and the same command continues from there"
         print(str(error) or kept, file=sys.stderr)
@@ -31,7 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        print(f"error: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
+        unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
+        print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
         return 1
     try:
         sys.stdout.flush()

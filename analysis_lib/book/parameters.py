@@ -69,31 +69,20 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
         raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
     except ValueError:
         raise AnalysisError(f"{notebook}: the default of parameter {name} is not a literal") from None
-    for parameter in found.values():
+    for name, parameter in found.items():
         if parameter.type not in TYPES:
-            raise AnalysisError(
-                f"{notebook}: parameter {parameter.name} has type {parameter.type}; use {', '.join(TYPES)}"
-            )
+            raise AnalysisError(f"{notebook}: parameter {name} has type {parameter.type}; use {', '.join(TYPES)}")
         _check_value(parameter.default, parameter)
     return found
 
 
 def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
-    """The parameters of all notebooks of the book, for ``coerce``.
+    """The parameters of all notebooks of the book, for ``coerce``."""
+    return {name: parameter for spec in _specs(root).values() for name, parameter in spec.items()}
 
-    Raises:
-        AnalysisError: two notebooks give one name different types.
-    """
-    union: dict[str, Parameter] = {}
-    for name in notebook_names(root):
-        for parameter in notebook_parameters(root / "book" / f"{name}.ipynb").values():
-            known = union.setdefault(parameter.name, parameter)
-            if known.type != parameter.type:
-                raise AnalysisError(
-                    f"{name}: the parameter {parameter.name} is of type {parameter.type} here "
-                    f"and {known.type} in another notebook; use one type"
-                )
-    return union
+
+def _specs(root: Path) -> dict[str, dict[str, Parameter]]:
+    return {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in notebook_names(root)}
 
 
 def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> dict[str, object]:
@@ -130,15 +119,14 @@ def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str
     Raises:
         AnalysisError: an unknown profile, notebook or parameter, or a value of another type.
     """
-    names = notebook_names(root)
-    specs = {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in names}
+    specs = _specs(root)
     every = {parameter for spec in specs.values() for parameter in spec}
     settings = _profile(root, profile)
     shared = settings.pop("all", None) or {}
     _refuse_unknown(parameters, every, "the book")
     _refuse_unknown(shared, every, f"profile {profile}: the book")
-    for name in settings.keys() - set(names):
-        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, names)}")
+    for name in settings.keys() - specs.keys():
+        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, specs)}")
     resolved = {}
     for name, spec in specs.items():
         below, above = ({k: v for k, v in values.items() if k in spec} for values in (shared, parameters))

@@ -38,12 +38,7 @@ def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
 def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> Settings | None:
     """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
 
-    Args:
-        known: by name, each a dataclass.
-        choices: what a name may change.
-
-    Returns:
-        None if the name is not a known one.
+    They are None if the name is not a known one. ``choices`` are the settings that a name may change.
     """
     base, *changes = name.split("@")
     if base not in known:
@@ -83,17 +78,12 @@ def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float)
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
 
 
-def descend(
-    loss: torch.Tensor,
-    model: torch.nn.Module,
-    adam: torch.optim.Optimizer,
-    schedule: torch.optim.lr_scheduler.LRScheduler,
-) -> None:
-    """A step down the gradient of the loss, whose norm is cut to 1."""
-    adam.zero_grad()
+def descend(loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """A step of the schedule's optimizer down the gradient of the loss, whose norm is cut to 1."""
+    schedule.optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    adam.step()
+    schedule.optimizer.step()
     schedule.step()
 
 
@@ -205,13 +195,13 @@ class TrainingLog:
     """
 
     def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
-        self.table, self.columns, self.parts = table, columns, parts
+        self.table, self.state, self.columns, self.parts = table, _state(table), columns, parts
         self.rows: list[list[float | None]] = []
-        if _state(table).is_file():
-            state = torch.load(_state(table), map_location=device, weights_only=True)
-            self.rows = state["log"]
+        if self.state.is_file():
+            kept = torch.load(self.state, map_location=device, weights_only=True)
+            self.rows = kept["log"]
             for name, part in parts.items():
-                part.load_state_dict(state[name])
+                part.load_state_dict(kept[name])
 
     def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
         """The numbers of the steps or epochs that are left, up to the last. For each, the caller appends a row.
@@ -226,14 +216,12 @@ class TrainingLog:
             yield number
             bar.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
             if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
-                self._save()
+                unfinished = self.state.with_suffix(".unfinished")
+                states = {name: part.state_dict() for name, part in self.parts.items()}
+                torch.save({"log": self.rows, **states}, unfinished)
+                unfinished.rename(self.state)
+                self._write()
                 saved = time.monotonic()
-
-    def _save(self) -> None:
-        unfinished = _state(self.table).with_suffix(".unfinished")
-        torch.save({"log": self.rows, **{name: part.state_dict() for name, part in self.parts.items()}}, unfinished)
-        unfinished.rename(_state(self.table))
-        self._write()
 
     def _write(self) -> None:
         write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
@@ -241,6 +229,5 @@ class TrainingLog:
     def finish(self) -> None:
         """Mark the training as finished. Everything else that it leaves must have been written."""
         self._write()
-        state = _state(self.table)
-        for left in (state.with_suffix(".unfinished"), state):
+        for left in (self.state.with_suffix(".unfinished"), self.state):
             left.unlink(missing_ok=True)

@@ -85,11 +85,7 @@ def spread(steps: int) -> list[int]:
 
 
 def checkpoint_name(seed: int, step: int) -> str:
-    """The name of a checkpoint, in the style of the MultiBERTs.
-
-    >>> checkpoint_name(0, 200)
-    'seed_0-step_200'
-    """
+    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
     return f"seed_{seed}-step_{step}"
 
 
@@ -140,7 +136,9 @@ def pretrain(
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
     if not loop.holds(description, identity):
-        tokenizer = word_pieces(_texts(settings.data), settings.vocabulary)
+        if (corpus := corpora.load_corpus(settings.data)).kind != "text":
+            raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
+        tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
     with loop.alone(folder / ".pretraining.lock"):
         if not loop.holds(description, identity):
@@ -152,18 +150,11 @@ def pretrain(
     return folder
 
 
-def _texts(data: str) -> list[str]:
-    corpus = corpora.load_corpus(data)
-    if corpus.kind != "text":
-        raise AnalysisError(f"{data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
-    return corpus.texts
-
-
 def _sequences(
     tokenizer: transformers.BertTokenizer, settings: Pretraining
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The texts as sequences of one length: those to train on, and those held out."""
-    texts = tokenizer(_texts(settings.data), add_special_tokens=False)["input_ids"]
+    texts = tokenizer(corpora.load_corpus(settings.data).texts, add_special_tokens=False)["input_ids"]
     held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     del texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     train, held_out = (_cut(part, tokenizer, settings.length) for part in (texts, held_out))
@@ -254,7 +245,7 @@ class _Run:
         torch.manual_seed(loop.drawn_seed(self.seed, 2, step))
         losses = self._losses(_batch(self.train_on, self.settings.batch, self.seed, step))
         value = self._mean(losses, step)
-        loop.descend(losses.sum() / max(len(losses), 1), self.model, self.adam, self.schedule)
+        loop.descend(losses.sum() / max(len(losses), 1), self.model, self.schedule)
         return value
 
     def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:

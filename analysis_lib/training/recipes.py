@@ -148,7 +148,7 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         batches = task.batches(recipe.batch)
         # With None, tqdm shows a bar on a terminal only.
         for _ in tqdm(range(recipe.steps), name, unit="step", disable=None):
-            descend(model(**next(batches)).loss, model, adam, schedule)
+            descend(model(**next(batches)).loss, model, schedule)
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)

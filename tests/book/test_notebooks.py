@@ -13,7 +13,7 @@ import pytest
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from analysis_lib.book.copying import analyse
-from analysis_lib.book.parameters import TYPES
+from analysis_lib.book.parameters import TYPES, notebook_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -81,6 +81,11 @@ def test_declares_each_parameter_with_type_literal_and_comment(name):
         ast.literal_eval(statement.value)
     for parameter in papermill.inspect_notebook(str(BOOK / f"{name}.ipynb")).values():
         assert parameter["help"], f"{parameter['name']} has no comment"
+
+
+def test_a_parameter_has_one_type_in_all_notebooks():
+    types = {(p.name, p.type) for name in NAMES for p in notebook_parameters(BOOK / f"{name}.ipynb").values()}
+    assert len(types) == len(dict(types))
 
 
 @every_notebook
