@@ -21,7 +21,7 @@ from analysis_lib.measurement import sources
 from analysis_lib.papers.godey import dynamics as module
 from analysis_lib.papers.godey.alignment import outside_chance
 from analysis_lib.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
-from analysis_lib.training import Pretraining, checkpoints, pretrain, runs
+from analysis_lib.training import Pretraining, checkpoints, pretrain, pretraining, runs
 
 SHIPPED = packages.data_directory() / "measurements"
 
@@ -46,9 +46,10 @@ def home(tmp_path_factory) -> Path:
     (folder / "lines.txt").write_text(lines, encoding="utf-8")
     settings = Pretraining(
         str(folder / "lines.txt"), TINY, vocabulary=80, length=LENGTH, steps=9, batch=4, learning_rate=1e-2,
-        checkpoints=(0, 3, 9),
     )  # fmt: skip
-    pretrain(folder / "run", settings, seeds=(0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretraining, "spread", lambda _: [0, 3, 9])
+        pretrain(folder / "run", settings, seeds=(0, 1))
     return folder
 
 
@@ -350,9 +351,9 @@ def test_the_shipped_run_is_what_its_settings_say_and_small():
     folder = SHIPPED / "bert-12"
     found = Dynamics.load(folder)
     settings = found.about["training"]["settings"]
-    ours = {**asdict(runs.RUNS["bert-12"]), "checkpoints": list(runs.RUNS["bert-12"].kept)}
+    ours = {**asdict(runs.RUNS["bert-12"]), "checkpoints": pretraining.spread(runs.RUNS["bert-12"].steps)}
     assert {name: settings[name] for name in ours} == ours
-    assert found.steps == list(runs.RUNS["bert-12"].kept)
+    assert found.steps == ours["checkpoints"]
     assert (found.layers, found.head_width) == (12, 64)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 18e6
 
