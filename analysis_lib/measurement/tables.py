@@ -179,7 +179,7 @@ def save_tables(tables: Mapping[str, pd.DataFrame], folder: Path | str, descript
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
             unfinished = Path(scratch)
             for name, table in tables.items():
-                table.to_parquet(unfinished / f"{name}.parquet", index=False)
+                table.to_parquet(unfinished / f"{name}.parquet", index=False, compression="zstd")
             text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
             (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
             stale = _listed(folder / description) - {*files}

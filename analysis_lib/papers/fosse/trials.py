@@ -90,9 +90,10 @@ def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: 
     chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
     train, validation, test = corpora
     folder = self_attention(train, validation, **chosen)
+    longest = chosen.get("longest", text_classifiers.Classification.longest)
     epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
     numbers = [
-        ("trained", "accuracy", pd.NA, accuracy(predict(folder, test))["accuracy"]),
+        ("trained", "accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
         ("trained", "epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
     ]
     for stage in ("trained", "untrained")[: 1 + untrained]:

@@ -49,9 +49,14 @@ class Dynamics(dict[str, pd.DataFrame]):
         self.about = about
 
     @property
-    def made_by_other_code(self) -> bool:
-        """Whether the code that measures has changed since, as it may have for measurements that are shipped."""
-        return self.about.get("sources") != _sources()
+    def code_warning(self) -> str:
+        """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
+        if self.about.get("sources") == _sources():
+            return ""
+        return (
+            f"The code that measures has changed since {self.about['run']} was measured. To measure it anew: "
+            f"`python -m analysis_lib dynamics {self.about['run']} --out FOLDER`."
+        )
 
     @property
     def seeds(self) -> list[int]:

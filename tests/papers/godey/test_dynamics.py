@@ -280,7 +280,7 @@ def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monke
 def test_shipped_measurements_know_the_code_that_made_them(found, monkeypatch, tmp_path):
     found.save(tmp_path / "shipped")
     shipped = Dynamics.load(tmp_path / "shipped")
-    assert not shipped.made_by_other_code
+    assert shipped.code_warning == ""
     library = tmp_path / "analysis_lib"
     shutil.copytree(sources.LIBRARY, library, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sources, "LIBRARY", library)
@@ -292,7 +292,7 @@ def test_shipped_measurements_know_the_code_that_made_them(found, monkeypatch, t
         before = metric.read_text(encoding="utf-8")
         assert old in before
         metric.write_text(before.replace(old, new), encoding="utf-8")
-        assert shipped.made_by_other_code == changed
+        assert ("has changed since shipped was measured" in shipped.code_warning) == changed
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_the_shipped_run_is_what_its_settings_say_and_small():
     assert {name: settings[name] for name in ours} == ours
     assert found.steps == ours["checkpoints"]
     assert (found.layers, found.head_width) == (12, 64)
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 18e6
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16e6
 
 
 def test_the_effect_is_there_in_the_shipped_run():
