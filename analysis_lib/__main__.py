@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,6 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
-    except AnalysisError as error:
-        if options.debug:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt as error:
         kept = "interrupted: what was finished is kept, and the same command continues from there"
         print(str(error) or kept, file=sys.stderr)
@@ -31,7 +25,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
-        print(f"error: {type(error).__name__}: {error} (--debug shows where)".replace("\n", " "), file=sys.stderr)
+        unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
+        print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
         return 1
     try:
         sys.stdout.flush()
@@ -55,6 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         subparser.set_defaults(command=function)
         return subparser.add_argument
 
+    device = {"help": "torch device; by default a GPU where there is one"}
+    parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
+    parameters["help"] = "set a parameter (may be repeated)"
+
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder")
     add("--data", required=True, help="one of `datasets`, file.csv:COLUMN, lines.txt, or a folder of images or sounds")
@@ -66,14 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--dtype", default="float32", help="float32 (default) or float64")
-    add("--device", help="torch device; by default a GPU where there is one")
+    add("--device", **device)
     add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
     add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
-    add(
-        "--maps",
-        default="flatten",
-        help="vectors of a convolutional network: whole maps, flatten (default), or positions",
-    )
+    add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
     add("--tokens-per-batch", type=int, default=2048, help="default 2048")
 
     add = command("pretrain", _pretrain, "pretrain a BERT of your own and keep checkpoints")
@@ -89,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--weight-decay", type=float, help="of the weight matrices")
     _add_seeds(add)
     add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
-    add("--device", help="torch device; by default a GPU where there is one")
+    add("--device", **device)
 
     add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
@@ -109,22 +104,17 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("run", _run, "execute one notebook with new parameters")
     add("notebook", type=Path, metavar="NOTEBOOK")
-    _add_parameters(add)
+    add("-p", **parameters)
     add("--out", type=Path, default=Path("."), help="folder for the executed copy (default: the current folder)")
 
     add = command("book", _book, "execute every notebook and build the site")
     add("--profile", default="default", help="smoke, default, paper or local")
-    _add_parameters(add)
+    add("-p", **parameters)
 
     command("claims", _claims, "list the published claims that the book tests")
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
     return parser
-
-
-def _add_parameters(add: Callable) -> None:
-    words = "set a parameter (may be repeated)"
-    add("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters", help=words)
 
 
 def _add_seeds(add: Callable, default: str = "0") -> None:
@@ -142,8 +132,7 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
     resolve(options.metrics)  # A misspelt name is refused before anything is loaded.
     corpus = load_corpus(options.data, options.limit, options.seed)
-    if corpus.blank:
-        _note(f"{corpus.blank} blank entries of {options.data} were left out")
+    _note(corpus.blank, f"blank entries of {options.data} were left out")
     with _sole_writer(options.out):
         model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
         tables = measure(
@@ -163,13 +152,10 @@ def _measure(options: argparse.Namespace) -> None:
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     kind = {"audio": "sound"}.get(model.kind, model.kind)
-    longer = f"{kind}s are longer than the {capture.longest(model)} the model reads"
-    if report.cut:
-        _note(f"{report.cut} {longer} and were cut there")
-    if report.windowed:
-        _note(f"{report.windowed} {longer} and were read in windows")
-    if report.zero_vectors:
-        _note(f"{sum(report.zero_vectors.values())} zero vectors have no direction and enter no cosine (see run.json)")
+    longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"
+    _note(report.cut, f"{longer} cut there")
+    _note(report.windowed, f"{longer} read in windows")
+    _note(sum(report.zero_vectors.values()), "zero vectors have no direction and enter no cosine (see run.json)")
     print(f"wrote {len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances to {options.out}")
 
 
@@ -179,7 +165,13 @@ def _pretrain(options: argparse.Namespace) -> None:
     names = ("data", "steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.config is not None:
-        given["configuration"] = _json_object(options.config)
+        wanted = 'give a JSON object such as {"hidden_size": 192}'
+        try:
+            given["configuration"] = json.loads(options.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise AnalysisError(f"{options.config} cannot be read as JSON ({error}): {wanted}") from error
+        if not isinstance(given["configuration"], dict):
+            raise AnalysisError(f"{options.config} holds a {type(given['configuration']).__name__}: {wanted}")
     seeds = _seeds(options)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
@@ -226,19 +218,6 @@ def _numbers(option: str, text: str, kind: type) -> list:
         raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
 
 
-def _json_object(path: Path) -> dict:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AnalysisError(
-            f'{path} cannot be read as JSON ({error}): give a file such as {{"hidden_size": 192}}'
-        ) from error
-    if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise AnalysisError(f'{path} holds a {kind}: give a JSON object such as {{"hidden_size": 192}}')
-    return content
-
-
 def _run(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
@@ -262,32 +241,28 @@ def _claims(options: argparse.Namespace) -> None:
 
     for paper in claims.PAPERS:
         for claim in claims.load(paper).values():
-            test = f"It holds if this is {claim.direction} {claim.bound:g}: {claim.quantity}."
+            test = f"It holds if this is above {claim.bound:g}: {claim.quantity}."
             print(f"{claim.id}  {claim.source}\n  {claim.sentence}\n  {test}")
 
 
 def _models(options: argparse.Namespace) -> None:
     from analysis_lib.models import known_models
 
-    _print_names(
-        known_models(),
-        "or a Hub id (owner/name), or a folder saved with save_pretrained; NAME:untrained is the same model, untrained",
-    )
+    _print_names(known_models())
+    print("or a Hub id (owner/name), or a folder of save_pretrained; NAME:untrained is the same model, untrained")
 
 
 def _datasets(options: argparse.Namespace) -> None:
     from analysis_lib.corpora import known_corpora
 
-    _print_names(
-        known_corpora(), "or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds"
-    )
+    _print_names(known_corpora())
+    print("or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds")
 
 
-def _print_names(names: dict[str, str], otherwise: str) -> None:
+def _print_names(names: dict[str, str]) -> None:
     width = max(map(len, names))
     for name, description in names.items():
         print(f"{name:{width}}  {description}")
-    print(otherwise)
 
 
 def _refuse_unwritable(folder: Path) -> None:
@@ -316,8 +291,9 @@ def _sole_writer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)
+def _note(count: int, words: str) -> None:
+    if count:
+        print(f"note: {count} {words}", file=sys.stderr)
 
 
 if __name__ == "__main__":

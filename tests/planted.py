@@ -1,10 +1,15 @@
 """Planted tables, and the verdicts on them."""
 
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from analysis_lib.papers import claims
+
+BOOK = Path(__file__).resolve().parents[1] / "book"
 
 
 class Planted(dict):
@@ -21,3 +26,26 @@ class Planted(dict):
 
 def verdicts_of(statistics: Mapping[str, claims.Statistic], **tables) -> list[str]:
     return claims.verdicts(statistics, Planted(tables))["verdict"].tolist()
+
+
+def run_cells(page: str, *containing: str, **names) -> dict:
+    """What cells of a page leave behind when they run, after its imports, on planted names.
+
+    Args:
+        page: such as ``outliers/attention``.
+        containing: for each cell, a text that it alone contains.
+        names: what the cells read.
+    """
+    cells = json.loads((BOOK / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    space = dict(names)
+    exec("\n".join(re.findall(r"^(?:from|import) .*", "\n".join(sources), re.MULTILINE)), space)
+    for text in containing:
+        (source,) = [source for source in sources if text in source]
+        exec(source, space)
+    return space
+
+
+def verdicts_on_page(page: str, *containing: str, **names) -> list[str]:
+    """The verdicts of the cell of a page that defines its statistics, and of cells before it."""
+    return run_cells(page, *containing, "statistics = {", **names)["verdicts"]["verdict"].tolist()

@@ -44,15 +44,14 @@ def digest(*parts: object) -> str:
 
 def file_hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below ``folder``."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @functools.cache
 def installed() -> dict[str, str]:
     """The version of every installed package, by name."""
-    found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
 
 
 def _inputs(parameters: Parameters) -> dict[str, str]:

@@ -1,189 +1,154 @@
-"""One notebook run strictly, in a process of its own.
+"""One notebook run strictly.
 
-Papermill alone is not strict enough to publish from: it accepts a misspelt parameter, and after a
-kernel has died it marks cells that never ran as completed. Here a notebook counts as executed only
-if papermill ended well and every code cell has an execution count and no error output. Only then
-does the executed copy replace the previous one.
+Papermill alone is not strict enough to publish from: it accepts a misspelt parameter, and after a kernel has died it
+marks cells that never ran as completed. Here a notebook counts as executed only if every code cell has an execution
+count and no error output. Only then does the executed copy replace the previous one.
 """
 
-import json
+import asyncio
 import os
 import re
 import subprocess
-import sys
 import tempfile
-import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+from nbclient import NotebookClient
+from papermill.translators import translate_parameters
 
-from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, read_notebook
+from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
 from analysis_lib.errors import AnalysisError
 
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
 
 
-def run_notebook(
+def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
+    """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to ``out``.
+
+    Raises:
+        AnalysisError: an unknown parameter, a value of another type, or a run that did not finish; ``out`` is then
+            left as it was.
+    """
+    return asyncio.run(execute(notebook, parameters, out))
+
+
+async def execute(
     notebook: Path,
     parameters: Parameters,
     out: Path,
-    *,
     key: str = "",
     threads: int | None = None,
-    on_cell: Callable[[], None] = lambda: None,
-    stop: threading.Event | None = None,
+    on_cell: Callable[[], object] = lambda: None,
 ) -> Path:
-    """Execute ``notebook`` with ``parameters`` and write the executed copy to ``out``.
+    """``run_notebook`` beside others, which share one process: each has a kernel of its own, which ends with it.
 
-    The kernel is this interpreter, works in the current folder and uses ``threads`` cores (by
-    default all). ``on_cell`` is called after each code cell; setting ``stop`` ends the run.
-    ``key`` is kept in the copy, so that :func:`build_book` can tell whether it is up to date.
-
-    Raises:
-        AnalysisError: an unknown parameter, a value of another type, or a run that did not finish;
-            ``out`` is then left as it was.
+    Args:
+        key: kept in the copy, so that :func:`build_book` can tell whether it is up to date.
+        threads: cores that the kernel uses; all unless given.
+        on_cell: called after each code cell.
     """
     spec = notebook_parameters(notebook)
     final = complete(parameters, spec, str(notebook))
-    changed = {name: value for name, value in final.items() if value != spec[name].default}
     if out.is_dir() or (out.exists() and out.samefile(notebook)):
         raise AnalysisError(f"the executed copy would replace {out}: give another --out")
+    copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".unfinished-") as scratch:
-        draft = Path(scratch) / out.name
-        job = {"notebook": str(notebook), "output": str(draft), "parameters": changed}
-        status, log = _work(job, Path(scratch), threads or cores(), on_cell, stop)
-        _refuse_unfinished(notebook, final, draft, status, log)
-        _sign(draft, final, key)
-        os.replace(draft, out)
+        begun, error = await _run(copy, scratch, threads or cores(), on_cell)
+        unfinished = [cell for cell in copy.cells if not _executed(cell)]
+        if error or unfinished:
+            raise AnalysisError(_complaint(notebook, final, copy, begun if error else unfinished[0], error))
+        copy.metadata["analysis_lib"] = {
+            "key": key,
+            "parameters": final,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+        nbformat.write(copy, Path(scratch) / out.name)
+        os.replace(Path(scratch) / out.name, out)
     return out
 
 
-def _work(
-    job: dict, scratch: Path, threads: int, on_cell: Callable[[], None], stop: threading.Event | None
-) -> tuple[int, list[str]]:
-    """Run the worker to its end; return its exit status and the last lines of its log."""
+def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode:
+    """The notebook without outputs, and with a cell after its parameters that changes some."""
+    copy = read_notebook(notebook)
+    for cell in copy.cells:
+        if cell.cell_type == "code":
+            cell.execution_count, cell.outputs = None, []
+    if changed:
+        source = translate_parameters(NATIVE_KERNEL_NAME, "python", changed, "Parameters")
+        injected = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
+        copy.cells.insert(copy.cells.index(parameters_cell(copy)) + 1, injected)
+    return copy
+
+
+async def _run(
+    notebook: nbformat.NotebookNode, scratch: str, threads: int, on_cell: Callable[[], object]
+) -> tuple[nbformat.NotebookNode | None, Exception | None]:
+    """Run the cells; the last one that was begun, and what ended the run before its end."""
+    begun = None
+    # In no folder are kernels looked for, so that it is this interpreter, even if others are installed.
+    kernels = KernelSpecManager(kernel_dirs=[])
+    manager = AsyncKernelManager(kernel_spec_manager=kernels, connection_file=f"{scratch}/kernel.json")
+    # The usual 4 seconds for iopub are too few where many notebooks share few cores.
+    client = NotebookClient(notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True)
     environment = os.environ | dict.fromkeys(THREAD_LIMITS, str(threads))
-    environment["JUPYTER_PATH"] = str(_kernelspec(scratch))
     # An executed notebook needs no widgets, and the warning that they are missing would show our paths.
     environment["PYTHONWARNINGS"] = "ignore:IProgress not found"
     # The user's own configuration must not enter a result, and a run must leave nothing behind.
-    environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), str(scratch))
-    log: deque[str] = deque(maxlen=40)
-    process = subprocess.Popen(
-        # -P keeps the folder of the script out of the path, where our modules would hide others.
-        [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        # Libraries may write any bytes to their log.
-        errors="replace",
-        env=environment,
-        # Ctrl-C must reach this process only, which then ends the worker.
-        start_new_session=True,
-    )
-    process.stdin.write(json.dumps(job) + "\n")
-    process.stdin.flush()
-    if stop:
-        threading.Thread(target=_end_on, args=(stop, process), daemon=True).start()
+    environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
     try:
-        for line in process.stdout:
-            if line == "cell\n":
+        silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        await client.async_start_new_kernel(env=environment, **silent)
+        await client.async_start_new_kernel_client()
+        for index, cell in enumerate(notebook.cells):
+            if cell.cell_type == "code":
+                begun = cell
+                await client.async_execute_cell(cell, index)
                 on_cell()
-            else:
-                log.append(line.rstrip())
-        return process.wait(), list(log)
+    except Exception as error:
+        return begun, error
     finally:
-        _end(process)
-
-
-def _kernelspec(folder: Path) -> Path:
-    """A Jupyter data folder whose kernel ``python3`` is this interpreter, even if others are installed."""
-    spec = {
-        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": "Python 3 (ipykernel)",
-        "language": "python",
-    }
-    home = folder / "kernels" / "python3"
-    home.mkdir(parents=True)
-    (home / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
-    return folder
-
-
-def _end_on(stop: threading.Event, process: subprocess.Popen) -> None:
-    while process.poll() is None:
-        if stop.wait(0.2):
-            return _end(process)
-
-
-def _end(process: subprocess.Popen) -> None:
-    """End the worker if it still runs; its kernel notices within a second and ends too."""
-    process.kill()
-    process.wait()
-    process.stdin.close()
-
-
-def _refuse_unfinished(notebook: Path, parameters: Parameters, draft: Path, status: int, log: list[str]) -> None:
-    """Raise, with what a reader needs to find the error, unless every code cell was executed."""
-    cells = [cell for cell in read_notebook(draft).cells if _authored(cell)] if draft.exists() else []
-    bad = [(n, cell) for n, cell in enumerate(cells, 1) if not _executed(cell)]
-    if status == 0 and cells and not bad:
-        return
-    number, cell = _culprit(cells, bad)
-    where = f"cell {number}: {cell.source.strip().partition(chr(10))[0]}" if cell else "before its first cell"
-    traceback = _traceback(cell) if cell else []
-    tail = traceback or [line for line in log if line.strip() and status] or ["it was not executed"]
-    values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
-    raise AnalysisError("\n  ".join([f"{notebook} failed in {where}", f"parameters: {values or 'none'}", *tail[-6:]]))
-
-
-def _authored(cell: nbformat.NotebookNode) -> bool:
-    """Whether the author wrote the cell: papermill adds cells for parameters and to mark errors."""
-    added = {"injected-parameters", "papermill-error-cell-tag"}
-    return not added & set(cell.metadata.get("tags", []))
+        if client.kc:
+            client.kc.stop_channels()
+        if manager.has_kernel:
+            await manager.shutdown_kernel(now=True)
+    return begun, None
 
 
 def _executed(cell: nbformat.NotebookNode) -> bool:
     if cell.cell_type != "code" or not cell.source.strip():
         return True
-    return cell.execution_count is not None and not _errors(cell)
-
-
-def _errors(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [output for output in cell.outputs if output.output_type == "error"]
-
-
-def _culprit(cells: list, bad: list) -> tuple[int, nbformat.NotebookNode | None]:
-    """The cell with an error; else the last one that began, if its kernel died; else one that never ran."""
-    with_error = [(n, cell) for n, cell in bad if _errors(cell)]
-    code = [(n, cell) for n, cell in enumerate(cells, 1) if cell.cell_type == "code"]
-    begun = [(n, cell) for n, cell in code if cell.metadata.get("papermill", {}).get("start_time")]
-    return (with_error or (bad if len(begun) == len(code) and bad else begun[-1:]) or [(0, None)])[0]
+    return cell.execution_count is not None and not _traceback(cell)
 
 
 def _traceback(cell: nbformat.NotebookNode) -> list[str]:
-    text = "\n".join(line for error in _errors(cell) for line in error.traceback)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    return [line.rstrip() for line in plain.splitlines() if line.strip()]
+    text = "\n".join(line for output in cell.outputs for line in output.get("traceback", []))
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
 
 
-def _sign(draft: Path, parameters: Parameters, key: str) -> None:
-    """Record in the copy how it was made, and take out the paths of the machine."""
-    notebook = read_notebook(draft)
-    papermill = notebook.metadata.pop("papermill", {})
-    notebook.metadata["analysis_lib"] = {
-        "key": key,
-        "parameters": dict(parameters),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(papermill.get("duration") or 0.0, 1),
-    }
-    nbformat.write(notebook, draft)
+def _complaint(
+    notebook: Path,
+    parameters: Parameters,
+    copy: nbformat.NotebookNode,
+    cell: nbformat.NotebookNode | None,
+    error: Exception | None,
+) -> str:
+    """What a reader needs to find the error: the cell, the parameters and the end of the traceback."""
+    where, tail = "before its first cell", []
+    if cell:
+        authored = [c for c in copy.cells if "injected-parameters" not in c.metadata.get("tags", [])]
+        number = next((n for n, c in enumerate(authored, 1) if c is cell), 0)
+        where, tail = f"cell {number}: {cell.source.strip().partition(chr(10))[0]}", _traceback(cell)
+    values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
+    tail = tail or str(error or "it was not executed").splitlines()
+    return "\n  ".join([f"{notebook} failed in {where}", f"parameters: {values or 'none'}", *tail[-6:]])
 
 
 def cores() -> int:

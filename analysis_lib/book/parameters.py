@@ -20,35 +20,29 @@ Parameters = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter that a notebook declares: its type is one of ``TYPES``, ``help`` its comment."""
+    """A parameter that a notebook declares; its type is one of ``TYPES``."""
 
     name: str
     type: str
     default: object
-    help: str
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
-    """The notebook at ``path``.
-
-    Raises:
-        AnalysisError: the file does not exist or is not a notebook.
-    """
+    """The notebook at ``path``, which is refused if it cannot be read."""
     try:
         return nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        raise AnalysisError(f"there is no notebook {path}") from None
     except (OSError, ValueError, AttributeError, TypeError, KeyError, nbformat.ValidationError) as error:
         reason = str(error).split("\n")[0]
         raise AnalysisError(f"{path} cannot be read as a notebook: {reason}") from error
 
 
-def notebook_names(root: Path = ROOT) -> list[str]:
-    """The notebooks of the table of contents, in order: paths below ``book`` without suffix.
+def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """The cell that is tagged ``parameters``."""
+    return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)
 
-    Raises:
-        AnalysisError: ``root`` holds no book.
-    """
+
+def notebook_names(root: Path = ROOT) -> list[str]:
+    """The notebooks of the table of contents, in order: paths below ``book`` without suffix."""
     toc = root / "_toc.yml"
     if not toc.exists():
         raise AnalysisError(f"no book in {root}: run this in a clone of the repository")
@@ -60,52 +54,35 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
     """The parameters of a notebook's cell tagged ``parameters``, in order.
 
     Raises:
-        AnalysisError: the notebook cannot be read, or declares a parameter that is not a literal
-            of type int, float, str, bool or list.
+        AnalysisError: one of them is no literal of type int, float, str, bool or list.
     """
-    cells = read_notebook(notebook).cells
-    source = next((cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])), "")
-    lines, found = source.splitlines(), {}
+    cell, found = parameters_cell(read_notebook(notebook)), {}
     try:
-        for node in ast.parse(source).body:
+        for node in ast.parse(cell.source).body if cell else ():
             match node:
-                case ast.AnnAssign(ast.Name(name), ast.expr() as annotation, ast.expr() as value):
-                    kind = ast.unparse(annotation).partition("[")[0]
+                case ast.AnnAssign(ast.Name(name), kind, ast.expr() as value):
+                    found[name] = Parameter(name, ast.unparse(kind).partition("[")[0], ast.literal_eval(value))
                 case ast.Assign([ast.Name(name)], value):
-                    kind = type(ast.literal_eval(value)).__name__
-                case _:
-                    continue
-            rest = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
-            found[name] = Parameter(name, kind, ast.literal_eval(value), rest.partition("#")[2].strip())
+                    default = ast.literal_eval(value)
+                    found[name] = Parameter(name, type(default).__name__, default)
     except SyntaxError as error:
         raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
     except ValueError:
         raise AnalysisError(f"{notebook}: the default of parameter {name} is not a literal") from None
-    for parameter in found.values():
+    for name, parameter in found.items():
         if parameter.type not in TYPES:
-            raise AnalysisError(
-                f"{notebook}: parameter {parameter.name} has type {parameter.type}; use {', '.join(TYPES)}"
-            )
+            raise AnalysisError(f"{notebook}: parameter {name} has type {parameter.type}; use {', '.join(TYPES)}")
         _check_value(parameter.default, parameter)
     return found
 
 
 def book_parameters(root: Path = ROOT) -> dict[str, Parameter]:
-    """The parameters of all notebooks of the book, for ``coerce``.
+    """The parameters of all notebooks of the book, for ``coerce``."""
+    return {name: parameter for spec in _specs(root).values() for name, parameter in spec.items()}
 
-    Raises:
-        AnalysisError: two notebooks give one name different types.
-    """
-    union: dict[str, Parameter] = {}
-    for name in notebook_names(root):
-        for parameter in notebook_parameters(root / "book" / f"{name}.ipynb").values():
-            known = union.setdefault(parameter.name, parameter)
-            if known.type != parameter.type:
-                raise AnalysisError(
-                    f"{name}: the parameter {parameter.name} is of type {parameter.type} here "
-                    f"and {known.type} in another notebook; use one type"
-                )
-    return union
+
+def _specs(root: Path) -> dict[str, dict[str, Parameter]]:
+    return {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in notebook_names(root)}
 
 
 def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> dict[str, object]:
@@ -113,14 +90,14 @@ def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> 
 
     A list is written ``3,6`` or ``[3, 6]``.
 
-    >>> coerce([("layers", "3,6")], {"layers": Parameter("layers", "list", [1], "")})
-    {'layers': [3, 6]}
-
     Raises:
         AnalysisError: an unknown name, or a string that is not a value of the parameter's type.
+
+    >>> coerce([("layers", "3,6")], {"layers": Parameter("layers", "list", [1])})
+    {'layers': [3, 6]}
     """
     values = list(values)
-    refuse_unknown((name for name, _ in values), spec, "this notebook")
+    _refuse_unknown((name for name, _ in values), spec, "this notebook")
     return {name: _typed(text, spec[name]) for name, text in values}
 
 
@@ -130,7 +107,7 @@ def complete(parameters: Parameters, spec: Mapping[str, Parameter], where: str) 
     Raises:
         AnalysisError: ``parameters`` holds an unknown name, or a value of another type.
     """
-    refuse_unknown(parameters, spec, where)
+    _refuse_unknown(parameters, spec, where)
     for name, value in parameters.items():
         _check_value(value, spec[name])
     return {name: spec[name].default for name in spec} | dict(parameters)
@@ -142,15 +119,14 @@ def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str
     Raises:
         AnalysisError: an unknown profile, notebook or parameter, or a value of another type.
     """
-    names = notebook_names(root)
-    specs = {name: notebook_parameters(root / "book" / f"{name}.ipynb") for name in names}
+    specs = _specs(root)
     every = {parameter for spec in specs.values() for parameter in spec}
     settings = _profile(root, profile)
     shared = settings.pop("all", None) or {}
-    refuse_unknown(parameters, every, "the book")
-    refuse_unknown(shared, every, f"profile {profile}: the book")
-    for name in settings.keys() - set(names):
-        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, names)}")
+    _refuse_unknown(parameters, every, "the book")
+    _refuse_unknown(shared, every, f"profile {profile}: the book")
+    for name in settings.keys() - specs.keys():
+        raise AnalysisError(f"profile {profile} names the unknown notebook {name}: {near_names(name, specs)}")
     resolved = {}
     for name, spec in specs.items():
         below, above = ({k: v for k, v in values.items() if k in spec} for values in (shared, parameters))
@@ -159,7 +135,7 @@ def resolve(profile: str, parameters: Parameters, root: Path = ROOT) -> dict[str
     return resolved
 
 
-def refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
     """Raise, with the nearest known names, if one of ``names`` is not known."""
     known = list(known)
     for name in names:
@@ -183,38 +159,26 @@ def _profile(root: Path, profile: str) -> dict:
 
 
 def _typed(text: str, parameter: Parameter) -> object:
+    """The items of a list have the type of the default's items, or the type YAML reads if the default has none."""
     try:
-        return _list(text, parameter) if parameter.type == "list" else _scalar(text, TYPES[parameter.type])
-    except (ValueError, yaml.YAMLError):
+        if parameter.type != "list":
+            return _scalar(text, TYPES[parameter.type])
+        items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
+        if not all(isinstance(item, str) for item in items):
+            raise ValueError
+        kinds = {type(item) for item in parameter.default}
+        return [_scalar(item, *kinds) if len(kinds) == 1 else yaml.safe_load(item) for item in items]
+    except (KeyError, ValueError, yaml.YAMLError):
         raise AnalysisError(_misfit(text, parameter)) from None
 
 
-def _list(text: str, parameter: Parameter) -> list:
-    """Items have the type of the default's items, or the type YAML reads if the default is empty."""
-    items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
-    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
-        raise ValueError
-    kinds = {type(item) for item in parameter.default}
-    if len(kinds) == 1:
-        return [_scalar(item, *kinds) for item in items]
-    values = [yaml.safe_load(item) for item in items]
-    # YAML also reads dates and other types, which no parameter has.
-    return [value if isinstance(value, int | float | str) else item for value, item in zip(values, items, strict=True)]
-
-
 def _scalar(text: str, kind: type) -> object:
-    if kind is bool:
-        value = yaml.safe_load(text)
-        if not isinstance(value, bool):
-            raise ValueError
-        return value
-    return kind(text)
+    return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
 
 
 def _check_value(value: object, parameter: Parameter) -> None:
-    kind = TYPES[parameter.type]
-    whole_for_float = kind is float and type(value) is int
-    if type(value) is not kind and not whole_for_float:
+    allowed = {"float": (float, int)}.get(parameter.type, (TYPES[parameter.type],))
+    if type(value) not in allowed:
         raise AnalysisError(_misfit(value, parameter))
 
 

@@ -3,6 +3,7 @@
 Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -12,10 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
@@ -23,15 +21,15 @@ from packaging.requirements import Requirement
 from tqdm import tqdm
 
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
-from analysis_lib.book.notebook import cores, run_notebook
+from analysis_lib.book.notebook import cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures import Table
 from analysis_lib.measurement.sources import source_hash
 
-# What a browser may ask MathJax for: the rest of its wheel is other outputs and sources.
-MATHJAX_PARTS = ("tex-mml-chtml.js", "output/chtml", "input/tex", "a11y", "ui", "sre")
+# What no browser asks MathJax for here: other inputs and outputs.
+WITHOUT = shutil.ignore_patterns("adaptors", "asciimath*", "mml*", "*svg*", "tex-chtml*", "node-main.js")
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,8 @@ def build_book(
 ) -> Path:
     """Execute the notebooks that are not up to date, build the site, and return the path of its first page.
 
-    ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the
-    folder of the site, by default ``_build/html``.
+    ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the folder of the site,
+    ``_build/html`` unless given.
 
     Raises:
         AnalysisError: an unknown parameter, a notebook that failed (the others are finished and
@@ -66,10 +64,14 @@ def build_book(
         KeyboardInterrupt: its message says what was kept; nothing is half-written.
     """
     root = root.resolve()
-    build = root / "_build"
-    out = out or build / "html"
+    build, out = root / "_build", out or root / "_build" / "html"
     tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
-    _execute([task for task in tasks if not task.up_to_date])
+    stale = [task for task in tasks if not task.up_to_date]
+    try:
+        asyncio.run(_execute(stale))
+    except KeyboardInterrupt:
+        kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
+        raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
@@ -79,7 +81,10 @@ def build_book(
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
-            _swap(site, out)
+            # Two renames, so that neither the new site nor the old one is ever half-written.
+            if out.exists():
+                os.rename(out, Path(scratch) / "replaced")
+            os.rename(site, out)
     return out / "index.html"
 
 
@@ -89,34 +94,25 @@ def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
     return Task(name, notebook, parameters, out, notebook_key(notebook, parameters, root))
 
 
-def _execute(tasks: list[Task]) -> None:
+async def _execute(tasks: list[Task]) -> None:
     """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
-    if not tasks:
-        return
-    parallel = min(cores(), len(tasks))
-    stop, failures, done = threading.Event(), [], 0
-    cells = [cell for task in tasks for cell in read_notebook(task.notebook).cells]
-    total = sum(cell.cell_type == "code" and cell.source.strip() != "" for cell in cells)
-    with tqdm(total=total, unit="cell", desc="notebooks") as bar, ThreadPoolExecutor(parallel) as pool:
-        settings = {"threads": max(1, cores() // parallel), "on_cell": bar.update, "stop": stop}
-        futures = [pool.submit(run_notebook, t.notebook, t.parameters, t.out, key=t.key, **settings) for t in tasks]
-        try:
-            for future in as_completed(futures):
-                if isinstance(future.exception(), AnalysisError):
-                    failures.append(future.exception())
-                else:
-                    copy = future.result()
-                    bar.write(f"executed {copy.parent.name}/{copy.stem}", file=sys.stderr)
-                    done += 1
-        except BaseException as error:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, KeyboardInterrupt):
-                kept = f"{done} of {len(tasks)} notebooks are executed and kept"
-                raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
-            raise
+    parallel = max(1, min(cores(), len(tasks)))
+    slots, failures = asyncio.Semaphore(parallel), []
+    cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
+    with tqdm(total=cells, unit="cell", desc="notebooks", disable=not tasks) as bar:
+
+        async def one(task: Task) -> None:
+            async with slots:
+                try:
+                    threads = max(1, cores() // parallel)
+                    await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update)
+                    bar.write(f"executed {task.name}", file=sys.stderr)
+                except AnalysisError as error:
+                    failures.append(str(error))
+
+        await asyncio.gather(*map(one, tasks))
     if failures:
-        raise AnalysisError("\n".join(str(failure) for failure in failures))
+        raise AnalysisError("\n".join(failures))
 
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
@@ -124,9 +120,8 @@ def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
     leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints")
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
-        copy = stage / f"{task.name}.ipynb"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(task.out, copy)
+        (stage / task.name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(task.out, stage / f"{task.name}.ipynb")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(root / name, stage)
     (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")
@@ -137,7 +132,17 @@ def _status(profile: str, tasks: list[Task]) -> str:
     wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
     names = [requirement.name for requirement in wanted if not requirement.marker]
     versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
-    executed = pd.DataFrame(map(_status_row, tasks))
+    executed = []
+    for task in tasks:
+        record = read_notebook(task.out).metadata["analysis_lib"]
+        row = {
+            "notebook": f"{{doc}}`{task.name}`",
+            "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items()) or "none",
+            "seconds": f"{record['seconds']:.0f}",
+            "finished (UTC)": record["finished"][:16].replace("T", " "),
+            "key": f"`{task.key[:12]}`",
+        }
+        executed.append(row)
     return f"""\
 (status)=
 # Execution status
@@ -147,63 +152,31 @@ The notebooks below were executed with the profile `{profile}`, Python {platform
 library that it imports, its models and data, and the installed versions. A notebook is executed again when its key
 changes.
 
-{Table(executed, "tab-status", "Executed notebooks")._repr_markdown_()}
+{Table(pd.DataFrame(executed), "tab-status", "Executed notebooks")._repr_markdown_()}
 {Table(versions, "tab-versions", "Versions of the packages on which the library depends")._repr_markdown_()}"""
 
 
-def _status_row(task: Task) -> dict[str, str]:
-    record = read_notebook(task.out).metadata["analysis_lib"]
-    return {
-        "notebook": f"{{doc}}`{task.name}`",
-        "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items()) or "none",
-        "seconds": f"{record['seconds']:.0f}",
-        "finished (UTC)": datetime.fromisoformat(record["finished"]).strftime("%Y-%m-%d %H:%M"),
-        "key": f"`{task.key[:12]}`",
-    }
-
-
 def _sphinx(stage: Path, target: Path, log: Path) -> Path:
-    """Build the staged book and return the folder of the site.
-
-    Raises:
-        AnalysisError: Sphinx warned; the message holds the warnings.
-    """
+    """Build the staged book and return the folder of the site, which is refused if Sphinx warns."""
     command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build"]
     command += [str(stage), "-n", "-W", "--keep-going", "--path-output", str(target)]
-    with log.open("w", encoding="utf-8") as chatter, tqdm(desc="site", unit="page") as bar:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8", errors="replace"
-        )
-        try:
-            for line in process.stdout:
-                chatter.write(line)
-                bar.update("writing output" in line)
-            status = process.wait()
-        finally:
-            process.kill()
-            process.wait()
+    with log.open("wb") as chatter:
+        status = subprocess.run(command, stdout=chatter, stderr=subprocess.STDOUT, check=False).returncode
     site = target / "_build" / "html"
     if status or not (site / "index.html").exists():
         raise AnalysisError(_complaints(log, stage))
-    _add_mathjax(site / "_static" / "mathjax")
+    mathjax = packages.extracted("django-static-mathjax", "mathjax/static/mathjax/es5/")
+    shutil.copytree(mathjax, site / "_static" / "mathjax", ignore=WITHOUT)
     _add_downloads(site / "_sources")
     return site
 
 
 def _complaints(log: Path, stage: Path) -> str:
     """Sphinx's warnings, with paths that a reader knows, or its last lines."""
-    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8"))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
     lines = text.replace(f"{stage}/", "book/").splitlines()
     wanted = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-10:]
     return "\n".join([f"the site was not built (full log: {log}):", *dict.fromkeys(wanted)])
-
-
-def _add_mathjax(target: Path) -> None:
-    source = packages.extracted("django-static-mathjax", "mathjax/static/mathjax/es5/")
-    for part in MATHJAX_PARTS:
-        copy = shutil.copytree if (source / part).is_dir() else shutil.copy
-        target.mkdir(parents=True, exist_ok=True)
-        copy(source / part, target / part)
 
 
 def _add_downloads(sources: Path) -> None:
@@ -212,12 +185,3 @@ def _add_downloads(sources: Path) -> None:
         arguments = map(json.dumps, (notebook.name, notebook.read_text(encoding="utf-8")))
         script = f"saveNotebook({', '.join(arguments)});\n"
         notebook.with_name(f"{notebook.name}.js").write_text(script, encoding="utf-8")
-
-
-def _swap(site: Path, out: Path) -> None:
-    """Put the new site in the place of the old one with two renames, so that neither is half-written."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    old = site.parent / "replaced"
-    if out.exists():
-        os.rename(out, old)
-    os.rename(site, out)

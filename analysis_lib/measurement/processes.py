@@ -3,12 +3,34 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 
 import torch
+
+from analysis_lib.errors import AnalysisError
+
+
+@contextmanager
+def mapped(workers: int) -> Iterator[Callable]:
+    """``map``, in processes of one thread each if there are to be several.
+
+    Raises:
+        AnalysisError: a process died.
+    """
+    if workers < 2:
+        yield map
+        return
+    try:
+        with pool(workers, threads=1) as executor:
+            yield executor.map
+    except BrokenProcessPool:
+        raise AnalysisError(
+            "a worker died (out of memory?): use fewer workers; the same call resumes what was left unfinished"
+        ) from None
 
 
 @contextmanager

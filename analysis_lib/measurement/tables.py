@@ -156,35 +156,39 @@ class Tables(_Lazy):
         return value, np.array(rest, dtype=float)
 
     def save(self, folder: Path | str) -> None:
-        """Write one Parquet file per table, then ``run.json``.
+        """Write one Parquet file per table, then ``run.json``: see :func:`save_tables`."""
+        save_tables(self, folder, "run.json", self.run)
 
-        Each file is replaced whole and ``run.json`` is written last: where it exists, so does every table it lists.
 
-        Raises:
-            AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
-        """
-        folder = Path(folder)
-        tables = {f"{name}.parquet": table for name, table in self.items()}
-        run = {**self.run, "tables": {name: len(table) for name, table in self.items()}}
-        files = (*tables, "run.json")
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+def save_tables(tables: Mapping[str, pd.DataFrame], folder: Path | str, description: str, run: dict) -> None:
+    """Write one Parquet file per table, then the description, a JSON file of the run that also lists the tables.
+
+    Each file is replaced whole and the description is written last: where it exists, so does every table it lists.
+
+    Raises:
+        AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
+    """
+    folder = Path(folder)
+    run = {**run, "tables": {name: len(table) for name, table in tables.items()}}
+    files = (*(f"{name}.parquet" for name in tables), description)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            if (folder / name).is_dir():
+                raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
+            unfinished = Path(scratch)
+            for name, table in tables.items():
+                table.to_parquet(unfinished / f"{name}.parquet", index=False, compression="zstd")
+            text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+            (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
+            stale = _listed(folder / description) - {*files}
+            (folder / description).unlink(missing_ok=True)
+            # The folder holds one run: a table that only the previous one wrote would seem to be ours.
+            for name in stale:
+                (folder / name).unlink(missing_ok=True)
             for name in files:
-                if (folder / name).is_dir():
-                    raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
-            with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
-                unfinished = Path(scratch)
-                for name, table in tables.items():
-                    table.to_parquet(unfinished / name, index=False)
-                text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
-                (unfinished / "run.json").write_text(text, encoding="utf-8", errors="backslashreplace")
-                stale = _listed(folder / "run.json") - tables.keys()
-                (folder / "run.json").unlink(missing_ok=True)
-                # The folder holds one run: a table that only the previous one wrote would seem to be ours.
-                for name in stale:
-                    (folder / name).unlink(missing_ok=True)
-                for name in files:
-                    os.replace(unfinished / name, folder / name)
+                os.replace(unfinished / name, folder / name)
 
 
 def _listed(run: Path) -> set[str]:

@@ -39,8 +39,7 @@ class Claim:
         statistic: the function that computes it, by its full name, or ``cell`` where a cell of the page does.
         page: the page that tests it.
         rationale: why the bound is what it is, and when it was set.
-        bound: the claim holds where the whole interval of the quantity lies beyond it.
-        direction: ``above`` or ``below``: on which side of the bound the claim holds.
+        bound: the claim holds where the whole interval of the quantity lies above it.
         limits: the range of the quantity, which its interval cannot leave.
         sampled: False where the quantity already is a statement about chance, such as a p-value: it decides
             alone, without an interval.
@@ -54,7 +53,6 @@ class Claim:
     page: str
     rationale: str
     bound: float = 0.0
-    direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     sampled: bool = True
 
@@ -93,16 +91,14 @@ def claim(name: str) -> Claim:
     return claims[name]
 
 
-def verdict(low: float, high: float, bound: float, direction: str = "above") -> str:
-    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
+def verdict(low: float, high: float, bound: float) -> str:
+    """``holds`` where the whole interval lies above the bound, ``does not hold`` where none of it does.
 
     An interval that contains the bound, or that is missing, leaves the claim ``undecided``.
 
     >>> verdict(0.1, 0.3, 0.0), verdict(-0.1, 0.3, 0.0), verdict(-0.3, -0.1, 0.0)
     ('holds', 'undecided', 'does not hold')
     """
-    if direction == "below":
-        low, high, bound = -high, -low, -bound
     if low > bound:
         return HOLDS
     return FAILS if high <= bound else UNDECIDED  # NaN compares false both times: undecided
@@ -118,13 +114,11 @@ def verdicts(statistics: Mapping[str, Statistic], tables: Tables) -> pd.DataFram
     Returns:
         As :func:`verdicts_of_estimates`.
     """
-    value = np.array([statistic(tables) for statistic in statistics.values()], dtype=float)
-    low, high = np.full((2, len(value)), math.nan)
-    claims = [claim(name) for name in statistics]
-    if sampled := [i for i, found in enumerate(claims) if found.sampled]:
-        several = [statistic for statistic, found in zip(statistics.values(), claims, strict=True) if found.sampled]
-        low[sampled], high[sampled] = tables.interval(lambda t: [statistic(t) for statistic in several])[1:]
-    return verdicts_of_estimates(dict(zip(statistics, zip(value, low, high, strict=True), strict=True)))
+    sampled = {name: statistic for name, statistic in statistics.items() if claim(name).sampled}
+    intervals = tables.interval(lambda t: [statistic(t) for statistic in sampled.values()])
+    estimates = dict(zip(sampled, zip(*intervals, strict=True), strict=True))
+    alone = {name: (statistics[name](tables), math.nan, math.nan) for name in statistics if name not in sampled}
+    return verdicts_of_estimates({name: (estimates | alone)[name] for name in statistics})
 
 
 def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
@@ -135,17 +129,17 @@ def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
 
     Returns:
         One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
-        claim has no interval), bound, direction, verdict.
+        claim has no interval), bound, verdict.
     """
     rows = []
     for name, (value, low, high) in estimates.items():
         found = claim(name)
         low, high = np.clip((low, high), *found.limits) if found.sampled else (math.nan, math.nan)
         ends = (low, high) if found.sampled else (value, value)
-        decided = verdict(*ends, found.bound, found.direction)
+        decided = verdict(*ends, found.bound)
         about = (name, found.sentence, found.source, found.quantity)
-        rows.append((*about, float(value), float(low), float(high), found.bound, found.direction, decided))
-    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "direction", "verdict"]
+        rows.append((*about, float(value), float(low), float(high), found.bound, decided))
+    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -176,26 +170,3 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     return pd.read_csv(folder / f"{name}.csv")
-
-
-# --- Depth: the layers of a 12-layer model that a paper names, in a model of any depth -----------------
-
-
-def early_layers(depth: int) -> list[int]:
-    """Layers 2 and 3 of 12; in a model of another depth, from 2 to a quarter of the layers."""
-    return list(range(2, max(2, round(depth / 4)) + 1))
-
-
-def middle_layers(depth: int) -> list[int]:
-    """Layers 5 to 10 of 12, and those at the same relative depth of another model."""
-    return list(range(math.ceil(5 * depth / 12), math.floor(10 * depth / 12) + 1))
-
-
-def late_layers(depth: int) -> list[int]:
-    """Layers 11 and 12 of 12; in a model of another depth, those after the middle ones."""
-    return list(range(math.floor(10 * depth / 12) + 1, depth + 1))
-
-
-def representative_layers(depth: int) -> list[int]:
-    """Layers 2, 6 and 12 of 12 (Maruta and Matsuzaki 2024, sec. 4.2): an early, the middle and the last layer."""
-    return [min(2, depth), max(1, depth // 2), depth]

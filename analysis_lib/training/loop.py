@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 import torch
+import yaml
 from tqdm import tqdm
 
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 
 # The most work that a kill can undo, if a step or an epoch takes no longer.
@@ -27,18 +29,16 @@ Settings = TypeVar("Settings")
 # --- Settings -------------------------------------------------------------------------------------
 
 
-def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> tuple[str, Settings] | None:
+def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
+    """The settings by name, each a ``kind``, that a YAML file in ``data/`` holds."""
+    text = (packages.data_directory() / file).read_text(encoding="utf-8")
+    return {name: kind(**fields) for name, fields in yaml.safe_load(text).items()}
+
+
+def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> Settings | None:
     """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
 
-    Args:
-        known: the settings by name, each a dataclass.
-        choices: the settings that a name may change.
-
-    Returns:
-        The name without its changes, and the settings; None if the name is not a known one.
-
-    Raises:
-        AnalysisError: a change that is not one of the choices and a number.
+    They are None if the name is not a known one. ``choices`` are the settings that a name may change.
     """
     base, *changes = name.split("@")
     if base not in known:
@@ -52,7 +52,7 @@ def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[s
             given[setting] = float(value) if "." in value or "e-" in value else int(value)
         except ValueError:
             raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
-    return base, dataclasses.replace(known[base], **given)
+    return dataclasses.replace(known[base], **given)
 
 
 def require_whole(settings: object, **least: int) -> None:
@@ -76,6 +76,15 @@ def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float)
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
+
+
+def descend(loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """A step of the schedule's optimizer down the gradient of the loss, whose norm is cut to 1."""
+    schedule.optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    schedule.optimizer.step()
+    schedule.step()
 
 
 def drawn_seed(*numbers: int) -> int:
@@ -141,27 +150,21 @@ def holds(description: Path, identity: dict) -> bool:
     folder = description.parent
     if folder.exists() and not folder.is_dir():
         raise AnalysisError(f"{folder} is a file: give a folder")
-    if description.is_file():
-        try:
-            theirs = _flat(json.loads(description.read_text(encoding="utf-8")))
-        except (OSError, ValueError, LookupError) as error:
-            raise AnalysisError(f"{description} is damaged: give another folder") from error
-        ours = _flat(json.loads(json.dumps(identity)))
-        for name in ours | theirs:
-            if ours.get(name) != theirs.get(name):
-                raise AnalysisError(
-                    f"{folder} holds a training whose {name} is {theirs.get(name)}, not {ours.get(name)}: "
-                    f"give another folder"
-                )
-        return True
-    if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
-        raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
-    return False
-
-
-def _flat(identity: dict) -> dict:
-    """The parts of an identity by their place: ``settings.steps``."""
-    return pd.json_normalize(identity).to_dict("records")[0]
+    if not description.is_file():
+        if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
+            raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
+        return False
+    try:
+        # By their place, as in settings.steps.
+        (theirs,) = pd.json_normalize(json.loads(description.read_text(encoding="utf-8"))).to_dict("records")
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"{description} is damaged: give another folder") from error
+    (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
+    for name in ours | theirs:
+        found, wanted = theirs.get(name), ours.get(name)
+        if found != wanted:
+            raise AnalysisError(f"{folder} holds a training whose {name} is {found}, not {wanted}: give another folder")
+    return True
 
 
 # --- Loop -----------------------------------------------------------------------------------------
@@ -192,34 +195,33 @@ class TrainingLog:
     """
 
     def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
-        self.table, self.columns, self.parts = table, columns, parts
+        self.table, self.state, self.columns, self.parts = table, _state(table), columns, parts
         self.rows: list[list[float | None]] = []
-        if _state(table).is_file():
-            state = torch.load(_state(table), map_location=device, weights_only=True)
-            self.rows = state["log"]
+        if self.state.is_file():
+            kept = torch.load(self.state, map_location=device, weights_only=True)
+            self.rows = kept["log"]
             for name, part in parts.items():
-                part.load_state_dict(state[name])
+                part.load_state_dict(kept[name])
 
-    def remaining(self, total: int, label: str) -> Iterator[int]:
-        """The numbers of the steps or epochs that are left, up to ``total``. For each, the caller appends a row.
+    def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
+        """The numbers of the steps or epochs that are left, up to the last. For each, the caller appends a row.
 
         On a terminal a progress bar shows the label and the loss.
         """
-        done, saved = int(self.rows[-1][0]) if self.rows else 0, time.monotonic()
-        left = range(done + 1, total + 1)
+        numbers, saved = range(first, last + 1), time.monotonic()
+        left = numbers[len(self.rows) :]
         # With None, tqdm shows a bar on a terminal only.
-        for number in (bar := tqdm(left, label, total, initial=done, unit=self.columns[0], disable=None)):
+        bar = tqdm(left, label, len(numbers), initial=len(self.rows), unit=self.columns[0], disable=None)
+        for number in bar:
             yield number
             bar.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
             if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
-                self._save()
+                unfinished = self.state.with_suffix(".unfinished")
+                states = {name: part.state_dict() for name, part in self.parts.items()}
+                torch.save({"log": self.rows, **states}, unfinished)
+                unfinished.rename(self.state)
+                self._write()
                 saved = time.monotonic()
-
-    def _save(self) -> None:
-        state, unfinished = _state(self.table), _state(self.table).with_suffix(".unfinished")
-        torch.save({"log": self.rows, **{name: part.state_dict() for name, part in self.parts.items()}}, unfinished)
-        unfinished.rename(state)
-        self._write()
 
     def _write(self) -> None:
         write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
@@ -227,6 +229,5 @@ class TrainingLog:
     def finish(self) -> None:
         """Mark the training as finished. Everything else that it leaves must have been written."""
         self._write()
-        state = _state(self.table)
-        for left in (state.with_suffix(".unfinished"), state):
+        for left in (self.state.with_suffix(".unfinished"), self.state):
             left.unlink(missing_ok=True)

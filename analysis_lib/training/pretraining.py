@@ -4,9 +4,10 @@ import dataclasses
 import json
 import math
 import shutil
+from collections import deque
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,7 +46,6 @@ class Pretraining:
         learning_rate: the peak of AdamW's; it rises and falls linearly, as BERT's does.
         warmup: the share of the steps in which the rate rises.
         weight_decay: of matrices; biases and norms have none.
-        checkpoints: the steps at which the model is kept; spread like the MultiBERTs' unless given, see :func:`spread`.
     """
 
     data: str = "wikipedia:paragraphs"
@@ -57,7 +57,6 @@ class Pretraining:
     learning_rate: float = 5e-4
     warmup: float = 0.05
     weight_decay: float = 0.01
-    checkpoints: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         loop.require_whole(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
@@ -66,39 +65,27 @@ class Pretraining:
                 f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
                 f"give a rate above 0, a warmup from 0 to below 1, and a decay of 0 or more"
             )
-        if wrong := [step for step in self.kept if not 0 <= step <= self.steps]:
-            raise AnalysisError(f"checkpoint {wrong[0]} lies outside the run: give steps from 0 to {self.steps}")
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The steps whose weights are kept, in order."""
-        return spread(self.steps) if self.checkpoints is None else tuple(sorted(set(self.checkpoints)))
 
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
-        settings = {**dataclasses.asdict(self), "checkpoints": list(self.kept), "version": VERSION}
+        settings = {**dataclasses.asdict(self), "checkpoints": spread(self.steps), "version": VERSION}
         return {"settings": settings, "data": corpora.data_identity(self.data), "versions": loop.versions()}
 
 
-def spread(steps: int) -> tuple[int, ...]:
-    """Steps spread like the MultiBERTs' intermediate checkpoints, which are dense early.
+def spread(steps: int) -> list[int]:
+    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate checkpoints.
 
     They are the start, every hundredth of the run up to a tenth of it, and every twentieth after that (Sellam et al.
     2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
 
     >>> spread(200)[:13]
-    (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40)
+    [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40]
     """
-    percents = [*range(11), *range(15, 101, 5)]
-    return tuple(sorted({round(steps * percent / 100) for percent in percents}))
+    return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
 
 
 def checkpoint_name(seed: int, step: int) -> str:
-    """The name of a checkpoint, in the style of the MultiBERTs.
-
-    >>> checkpoint_name(0, 200)
-    'seed_0-step_200'
-    """
+    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
     return f"seed_{seed}-step_{step}"
 
 
@@ -149,40 +136,25 @@ def pretrain(
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
     if not loop.holds(description, identity):
-        tokenizer = word_pieces(_texts(settings.data), settings.vocabulary)
+        if (corpus := corpora.load_corpus(settings.data)).kind != "text":
+            raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
+        tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
     with loop.alone(folder / ".pretraining.lock"):
         if not loop.holds(description, identity):
             tokenizer.save_pretrained(folder / ".tokenizer")
             loop.write(description, json.dumps(identity, indent=1) + "\n")
-    work = [(folder, settings, seed, device) for seed in dict.fromkeys(seeds)]
-    if workers == 1 or len(work) == 1:
-        for arguments in work:
-            _train(*arguments)
-    else:
-        try:
-            with processes.pool(min(workers, len(work)), threads=1) as pool:
-                for training in [pool.submit(_train, *arguments) for arguments in work]:
-                    training.result()
-        except BrokenProcessPool:
-            raise AnalysisError(
-                "a worker died (out of memory?): use fewer workers; the same call resumes what was left unfinished"
-            ) from None
+    seeds = dict.fromkeys(seeds)
+    with processes.mapped(min(workers, len(seeds))) as mapped:
+        deque(mapped(partial(_train, folder, settings, device), seeds), 0)
     return folder
-
-
-def _texts(data: str) -> list[str]:
-    corpus = corpora.load_corpus(data)
-    if corpus.kind != "text":
-        raise AnalysisError(f"{data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
-    return corpus.texts
 
 
 def _sequences(
     tokenizer: transformers.BertTokenizer, settings: Pretraining
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The texts as sequences of one length: those to train on, and those held out."""
-    texts = tokenizer(_texts(settings.data), add_special_tokens=False)["input_ids"]
+    texts = tokenizer(corpora.load_corpus(settings.data).texts, add_special_tokens=False)["input_ids"]
     held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     del texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     train, held_out = (_cut(part, tokenizer, settings.length) for part in (texts, held_out))
@@ -209,11 +181,11 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
     return sequences[order[place * size : (place + 1) * size]]
 
 
-def _train(folder: Path, settings: Pretraining, seed: int, device: str) -> None:
+def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
     with loop.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
         if not loop.finished(table_path(folder, seed)):
             transformers.utils.logging.disable_progress_bar()
-            _Run(folder, settings, seed, device).go()
+            _Run(folder, settings, device, seed).train()
 
 
 def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig:
@@ -244,10 +216,10 @@ def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig
 class _Run:
     """One seed of a run."""
 
-    def __init__(self, folder: Path, settings: Pretraining, seed: int, device: str):
+    def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
         self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
         self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
-        self.train, self.held_out = _sequences(self.tokenizer, settings)
+        self.train_on, self.held_out = _sequences(self.tokenizer, settings)
         torch.manual_seed(loop.drawn_seed(seed, 0))
         self.model = transformers.BertForMaskedLM(_configuration(settings, len(self.tokenizer))).to(device)
         self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay)
@@ -256,28 +228,24 @@ class _Run:
             self.adam, round(settings.warmup * settings.steps), settings.steps + 1
         )
 
-    def go(self) -> None:
+    def train(self) -> None:
         for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
         log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
-        if not log.rows:
-            log.rows.append(self._row(0, 0.0, None))
-        for step in log.remaining(self.settings.steps, f"seed {self.seed}"):
-            rate = self.schedule.get_last_lr()[0]
-            log.rows.append(self._row(step, rate, self._step(step)))
+        kept, size = spread(self.settings.steps), self.settings.batch * self.settings.length
+        for step in log.remaining(self.settings.steps, f"seed {self.seed}", first=0):
+            rate = self.schedule.get_last_lr()[0] if step else 0.0
+            loss = self._step(step) if step else None
+            log.rows.append([step, step * size, rate, loss, self._keep(step) if step in kept else None])
         log.finish()
 
     def _step(self, step: int) -> float | None:
         """Train on a batch; its loss."""
         torch.manual_seed(loop.drawn_seed(self.seed, 2, step))
-        losses = self._losses(_batch(self.train, self.settings.batch, self.seed, step))
+        losses = self._losses(_batch(self.train_on, self.settings.batch, self.seed, step))
         value = self._mean(losses, step)
-        self.adam.zero_grad()
-        (losses.sum() / max(len(losses), 1)).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.adam.step()
-        self.schedule.step()
+        loop.descend(losses.sum() / max(len(losses), 1), self.model, self.schedule)
         return value
 
     def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:
@@ -296,10 +264,6 @@ class _Run:
         if not len(losses):
             return None
         return loop.require_finite(losses.mean().item(), f"step {step}", self.settings.learning_rate)
-
-    def _row(self, step: int, rate: float, loss: float | None) -> list[float | None]:
-        held_out = self._keep(step) if step in self.settings.kept else None
-        return [step, step * self.settings.batch * self.settings.length, rate, loss, held_out]
 
     def _keep(self, step: int) -> float | None:
         """Keep the model as it is; its held-out loss, with the same masks at every step."""

@@ -11,14 +11,22 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-import yaml
 from tqdm import tqdm
 
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
 from analysis_lib.training import tasks
-from analysis_lib.training.loop import alone, isolated, named_settings, optimizer, require_whole, versions
+from analysis_lib.training.loop import (
+    alone,
+    descend,
+    isolated,
+    named_settings,
+    optimizer,
+    require_whole,
+    shipped_settings,
+    versions,
+)
 
 # Counts changes of how models are trained that the settings do not show.
 VERSION = 2
@@ -87,11 +95,7 @@ def trained(name: str) -> Path:
 
 
 def model_identity(name: str) -> str:
-    """A short text that changes when the model of ``trained(name)`` would. Trains nothing.
-
-    Raises:
-        AnalysisError: as ``trained``.
-    """
+    """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
     base, _, key = _recipe(name)
     return f"{base}@{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
@@ -105,18 +109,14 @@ def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
     Returns:
         Columns model, parameters (their number), steps (of training), metric, score, ci_low, ci_high and baseline, see
         :class:`HeldOutScore`.
-
-    Raises:
-        AnalysisError: as ``trained``.
     """
+    columns = ["model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline"]
     rows = []
     for name in filter(_is_recipe, names):
         record = json.loads((trained(name) / "training.json").read_text(encoding="utf-8"))
-        score = record["score"]
-        numbers = [score[part] for part in ("value", "ci_low", "ci_high", "baseline")]
-        metric = score["metric"].replace("_", " ")
-        rows.append((name, record["parameters"], record["settings"]["steps"], metric, *numbers))
-    columns = ["model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline"]
+        score, steps = record["score"], record["settings"]["steps"]
+        shown = {"score": score["value"], "metric": score["metric"].replace("_", " ")}
+        rows.append({"model": name, "parameters": record["parameters"], "steps": steps, **score, **shown})
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -126,9 +126,9 @@ def _is_recipe(name: str) -> bool:
 
 def _recipe(name: str) -> tuple[str, Recipe, str]:
     """The recipe's own name, the recipe with its changes, and all that decides the weights."""
-    if (found := named_settings(name, RECIPES, SETTINGS)) is None:
+    base = name.partition("@")[0]
+    if not (recipe := named_settings(name, RECIPES, SETTINGS)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
-    base, recipe = found
     data = getattr(tasks, recipe.task).data_identity()
     return base, recipe, json.dumps([base, recipe.settings(), data, versions()], sort_keys=True)
 
@@ -148,12 +148,7 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         batches = task.batches(recipe.batch)
         # With None, tqdm shows a bar on a terminal only.
         for _ in tqdm(range(recipe.steps), name, unit="step", disable=None):
-            loss = model(**next(batches)).loss
-            adam.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            adam.step()
-            schedule.step()
+            descend(model(**next(batches)).loss, model, schedule)
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
@@ -169,10 +164,7 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-RECIPES = {
-    name: Recipe(**fields)
-    for name, fields in yaml.safe_load((packages.data_directory() / "recipes.yml").read_text(encoding="utf-8")).items()
-}
+RECIPES = shipped_settings("recipes.yml", Recipe)
 
 _DESCRIPTIONS = {name: f"{recipe.description} (trained here, once)" for name, recipe in RECIPES.items()}
 register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,28 +12,13 @@ import torch
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
-from analysis_lib.training.loop import finished, named_settings
-from analysis_lib.training.pretraining import COLUMNS, DESCRIPTION, Pretraining, pretrain, table_path
+from analysis_lib.training.loop import finished, named_settings, shipped_settings
+from analysis_lib.training.pretraining import COLUMNS, DESCRIPTION, Pretraining, checkpoint_name, pretrain, table_path
 
 SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
 
 
-def _bert(layers: int, heads: int) -> dict:
-    """A BERT with heads of 64 dimensions, and without dropout: the runs see little of their text twice."""
-    return {
-        "hidden_size": 64 * heads,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": 256 * heads,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }
-
-
-RUNS = {
-    "bert-4": Pretraining(configuration=_bert(4, 3), vocabulary=4000, steps=800, batch=16, learning_rate=1e-3),
-    "bert-12": Pretraining(configuration=_bert(12, 3), vocabulary=4000, steps=4000, batch=32, learning_rate=1e-3),
-}
+RUNS = shipped_settings("runs.yml", Pretraining)
 MULTIBERTS = "multiberts"
 
 
@@ -80,13 +64,8 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"{run} has no seed {missing[0]} that is trained to its end: give `pretrain` its settings with this seed, "
             f"or leave the seed out"
         )
-    found = [checkpoint for checkpoint in _kept(folder) if checkpoint.seed in seeds]
-    return sorted(found, key=lambda checkpoint: (seeds.index(checkpoint.seed), checkpoint.step))
-
-
-def _kept(folder: Path) -> list[Checkpoint]:
-    matches = [(path, re.fullmatch(r"seed_(\d+)-step_(\d+)", path.name)) for path in folder.glob("seed_*-step_*")]
-    return [Checkpoint(int(match[1]), int(match[2]), os.fspath(path)) for path, match in matches if match]
+    steps = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
+    return [Checkpoint(s, step, os.fspath(folder / checkpoint_name(s, step))) for s in seeds for step in steps]
 
 
 def losses(run: str, seeds: Sequence[int] = (0,)) -> pd.DataFrame:
@@ -102,38 +81,31 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> pd.DataFrame:
 
 
 def run_identity(run: str) -> str:
-    """A short text that changes when the checkpoints of the run would. Trains nothing.
-
-    Raises:
-        AnalysisError: there is no such run.
-    """
+    """A short text that changes when the checkpoints of the run would. Trains nothing."""
     if run == MULTIBERTS:
         return run
     folder, settings = _find(run)
     if settings is not None:
         return folder.name
-    kept = sorted(Path(checkpoint.model).name for checkpoint in _kept(folder))
+    kept = sorted(path.name for path in folder.glob("seed_*-step_*"))
     return f"{(folder / DESCRIPTION).read_text(encoding='utf-8')}{kept}"
 
 
 def run_description(run: str) -> dict:
-    """How a run was, or would be, trained: settings, data and versions. Empty for the MultiBERTs.
+    """How a run was, or would be, trained: settings, data and versions. Empty for the MultiBERTs."""
+    if run == MULTIBERTS:
+        return {}
+    folder, settings = _find(run)
+    return settings.identity() if settings else json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+
+
+def _find(run: str) -> tuple[Path, Pretraining | None]:
+    """The folder of a run; its settings if it is one of ``RUNS``.
 
     Raises:
         AnalysisError: there is no such run.
     """
-    if run == MULTIBERTS:
-        return {}
-    folder, settings = _find(run)
-    if settings is not None:
-        return settings.identity()
-    return json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-
-
-def _find(run: str) -> tuple[Path, Pretraining | None]:
-    """The folder of a run; its settings if it is one of ``RUNS``."""
-    if (found := named_settings(run, RUNS, SETTINGS)) is not None:
-        _, settings = found
+    if settings := named_settings(run, RUNS, SETTINGS):
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(

@@ -3,6 +3,7 @@
 import itertools
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -102,7 +103,7 @@ class Task(ABC):
 
 
 class Classes(Task):
-    """Which class an example has. Examples are pairs of what ``read`` returns and a class."""
+    """Which class an example has. Examples are pairs of what ``read`` keeps of an item of the corpus, and a class."""
 
     held_out: ClassVar[str]
 
@@ -113,15 +114,10 @@ class Classes(Task):
         )
         self.lengths = torch.tensor([len(content) for content, _ in self.train])
 
-    @abstractmethod
-    def read(self, item: object) -> Sequence:
-        """What is kept of an item of the corpus."""
-
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         correct = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model))
-        most = max(np.bincount([label for _, label in self.test]))
-        items = len(self.test)
-        return HeldOutScore("accuracy", correct / items, *wilson(correct, items), items, int(most) / items)
+        most, items = Counter(label for _, label in self.test).most_common(1)[0][1], len(self.test)
+        return HeldOutScore("accuracy", correct / items, *wilson(correct, items), items, most / items)
 
 
 class Digits(Classes):
@@ -238,7 +234,7 @@ class Sentences(Task):
 
     data = "wikipedia:sentences"
     LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
-    # The special tokens, where they stand around a sentence, and how many positions ahead a token is predicted.
+    # Where special tokens stand around a sentence, and how many positions ahead a token is predicted.
     special: ClassVar[dict[str, str]]
     frame: ClassVar[str]
     ahead = 0
@@ -253,9 +249,9 @@ class Sentences(Task):
             [torch.tensor(ids) for ids in self.preprocessor(s)["input_ids"]] for s in (train, test)
         )
         # By length, so that there is little padding.
-        order = sorted(range(len(test)), key=lambda i: len(self.test[i]))
-        self.test = [self.test[i] for i in order]
-        self.test_bytes = np.array([float(len(test[i].encode())) for i in order])
+        pairs = sorted(zip(self.test, test, strict=True), key=lambda pair: len(pair[0]))
+        self.test = [ids for ids, _ in pairs]
+        self.test_bytes = np.array([float(len(text.encode())) for _, text in pairs])
         self.lengths = torch.tensor([len(ids) for ids in self.train])
         self.sizes = {
             "vocab_size": len(self.preprocessor),

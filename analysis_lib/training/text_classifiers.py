@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,12 +191,14 @@ def _trained(
             model.config.id2label = dict(enumerate(train.classes))
             model.config.label2id = {name: label for label, name in enumerate(train.classes)}
             longest = _longest_read(model, settings.longest)
-            texts = [encode(corpus, tokenizer, longest) for corpus in (train, validation)]
-            # A split that lacks a class numbers the others differently.
-            texts[1].labels = torch.tensor([train.classes.index(name) for name in validation.classes])[texts[1].labels]
+            examples = [
+                # By name: a split that lacks a class numbers the others differently.
+                (encode(corpus, tokenizer, longest), [train.classes.index(corpus.classes[i]) for i in corpus.labels])
+                for corpus in (train, validation)
+            ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             loop.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
-            _fit(folder, model.to(device), tokenizer, *texts, settings)
+            _fit(folder, model.to(device), tokenizer, *examples, settings)
     return folder
 
 
@@ -215,21 +217,34 @@ def _refuse_classes(train: Corpus, validation: Corpus) -> None:
         raise AnalysisError(f"{validation.name} has the class {unknown[0]}, which {train.name} lacks: leave it out")
 
 
+# Token ids of each text, special tokens included, and its class.
+Examples = tuple[list[Int[Tensor, " token"]], list[int]]
+
+
 def _fit(
     folder: Path,
     model: transformers.PreTrainedModel,
     tokenizer: Tokenizer,
-    train: "Encoded",
-    validation: "Encoded",
+    train: Examples,
+    validation: Examples,
     settings: Classification,
 ) -> None:
+    (texts, labels), labels_to_find = train, torch.tensor(validation[1])
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     best = copy.deepcopy(model)
     log = loop.TrainingLog(folder / TABLE, COLUMNS, str(model.device), model=model, adam=adam, best=best)
     for epoch in log.remaining(settings.epochs, "classifier"):
         torch.manual_seed(loop.drawn_seed(settings.seed, 1, epoch))
-        losses = _epoch(model, adam, train, settings.batch)
-        right = (predict_encoded(model, validation) == validation.labels).double().mean().item()
+        losses = []
+        model.train()
+        for batch in batches(texts, settings.batch):
+            wanted = torch.tensor([labels[i] for i in batch], device=model.device)
+            loss = model(**inputs(model, texts, batch), labels=wanted).loss
+            losses.append(loop.require_finite(loss.item(), "a batch", settings.learning_rate))
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        right = (predict_encoded(model.eval(), validation[0]) == labels_to_find).double().mean().item()
         log.rows.append([epoch, sum(losses) / len(losses), right])
         accuracies = [accuracy for _, _, accuracy in log.rows]
         since_best = len(accuracies) - 1 - accuracies.index(max(accuracies))
@@ -242,66 +257,37 @@ def _fit(
     log.finish()
 
 
-def _epoch(model: transformers.PreTrainedModel, adam: torch.optim.Adam, texts: "Encoded", size: int) -> list[float]:
-    """One pass over the texts; the loss of each batch."""
-    model.train()
-    losses = []
-    for batch in texts.batches(size):
-        loss = model(**texts.inputs(batch, model.device), labels=texts.labels[batch].to(model.device)).loss
-        losses.append(loop.require_finite(loss.item(), "a batch", adam.defaults["lr"]))
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-    model.eval()
-    return losses
+def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
+    """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random numbers."""
+    lengths, chunks = torch.tensor([*map(len, texts)]), []
+    for pool in torch.randperm(len(lengths)).split(32 * size):
+        chunks += pool[lengths[pool].argsort(stable=True)].split(size)
+    return [chunks[i].tolist() for i in torch.randperm(len(chunks))]
 
 
-@dataclass(eq=False)
-class Encoded:
-    """The texts of a corpus as token ids, with their classes.
-
-    Attributes:
-        ids: of each text, special tokens included.
-        labels: of each text.
-        pad: the id of padding.
-    """
-
-    ids: list[Int[Tensor, " token"]]
-    labels: Int[Tensor, " text"]
-    pad: int
-
-    def batches(self, size: int) -> Iterator[Int[Tensor, " text"]]:
-        """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random numbers."""
-        lengths = torch.tensor([len(ids) for ids in self.ids])
-        chunks = []
-        for pool in torch.randperm(len(lengths)).split(32 * size):
-            chunks += pool[lengths[pool].argsort(stable=True)].split(size)
-        return iter([chunks[i] for i in torch.randperm(len(chunks))])
-
-    def inputs(self, texts: Int[Tensor, " text"], device: str | torch.device) -> dict[str, Tensor]:
-        """The inputs of a model on the device for these texts."""
-        return {name: part.to(device) for name, part in padded([self.ids[i] for i in texts], self.pad).items()}
+def inputs(model: transformers.PreTrainedModel, texts: Sequence[Tensor], chosen: Sequence[int]) -> dict[str, Tensor]:
+    """The inputs of a model for some of the texts, on its device."""
+    parts = padded([texts[i] for i in chosen], model.config.pad_token_id or 0)
+    return {name: part.to(model.device) for name, part in parts.items()}
 
 
-def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> Encoded:
+def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Int[Tensor, " token"]]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
     prefix, suffix = text_frame(tokenizer)
     room = longest - len(prefix) - len(suffix)
-    ids = [torch.tensor([*prefix, *body[:room], *suffix]) for body in token_ids(tokenizer, corpus.items)]
-    return Encoded(ids, torch.tensor(corpus.labels), tokenizer.pad_token_id or 0)
+    return [torch.tensor([*prefix, *body[:room], *suffix]) for body in token_ids(tokenizer, corpus.items)]
 
 
 def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
     return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
 
 
-def predict_encoded(model: transformers.PreTrainedModel, texts: Encoded) -> Int[Tensor, " text"]:
+def predict_encoded(model: transformers.PreTrainedModel, texts: Sequence[Tensor]) -> Int[Tensor, " text"]:
     """The class that the model predicts for each text."""
-    predicted = torch.empty_like(texts.labels)
-    order = torch.tensor([len(ids) for ids in texts.ids]).argsort(stable=True)
+    predicted = torch.empty(len(texts), dtype=torch.long)
     with torch.inference_mode():
-        for part in order.split(EVALUATION_BATCH):
-            predicted[part] = model(**texts.inputs(part, model.device)).logits.argmax(-1).cpu()
+        for part in torch.tensor([*map(len, texts)]).argsort(stable=True).split(EVALUATION_BATCH):
+            predicted[part] = model(**inputs(model, texts, part)).logits.argmax(-1).cpu()
     return predicted
 
 

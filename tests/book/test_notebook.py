@@ -1,5 +1,6 @@
 """The strict runner, on notebooks of a few cells."""
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import nbformat
 import pytest
 from planted_notebooks import alive, outputs, until, write
 
-from analysis_lib.book.notebook import run_notebook
+from analysis_lib.book.notebook import execute, run_notebook
 from analysis_lib.errors import AnalysisError
 
 
@@ -29,7 +30,7 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
         "print(layers, limit, open('here.txt').read(), os.environ['OMP_NUM_THREADS'])",
     ]
     notebook = write(tmp_path / "n.ipynb", *code)
-    out = run_notebook(notebook, {"layers": [2, 3]}, tmp_path / "new" / "out.ipynb", threads=1)
+    out = asyncio.run(execute(notebook, {"layers": [2, 3]}, tmp_path / "new" / "out.ipynb", threads=1))
     assert outputs(out) == "[2, 3] 10 found 1\n"
     assert str(tmp_path) not in out.read_text()
     assert nbformat.read(out, 4).metadata.analysis_lib.parameters["limit"] == 10

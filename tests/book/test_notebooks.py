@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
 from sphinx_external_toc.parsing import parse_toc_yaml
 
@@ -78,8 +79,13 @@ def test_declares_each_parameter_with_type_literal_and_comment(name):
         assert isinstance(statement, ast.AnnAssign), ast.unparse(statement)
         assert ast.unparse(statement.annotation) in TYPES
         ast.literal_eval(statement.value)
-    for parameter in notebook_parameters(BOOK / f"{name}.ipynb").values():
-        assert parameter.help, f"{parameter.name} has no comment"
+    for parameter in papermill.inspect_notebook(str(BOOK / f"{name}.ipynb")).values():
+        assert parameter["help"], f"{parameter['name']} has no comment"
+
+
+def test_a_parameter_has_one_type_in_all_notebooks():
+    types = {(p.name, p.type) for name in NAMES for p in notebook_parameters(BOOK / f"{name}.ipynb").values()}
+    assert len(types) == len(dict(types))
 
 
 @every_notebook

@@ -10,12 +10,12 @@ from analysis_lib.errors import AnalysisError
 
 def spec() -> dict[str, Parameter]:
     return {
-        "layers": Parameter("layers", "list", [1], ""),
-        "models": Parameter("models", "list", ["a"], ""),
-        "limit": Parameter("limit", "int", 10, ""),
-        "scale": Parameter("scale", "float", 1.0, ""),
-        "name": Parameter("name", "str", "a", ""),
-        "log": Parameter("log", "bool", False, ""),
+        "layers": Parameter("layers", "list", [1]),
+        "models": Parameter("models", "list", ["a"]),
+        "limit": Parameter("limit", "int", 10),
+        "scale": Parameter("scale", "float", 1.0),
+        "name": Parameter("name", "str", "a"),
+        "log": Parameter("log", "bool", False),
     }
 
 
@@ -62,18 +62,18 @@ def test_coerce_offers_the_nearest_name():
         coerce([("layerz", "1")], spec())
 
 
-def test_parameters_are_read_with_type_default_and_help(tmp_path):
+def test_parameters_are_read_with_type_and_default(tmp_path):
     found = notebook_parameters(write(tmp_path / "n.ipynb"))
-    assert found["layers"] == Parameter("layers", "list", [1], "the layers to show")
+    assert found["layers"] == Parameter("layers", "list", [1])
     assert list(found) == ["layers", "limit", "scale", "name", "log"]
 
 
-def test_a_parameter_without_a_type_has_that_of_its_default_and_help_may_hold_anything(tmp_path):
+def test_a_parameter_without_a_type_has_that_of_its_default(tmp_path):
     lines = 'é: list[str] = ["#", "b"]  # where n = 3 # or 4\nlimit = 3'
     found = notebook_parameters(write(tmp_path / "n.ipynb", parameters=lines))
     assert [*found.values()] == [
-        Parameter("é", "list", ["#", "b"], "where n = 3 # or 4"),
-        Parameter("limit", "int", 3, ""),
+        Parameter("é", "list", ["#", "b"]),
+        Parameter("limit", "int", 3),
     ]
 
 

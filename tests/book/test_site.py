@@ -12,7 +12,6 @@ import pytest
 from planted_notebooks import alive, outputs, until, write
 
 from analysis_lib.book import notebook, site
-from analysis_lib.book.parameters import book_parameters
 from analysis_lib.book.site import build_book
 from analysis_lib.errors import AnalysisError
 
@@ -74,7 +73,7 @@ def test_mathjax_lies_inside_the_site(built):
 
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
     before = state(root)
-    monkeypatch.setattr(notebook, "_work", None)
+    monkeypatch.setattr(notebook, "_run", None)
     monkeypatch.setattr(site, "_sphinx", None)
     assert build_book(root=root) == root / "_build" / "html" / "index.html"
     assert state(root) == before
@@ -173,13 +172,6 @@ def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
         build_book(root=root)
     assert state(root) == before
     assert not list((root / "_build").glob(".stage-*"))
-
-
-def test_book_parameters_refuses_two_types_of_one_name(root):
-    assert book_parameters(root).keys() >= {"limit", "n"}
-    write(root / "book" / "part" / "two.ipynb", parameters="limit: str = 'x'  # another")
-    with pytest.raises(AnalysisError, match="use one type"):
-        book_parameters(root)
 
 
 def test_ctrl_c_keeps_what_finished_and_says_so(root):

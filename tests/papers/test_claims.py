@@ -30,24 +30,6 @@ def test_the_interval_decides(low, high, expected):
     assert claims.verdict(low, high, 0.5) == expected
 
 
-def test_layers_of_twelve_are_those_of_the_paper():
-    assert claims.early_layers(12) == [2, 3]
-    assert claims.middle_layers(12) == [5, 6, 7, 8, 9, 10]
-    assert claims.late_layers(12) == [11, 12]
-    assert claims.representative_layers(12) == [2, 6, 12]
-
-
-@pytest.mark.parametrize("depth", range(2, 49))
-def test_layers_of_any_depth_exist_and_do_not_overlap(depth):
-    middle, late = claims.middle_layers(depth), claims.late_layers(depth)
-    assert middle
-    assert late
-    assert middle[-1] + 1 == late[0]
-    assert late[-1] == depth
-    for layers in (claims.early_layers(depth), middle, late, claims.representative_layers(depth)):
-        assert all(1 <= layer <= depth for layer in layers)
-
-
 def test_unknown_published_table_offers_the_nearest():
     with pytest.raises(AnalysisError, match="maruta_table1_contributions"):
         claims.published("maruta_table1")
@@ -65,7 +47,6 @@ def hidden(*cosines: float, reach: float = 0.0) -> Planted:
 def test_every_claim_of_a_paper_is_whole(paper):
     for name, claim in claims.load(paper).items():
         assert name.startswith(f"{paper}-")
-        assert claim.direction in ("above", "below")
         assert claim.limits[0] <= claim.bound <= claim.limits[1]
         if claim.statistic != "cell":
             module, _, function = claim.statistic.rpartition(".")

@@ -42,7 +42,7 @@ def text(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def tiny(text) -> Pretraining:
     """Twelve steps of a BERT of two blocks."""
-    return Pretraining(str(text), TINY, vocabulary=80, length=16, steps=12, batch=4, checkpoints=(0, 3, 12))
+    return Pretraining(str(text), TINY, vocabulary=80, length=16, steps=12, batch=4)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def refused(*words: str, **arguments) -> None:
 
 
 def test_checkpoints_lie_where_those_of_the_multiberts_do():
-    assert spread(2_000_000) == tuple(1000 * step for step in runs.MULTIBERTS_STEPS)
+    assert spread(2_000_000) == [1000 * step for step in runs.MULTIBERTS_STEPS]
 
 
 @given(st.integers(1, 10**7))
@@ -95,20 +95,20 @@ def test_checkpoints_are_dense_early(steps):
 
 
 def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
-    assert sorted(path.name for path in run.iterdir() if path.suffix != ".lock") == [
-        ".tokenizer", "pretraining.json", "seed_0-step_0", "seed_0-step_12", "seed_0-step_3", "seed_0.csv",
-    ]  # fmt: skip
+    models = {f"seed_0-step_{step}" for step in range(13)}
+    files = {path.name for path in run.iterdir() if path.suffix != ".lock"}
+    assert files == {".tokenizer", "pretraining.json", "seed_0.csv", *models}
     table = losses(run)
     assert table.columns.tolist() == ["step", "tokens", "learning_rate", "loss", "held_out"]
     assert table["step"].tolist() == list(range(13))
     assert (table["tokens"] == table["step"] * 4 * 16).all()
-    assert table["step"][table["held_out"].notna()].tolist() == [0, 3, 12]
+    assert table["held_out"].notna().all()
     # Weights that are as small as at the start say nothing: every piece is as likely.
     pieces = len(transformers.AutoTokenizer.from_pretrained(run / "seed_0-step_0"))
     assert table["held_out"][0] == pytest.approx(math.log(pieces), abs=0.1)
     identity = json.loads((run / "pretraining.json").read_text())
     assert identity["settings"]["steps"] == 12
-    assert identity["settings"]["checkpoints"] == [0, 3, 12]
+    assert identity["settings"]["checkpoints"] == spread(12)
     assert identity["data"].startswith("lines of sha256:")
     assert identity["versions"] == loop.versions()
 
@@ -129,9 +129,12 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_pa
         assert both[name.format(0)] != both[name.format(1)]
 
 
-def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path):
-    other = pretrain(tmp_path / "run", replace(tiny, checkpoints=(1, 2, 5, 12)))
-    assert losses(other)["loss"].tolist()[1:] == losses(run)["loss"].tolist()[1:]
+def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "spread", lambda steps: [1, steps])
+    other = pretrain(tmp_path / "run", tiny)
+    table = losses(other)
+    assert table["step"][table["held_out"].notna()].tolist() == [1, 12]
+    assert table["loss"].tolist()[1:] == losses(run)["loss"].tolist()[1:]
     weights = "seed_0-step_12/model.safetensors"
     assert (other / weights).read_bytes() == (run / weights).read_bytes()
 
@@ -172,7 +175,7 @@ def test_training_teaches(tmp_path):
     without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     settings = Pretraining(
         str(tmp_path / "text.txt"), {**TINY, **without_dropout, "hidden_size": 64, "initializer_range": 0.05},
-        vocabulary=200, length=10, steps=250, batch=8, learning_rate=5e-3, checkpoints=(0, 250),
+        vocabulary=200, length=10, steps=250, batch=8, learning_rate=5e-3,
     )  # fmt: skip
     table = losses(pretrain(tmp_path / "run", settings))
     assert table["held_out"][0] > 3
@@ -273,7 +276,6 @@ def test_what_is_done_is_not_trained_again(run, tiny, monkeypatch):
     [
         ({"steps": 13}, ["holds a training whose settings.steps is 12, not 13", "another folder"]),
         ({"configuration": {**TINY, "num_hidden_layers": 3}}, ["settings.configuration"]),
-        ({"checkpoints": (0, 12)}, ["settings.checkpoints is [0, 3, 12], not [0, 12]"]),
     ],
 )
 def test_a_folder_holds_one_run(run, tiny, changes, words):
@@ -285,7 +287,7 @@ def test_a_folder_holds_one_run(run, tiny, changes, words):
 def test_a_run_on_other_text_is_refused(tiny, text, tmp_path):
     copy = tmp_path / "lines.txt"
     copy.write_text(text.read_text())
-    settings = replace(tiny, data=str(copy), steps=1, checkpoints=None)
+    settings = replace(tiny, data=str(copy), steps=1)
     folder = pretrain(tmp_path / "run", settings)
     copy.write_text(text.read_text() + "\nOne line more.")
     refused("holds a training whose data is", folder=folder, settings=settings)
@@ -361,8 +363,6 @@ def test_who_cannot_train_it_leaves_no_folder(tiny, tmp_path, arguments, words):
         ({"learning_rate": math.nan}, "learning_rate nan"),
         ({"warmup": 1.0}, "warmup 1.0"),
         ({"weight_decay": -0.1}, "weight_decay -0.1"),
-        ({"checkpoints": (0, 2001)}, "checkpoint 2001 lies outside the run: give steps from 0 to 2000"),
-        ({"checkpoints": (-1,)}, "checkpoint -1 lies outside"),
     ],
 )
 def test_settings_that_make_no_sense(changes, words):
@@ -372,7 +372,7 @@ def test_settings_that_make_no_sense(changes, words):
 
 def test_a_loss_that_is_not_finite_ends_the_run(tiny, tmp_path):
     """At no moment is a checkpoint there whose weights are not those of a model that predicts something."""
-    settings = replace(tiny, learning_rate=1e30, warmup=0.0, checkpoints=range(13))
+    settings = replace(tiny, learning_rate=1e30, warmup=0.0)
     refused("the loss of step", "is nan", "a learning rate below 1e+30", folder=tmp_path / "run", settings=settings)
     assert "seed_0-step_0" in {path.name for path in (tmp_path / "run").iterdir()}
     for path in (tmp_path / "run").glob("seed_0-step_*"):
@@ -393,7 +393,7 @@ def named(tiny, tmp_path, monkeypatch) -> str:
 
 def test_a_run_by_name_is_trained_once(run, named, monkeypatch):
     found = training.checkpoints(named)
-    assert [(at.seed, at.step) for at in found] == [(0, 0), (0, 3), (0, 12)]
+    assert [(at.seed, at.step) for at in found] == [(0, step) for step in range(13)]
     folder = Path(found[0].model).parent
     assert contents(folder) == contents(run)
     assert folder.name == training.run_identity(named)
@@ -402,8 +402,7 @@ def test_a_run_by_name_is_trained_once(run, named, monkeypatch):
     pd.testing.assert_frame_equal(runs.losses(named).drop(columns="seed"), losses(run))
 
 
-def test_a_run_with_other_settings_is_another(named, tiny, monkeypatch):
-    monkeypatch.setitem(runs.RUNS, "tiny", replace(tiny, checkpoints=None))
+def test_a_run_with_other_settings_is_another(named):
     other = training.checkpoints(f"{named}@steps=2@learning_rate=1e-3")
     assert [at.step for at in other] == [0, 1, 2]
     assert training.run_identity(f"{named}@steps=2") != training.run_identity(f"{named}@steps=3")
@@ -411,12 +410,12 @@ def test_a_run_with_other_settings_is_another(named, tiny, monkeypatch):
 
 def test_the_checkpoints_of_a_folder(run, tiny, tmp_path):
     found = training.checkpoints(str(run))
-    assert found == [runs.Checkpoint(0, step, str(run / f"seed_0-step_{step}")) for step in (0, 3, 12)]
+    assert found == [runs.Checkpoint(0, step, str(run / f"seed_0-step_{step}")) for step in range(13)]
     both = pretrain(tmp_path / "run", tiny, seeds=(0,))
     before = training.run_identity(str(both))
     pretrain(both, tiny, seeds=(1,))
     assert training.run_identity(str(both)) != before
-    assert [at.seed for at in training.checkpoints(str(both), (1, 0, 1))] == [1, 1, 1, 0, 0, 0]
+    assert [at.seed for at in training.checkpoints(str(both), (1, 0, 1))] == [1] * 13 + [0] * 13
     assert runs.losses(str(both), (1, 0))["seed"].tolist() == [1] * 13 + [0] * 13
 
 
@@ -451,6 +450,6 @@ def test_a_run_that_is_not_there(named, run, name, seeds, words):
 def test_the_names_of_the_multiberts():
     found = training.checkpoints("multiberts", (2, 0))
     assert [at.seed for at in found] == [2] * 29 + [0] * 29
-    assert [at.step for at in found[:29]] == list(spread(2_000_000))
+    assert [at.step for at in found[:29]] == spread(2_000_000)
     assert found[1].model == "multiberts-seed_2-step_20k"
     assert runs.losses("multiberts", (0,)).empty

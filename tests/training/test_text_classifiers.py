@@ -16,7 +16,11 @@ import transformers
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.corpora import Pair
 from analysis_lib.models import devices
-from analysis_lib.models.architectures import CharacterBertTokenizer
+from analysis_lib.models.architectures import (
+    CharacterBertTokenizer,
+    SelfAttentionConfig,
+    SelfAttentionForSequenceClassification,
+)
 from analysis_lib.models.tokenization import token_ids
 from analysis_lib.training import accuracy, finetune, loop, predict, self_attention, text_classifiers
 from analysis_lib.training.wordpiece import word_pieces
@@ -106,15 +110,15 @@ def always_saved(monkeypatch):
 def test_an_interrupted_training_resumes_and_ends_the_same(reviews, tmp_path, monkeypatch, always_saved):
     settings = {**SMALL, **QUICK, "epochs": 5, "patience": 5}
     whole = self_attention(reviews, reviews, tmp_path / "whole", **settings)
-    epoch, calls = text_classifiers._epoch, []
+    batches, calls = text_classifiers.batches, []
 
     def interrupted(*arguments):
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return epoch(*arguments)
+        return batches(*arguments)
 
-    monkeypatch.setattr(text_classifiers, "_epoch", interrupted)
+    monkeypatch.setattr(text_classifiers, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         self_attention(reviews, reviews, tmp_path / "part", **settings)
     assert not (tmp_path / "part" / "model.safetensors").exists()
@@ -181,7 +185,7 @@ def test_the_same_texts_with_other_names_of_their_classes_are_another_classifier
 def test_an_unfinished_training_with_other_settings_is_refused(reviews, tmp_path, monkeypatch):
     settings = {**SMALL, **QUICK, "epochs": 2}
     with monkeypatch.context() as patch:
-        killed_at(patch, text_classifiers, "_epoch", 2)
+        killed_at(patch, text_classifiers, "batches", 2)
         with pytest.raises(Killed):
             self_attention(reviews, reviews, tmp_path / "out", **settings)
     with pytest.raises(AnalysisError, match=r"settings\.learning_rate is 0\.01, not 0\.0001: give another folder"):
@@ -195,8 +199,8 @@ def test_training_stops_after_epochs_without_gain_and_keeps_the_best(reviews, tm
 
     def predicted(model, texts):
         states.append({name: value.clone() for name, value in model.state_dict().items()})
-        right = int(next(rights) * len(texts.labels))
-        return torch.where(torch.arange(len(texts.labels)) < right, texts.labels, 1 - texts.labels)
+        labels = torch.tensor(reviews.labels)
+        return torch.where(torch.arange(len(labels)) < int(next(rights) * len(labels)), labels, 1 - labels)
 
     monkeypatch.setattr(text_classifiers, "predict_encoded", predicted)
     folder = self_attention(reviews, reviews, tmp_path / "out", **SMALL, **{**QUICK, "patience": 3})
@@ -257,7 +261,9 @@ def test_another_device_makes_another_classifier(reviews, tmp_path, monkeypatch)
 
 
 def test_what_a_model_reads_is_brought_to_its_device(reviews):
-    inputs = text_classifiers.encode(reviews, word_pieces(GOOD + BAD, 80), 64).inputs(torch.tensor([0, 5]), "meta")
+    model = SelfAttentionForSequenceClassification(SelfAttentionConfig(vocab_size=80)).to("meta")
+    texts = text_classifiers.encode(reviews, word_pieces(GOOD + BAD, 80), 64)
+    inputs = text_classifiers.inputs(model, texts, [0, 5])
     assert {name: part.device.type for name, part in inputs.items()} == {"input_ids": "meta", "attention_mask": "meta"}
 
 
@@ -306,10 +312,10 @@ def test_a_pair_is_read_as_the_tokenizer_reads_it(tmp_path):
     pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
     tokenizer = word_pieces(GOOD + BAD, 80)
     encoded = text_classifiers.encode(pairs, tokenizer, 64)
-    assert [ids.tolist() for ids in encoded.ids] == tokenizer(list(GOOD), list(BAD))["input_ids"]
+    assert [ids.tolist() for ids in encoded] == tokenizer(list(GOOD), list(BAD))["input_ids"]
     cut = text_classifiers.encode(pairs, tokenizer, 9)
-    assert {len(ids) for ids in cut.ids} == {9}
-    assert {int(ids[-1]) for ids in cut.ids} == {tokenizer.sep_token_id}
+    assert {len(ids) for ids in cut} == {9}
+    assert {int(ids[-1]) for ids in cut} == {tokenizer.sep_token_id}
 
 
 def test_a_tokenizer_that_knows_no_pairs_puts_its_separator():

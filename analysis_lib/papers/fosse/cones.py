@@ -79,10 +79,3 @@ def cone(vectors: HeadVectors, head: int) -> pd.DataFrame:
         "aside": np.where(both @ across < 0, -rest, rest),
     }
     return pd.DataFrame(columns)
-
-
-def widest_angles(vectors: HeadVectors) -> pd.DataFrame:
-    """The largest angle of a value and of an output to the axis of the values, in degrees; one row per head, from 1."""
-    heads = range(1, len(vectors[0]) + 1)
-    widest = {head: cone(vectors, head).groupby("vector")["angle"].max() for head in heads}
-    return pd.DataFrame(widest).T.rename_axis("head")[["value", "output"]].rename_axis(columns=None)

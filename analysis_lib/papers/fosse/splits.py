@@ -7,9 +7,6 @@ from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.corpora.splits import drawn, stratified
 from analysis_lib.errors import AnalysisError
 
-# The paper measures on so many utterances of the test data.
-UTTERANCES = 1000
-
 
 def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tuple[Corpus, Corpus, Corpus]:
     """What a classifier is trained on, stopped by and tested on.
@@ -34,14 +31,14 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
     return tuple(stratified(corpus, size or len(corpus), seed) for corpus, size in zip(whole, limits, strict=True))
 
 
-def largest_classes(corpora: Sequence[Corpus], count: int, examples: int = 0, seed: int = 0) -> list[Corpus]:
+def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0, seed: int = 0) -> list[Corpus]:
     """The same corpora with only the classes of which the first corpus has most, and as many examples of each class.
 
     Args:
         corpora: with classes, such as the splits of one corpus.
         count: how many classes are kept, two or more.
-        examples: of each class in the first corpus, at most; 0 for as many as each class has. The other corpora keep
-            as many as each class has.
+        limit: of the first corpus, about how many examples are kept, ⌈limit / count⌉ of each class; 0 for as many as
+            each class has, which is what the other corpora keep.
         seed: of the draw of the examples.
 
     Raises:
@@ -54,10 +51,9 @@ def largest_classes(corpora: Sequence[Corpus], count: int, examples: int = 0, se
     kept = sorted(name for name, _ in Counter(first.classes[i] for i in sorted(first.labels)).most_common(count))
     for corpus in corpora:
         names = [corpus.classes[label] for label in corpus.labels]
-        size = min(names.count(name) for name in kept)
-        if not size:
+        if not (size := min(names.count(name) for name in kept)):
             raise AnalysisError(f"{corpus.name} lacks some of the {count} classes: ask for fewer")
-        size = min(size, examples) if corpus is first and examples else size
+        size = min(size, -(-limit // count)) if corpus is first and limit else size
         chosen = drawn(names, dict.fromkeys(kept, size), seed)
         labels = [kept.index(names[i]) for i in chosen]
         found.append(Corpus(corpus.name, [corpus.items[i] for i in chosen], labels=labels, classes=kept))

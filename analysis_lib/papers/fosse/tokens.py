@@ -13,11 +13,10 @@ import pandas as pd
 import torch
 import transformers
 from jaxtyping import Bool, Float, Int
-from scipy import special, stats
+from scipy import special
 
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training.text_classifiers import Classification, encode
@@ -48,6 +47,10 @@ class OneBlock:
     directions: Float[np.ndarray, "class width"]
     constants: Float[np.ndarray, " class"]
     epsilon: float
+
+    def read(self, corpus: Corpus) -> Iterator[Int[np.ndarray, " token"]]:
+        """The tokens of each text, as in training."""
+        return (ids.numpy() for ids in encode(corpus, self.tokenizer, Classification.longest))
 
     def weights(self, ids: Int[np.ndarray, " token"]) -> Float[np.ndarray, " token"]:
         """The attention weights a_0j of [CLS], the first of these tokens."""
@@ -104,29 +107,23 @@ def one_block(folder: Path | str) -> OneBlock:
     return OneBlock(tokenizer, classes, **{name: a.detach().numpy() for name, a in arrays.items()}, epsilon=norm.eps)
 
 
-def _texts(block: OneBlock, corpus: Corpus, longest: int) -> Iterator[Int[np.ndarray, " token"]]:
-    return (ids.numpy() for ids in encode(corpus, block.tokenizer, longest).ids)
-
-
-def token_contributions(block: OneBlock, corpus: Corpus, longest: int = Classification.longest) -> pd.DataFrame:
+def token_contributions(block: OneBlock, corpus: Corpus) -> pd.DataFrame:
     """What each token of each text contributes to the margin of each class.
 
     Args:
         block: from :func:`one_block`.
         corpus: with classes.
-        longest: tokens of a text that are read, as in training.
 
     Returns:
-        Columns utterance (its place), position (0 is [CLS]), token, special (whether it is [CLS] or [SEP]), weight
+        Columns utterance (its place), token, special (whether it is [CLS] or [SEP]), weight
         (a_0j), class (by name), contribution, and chosen (whether the class is the one that is given).
     """
     frames = []
-    for place, ids in enumerate(_texts(block, corpus, longest)):
+    for place, ids in enumerate(block.read(corpus)):
         tokens, start = block.terms(ids)
         chosen = (tokens.sum(1) + start + block.constants).argmax()
         columns = {
             "utterance": place,
-            "position": np.arange(len(ids)),
             "token": block.tokenizer.convert_ids_to_tokens(ids.tolist()),
             "special": block.special(ids),
             "weight": block.weights(ids),
@@ -138,104 +135,7 @@ def token_contributions(block: OneBlock, corpus: Corpus, longest: int = Classifi
     return pd.concat(frames, ignore_index=True)
 
 
-def row_entropies(contributions: pd.DataFrame) -> Float[np.ndarray, " utterance"]:
-    """The entropy of the attention row of [CLS] in each text, divided by the logarithm of the number of its keys."""
-    rows = contributions[contributions["chosen"]].groupby("utterance")["weight"]
-    return rows.agg(lambda row: special.entr(row).sum() / np.log(len(row))).to_numpy()
-
-
-def concentration(decision: pd.DataFrame, ranks: Sequence[int] = (1, 3, 5)) -> pd.DataFrame:
-    """How much the few largest tokens of a text carry, of its |contributions| and of its attention.
-
-    Args:
-        decision: rows of :func:`token_contributions` on tokens that are not special, for the class that is given;
-            texts of more tokens than the highest rank are averaged.
-
-    Returns:
-        One row per rank: tokens (how many of the largest); contribution and weight, the mean share over texts, each
-        with the ends of its 95 % interval (``_low``, ``_high``); and even, what equal shares would be.
-
-    Raises:
-        AnalysisError: no text is that long.
-    """
-    texts = [text for _, text in decision.groupby("utterance") if len(text) > max(ranks)]
-    if not texts:
-        raise AnalysisError(f"no text has more than {max(ranks)} tokens: give longer ones, or lower ranks")
-    rows = []
-    for rank in ranks:
-        row = {"tokens": rank, "even": float(np.mean([rank / len(text) for text in texts]))}
-        for name in ("contribution", "weight"):
-            shares = [sizes.nlargest(rank).sum() / sizes.sum() for sizes in (text[name].abs() for text in texts)]
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), seed_interval(shares), strict=True))
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def rank_agreement(decision: pd.DataFrame) -> Float[np.ndarray, " utterance"]:
-    """Spearman's correlation of attention weight and |contribution| among the tokens of each text of three or more.
-
-    Texts in which one of the two is the same for all tokens have none and are left out.
-    """
-    texts = (text for _, text in decision.groupby("utterance") if len(text) > 2)
-    pairs = ((text["weight"].to_numpy(), text["contribution"].abs().to_numpy()) for text in texts)
-    return np.array([stats.spearmanr(*pair).statistic for pair in pairs if min(map(np.ptp, pair)) > 0])
-
-
-def share_of_word(decision: pd.DataFrame, column: str) -> float:
-    """The share of a column's variance over tokens that the word explains, adjusted for the number of words; at most 1.
-
-    1 − (variance within words) / (variance of all), with degrees of freedom as denominators; words that occur once say
-    nothing about the first and are left out.
-
-    Args:
-        decision: as of :func:`concentration`.
-        column: contribution or weight.
-    """
-    several = decision[decision.groupby("token")["token"].transform("size") > 1]
-    values, words = several[column], several.groupby("token")[column]
-    within = ((values - words.transform("mean")) ** 2).sum() / (len(values) - words.ngroups)
-    return float(1 - within / values.var(ddof=1))
-
-
-def keywords(
-    found: Sequence[pd.DataFrame],
-    block: OneBlock,
-    train: Corpus,
-    least: int = 5,
-    longest: int = Classification.longest,
-) -> pd.DataFrame:
-    """What the words contribute to each class, beside how often they stand in training texts of that class.
-
-    Args:
-        found: from :func:`token_contributions`, of one classifier or of several with the same word pieces, on the same
-            texts.
-        block: one of the classifiers.
-        train: what it was trained on.
-        least: words that occur less often are left out, in the measured texts and in those of training.
-
-    Returns:
-        One row per class and word: class, token, occurrences (in the measured texts), contribution (mean over them and
-        over classifiers), trained (occurrences in training texts) and share (of these, in texts of the class), the
-        largest mean contribution of a class first.
-    """
-    texts = zip(_texts(block, train, longest), train.labels, strict=True)
-    words = [(train.classes[label], block.tokenizer.convert_ids_to_tokens(ids.tolist())) for ids, label in texts]
-    counts = pd.DataFrame(words, columns=["class", "token"]).explode("token").value_counts().rename("own").reset_index()
-    counts["trained"] = counts.groupby("token")["own"].transform("sum")
-    means = pd.concat(found).query("~special").groupby(["class", "token"])["contribution"]
-    table = means.agg(occurrences="size", contribution="mean").reset_index()
-    table["occurrences"] //= len(found)
-    table = table.merge(counts.drop_duplicates("token")[["token", "trained"]]).merge(
-        counts.drop(columns="trained"), how="left"
-    )
-    table["share"] = table.pop("own").fillna(0) / table["trained"]
-    table = table[(table["occurrences"] >= least) & (table["trained"] >= least)]
-    return table.sort_values(["class", "contribution"], ascending=[True, False], ignore_index=True)
-
-
-def removals(
-    block: OneBlock, corpus: Corpus, seed: int = 0, longest: int = Classification.longest
-) -> Bool[np.ndarray, "utterance removed"]:
+def removals(block: OneBlock, corpus: Corpus, seed: int = 0) -> Bool[np.ndarray, "utterance removed"]:
     """Whether another class is given to each text once a token is removed, for each of ``REMOVED``.
 
     The first is the token that contributes most to the margin of the class that is given. Special tokens stay, and
@@ -245,7 +145,7 @@ def removals(
         seed: of the tokens that are drawn at random.
     """
     random, flips = np.random.default_rng(seed), []
-    for ids in _texts(block, corpus, longest):
+    for ids in block.read(corpus):
         words = np.flatnonzero(~block.special(ids))
         if len(words) > 1:
             chosen = block.margins(ids).argmax()

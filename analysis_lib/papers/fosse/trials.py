@@ -1,8 +1,8 @@
-"""Classifiers trained several times over, and those of self-attention measured (Fosse et al. 2023, sec. 2.2, 4)."""
+"""Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec. 2.2, 4)."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,178 +14,104 @@ from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import grouped, measure, processes
+from analysis_lib.measurement import grouped, measure, processes, shards
+from analysis_lib.measurement.sources import code_hash, source_hash
+from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
-from analysis_lib.papers.fosse.splits import UTTERANCES, splits
-from analysis_lib.training import accuracy, finetune, predict, self_attention
+from analysis_lib.papers.fosse.splits import splits
+from analysis_lib.training import accuracy, predict, self_attention, text_classifiers
 from analysis_lib.training.loop import versions, write
-from analysis_lib.training.text_classifiers import Classification
 
-COLUMNS = ["quantity", "layer", "value"]
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
 DATASETS = ("hatexplain", "yelphat", "e-snli")
-# What the paper leaves open, and what changes its numbers: settings of the block, and of the training.
-Variant = tuple[dict, dict]
-VARIANTS: dict[str, Variant] = {
-    "as here": ({}, {}),
-    "batches of 32": ({}, {"batch": 32}),
-    "BERT's linear layers": ({"initializer_range": 0.02}, {}),
-    "no biases": ({"bias": False}, {}),
-    "embeddings from N(0, 1)": ({"embedding_std": 1.0}, {}),
-    "width 128": ({"hidden_size": 128}, {}),
-    "width 128, N(0, 1), no biases": ({"hidden_size": 128, "embedding_std": 1.0, "bias": False}, {}),
+# What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
+VARIANTS: dict[str, dict] = {
+    "as here": {},
+    "batches of 32": {"batch": 32},
+    "BERT's linear layers": {"block": {"initializer_range": 0.02}},
+    "no biases": {"block": {"bias": False}},
+    "embeddings from N(0, 1)": {"block": {"embedding_std": 1.0}},
+    "width 128": {"block": {"hidden_size": 128}},
+    "width 128, N(0, 1), no biases": {"block": {"hidden_size": 128, "embedding_std": 1.0, "bias": False}},
 }
+# What a classifier is unless given.
+DEFAULTS = {"variant": "as here", "layers": 1, "entropy_weight": 0.0, "seed": 0}
 
 
 def trials(
-    train: Corpus,
-    validation: Corpus,
-    test: Corpus,
+    classifiers: Iterable[Mapping],
+    limit: int = 0,
+    utterances: int = 1000,
     *,
-    layers: Sequence[int] = (1,),
-    entropy_weights: Sequence[float] = (),
-    seeds: Sequence[int] = (0,),
-    utterances: int = UTTERANCES,
-    block: dict | None = None,
-    progress: bool = True,
+    untrained: bool = False,
     **settings,
 ) -> pd.DataFrame:
-    """Train classifiers of self-attention and measure them: without a weight on entropy at each depth, and with each
-    weight at a depth of one block.
+    """Train classifiers of self-attention and measure them.
 
     Where PyTorch may use several threads, as many classifiers are trained at once.
 
     Args:
-        train: with classes; validation and test with the same.
-        layers: how many blocks, for an entropy weight of 0.
-        entropy_weights: λ, for one block.
-        seeds: of the training.
+        classifiers: one mapping per classifier: ``data`` (a corpus, as of :func:`splits`), ``variant`` (one of
+            ``VARIANTS``), ``layers`` (how many blocks), ``entropy_weight`` (λ) and ``seed`` (of the training). All but
+            data may be left out, and are those of ``DEFAULTS`` then.
+        limit: as of :func:`splits`.
         utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
-            measured; the accuracy is that of the whole test corpus.
-        block: as of :func:`self_attention`.
-        progress: whether to show a bar, on a terminal.
+            measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
+        untrained: whether to measure each also with other random weights and no training.
         settings: of :func:`self_attention`.
 
     Returns:
-        One row per number: layers, entropy_weight, seed, quantity, layer (missing for accuracy and epochs) and value.
-        The quantities are ``accuracy`` (share of the test corpus), ``epochs`` (after which the state was best),
-        ``key``, ``value``, ``query`` and ``hidden`` (similarity inside an utterance, eq. 3), ``entropy`` (of the
-        attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+        One row per number: dataset, variant, layers, entropy_weight, seed, stage (trained or untrained), quantity,
+        layer (missing for accuracy and epochs) and value. The quantities are ``accuracy`` (share of the test corpus),
+        ``epochs`` (after which the state was best), ``key``, ``value``, ``query`` and ``hidden`` (similarity inside an
+        utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
-        AnalysisError: as :func:`self_attention`; a depth, weight or seed is out of range.
+        AnalysisError: as :func:`splits` and :func:`self_attention`; two corpora have one name; a depth, weight or seed
+            is out of range.
     """
-    # One block without a weight is what those with a weight are compared with.
-    weights = [0.0, *map(float, entropy_weights)] if entropy_weights else []
-    cells = dict.fromkeys([*((depth, 0.0) for depth in layers), *((1, weight) for weight in weights)])
-    work = [_work(depth, weight, seed, block or {}, settings) for seed in seeds for depth, weight in cells]
-    return _all_trials(train, validation, test, work, utterances, progress)
-
-
-def sensitivity(
-    train: Corpus,
-    validation: Corpus,
-    test: Corpus,
-    *,
-    variants: Mapping[str, Variant] = VARIANTS,
-    layers: Sequence[int] = (1,),
-    seeds: Sequence[int] = (0,),
-    utterances: int = UTTERANCES,
-    progress: bool = True,
-    **settings,
-) -> pd.DataFrame:
-    """How the numbers of :func:`trials` depend on what the paper leaves open.
-
-    Args:
-        variants: by name, how a block and its training differ.
-
-    Returns:
-        The columns variant, stage, and those of :func:`trials`. The stage is ``trained``, or ``untrained`` for the
-        similarities of the same block with other random weights and no training.
-    """
-    work = [
-        _work(depth, 0.0, seed, block, {**settings, **rules}, variant=name)
-        for seed in seeds
-        for name, (block, rules) in variants.items()
-        for depth in layers
-    ]
-    return _all_trials(train, validation, test, work, utterances, progress, untrained=True)
-
-
-def _work(layers: int, weight: float, seed: int, block: dict, settings: dict, **columns: str) -> tuple[dict, dict]:
-    """The columns that say which classifier it is, and its settings."""
-    chosen = {**settings, "layers": layers, "block": {**block, "entropy_weight": weight}, "seed": seed}
-    return {**columns, "layers": layers, "entropy_weight": weight, "seed": seed}, chosen
-
-
-def _all_trials(
-    train: Corpus,
-    validation: Corpus,
-    test: Corpus,
-    work: Sequence[tuple[dict, dict]],
-    utterances: int,
-    progress: bool,
-    untrained: bool = False,
-) -> pd.DataFrame:
-    """The trial of each item of :func:`_work`, in their order."""
+    work = [dict(row) for row in dict.fromkeys(tuple((DEFAULTS | given).items()) for given in classifiers)]
     # Refused here, and not when the turn of that classifier comes, maybe after hours.
-    if not work or any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row, _ in work):
+    if any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row in work):
         raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
-    frames = []
-    one = partial(_trial, train, validation, stratified(test, utterances), test, untrained)
-    with _mapped(min(torch.get_num_threads(), len(work))) as mapped:
-        found = mapped(one, [settings for _, settings in work])
-        bar = tqdm(found, total=len(work), unit="classifier", desc=train.name, disable=None if progress else True)
-        for (row, _), numbers in zip(work, bar, strict=True):
-            frames.append(pd.concat([pd.DataFrame(row, numbers.index), numbers], axis=1))
-    return pd.concat(frames, ignore_index=True)
+    require_names(row["data"] for row in work)
+    corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in work)}
+    one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
+    workers = min(torch.get_num_threads(), len(work))
+    with processes.pool(workers, threads=1) if workers > 1 else nullcontext() as pool:
+        found = (pool.map if pool else map)(one, work, [corpora[row["data"]] for row in work])
+        bar = tqdm(found, total=len(work), unit="classifier", disable=None)
+        return pd.concat(bar, ignore_index=True).astype({"layer": "Int64"})
 
 
-@contextmanager
-def _mapped(workers: int) -> Iterator[Callable]:
-    """``map``, in other processes if there are to be several."""
-    if workers < 2:
-        yield map
-        return
-    with processes.pool(workers, threads=1) as pool:
-        yield pool.map
-
-
-def _trial(
-    train: Corpus, validation: Corpus, measured: Corpus, test: Corpus, untrained: bool, settings: dict
-) -> pd.DataFrame:
-    """Columns quantity, layer and value of one classifier; the stage, too, where its untrained twin is measured."""
-    folder = self_attention(train, validation, **settings)
-    scores = accuracy(predict(folder, test, settings.get("longest", Classification.longest)))
-    rows = [("accuracy", pd.NA, scores["accuracy"]), ("epochs", pd.NA, _best_epoch(folder))]
-    found = _table([*rows, *_measured(str(folder), measured)])
-    if not untrained:
-        return found
-    twin = _table(_measured(f"{folder}:untrained", measured))
-    return pd.concat([found.assign(stage="trained"), twin.assign(stage="untrained")], ignore_index=True)
-
-
-def _table(rows: list[tuple]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=COLUMNS).astype({"layer": "Int64"})
-
-
-def _measured(model: str, corpus: Corpus) -> list[tuple]:
-    tables = measure(load_model(model), corpus, METRICS, progress=False)
-    norms = tables["mean_vector"].query("space == 'key'")
-    return [
-        *((row.space, row.layer, row.similarity) for row in tables["utterance_similarity"].itertuples()),
-        *(("entropy", row.layer, row.entropy_normalised) for row in tables["attention_entropy"].itertuples()),
-        *(("key_norm", row.layer, row.mean_norm) for row in norms.itertuples()),
+def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:
+    chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
+    chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
+    train, validation, test = corpora
+    folder = self_attention(train, validation, **chosen)
+    longest = chosen.get("longest", text_classifiers.Classification.longest)
+    epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
+    numbers = [
+        ("trained", "accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
+        ("trained", "epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
     ]
+    for stage in ("trained", "untrained")[: 1 + untrained]:
+        model = load_model(str(folder) if stage == "trained" else f"{folder}:untrained")
+        similar, entropies, norms = measure(model, measured, METRICS, progress=False).values()
+        numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
+        numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
+        numbers += [(stage, "key_norm", r.layer, r.mean_norm) for r in norms.itertuples() if r.space == "key"]
+    names = {"dataset": dataset_name(row["data"]), **{name: row[name] for name in DEFAULTS}}
+    columns = [*names, "stage", "quantity", "layer", "value"]
+    return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=columns)
 
 
-def _best_epoch(folder: Path) -> float:
-    epochs = pd.read_csv(folder / "epochs.csv")
-    return float(epochs["epoch"][epochs["accuracy"].idxmax()])
-
-
-# --- Several corpora ----------------------------------------------------------------------------------
+def require_names(data: Iterable[str]) -> None:
+    """Refuse corpora that could not be told apart by :func:`dataset_name`, and a choice of none."""
+    names = [dataset_name(spec) for spec in dict.fromkeys(data)]
+    if len(set(names)) < len(names) or not names:
+        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, of different names")
 
 
 def dataset_name(data: str) -> str:
@@ -198,86 +124,41 @@ def dataset_name(data: str) -> str:
     return {"esnli": "e-snli"}.get(name, name)
 
 
-def _refuse_names(data: Sequence[str]) -> None:
-    """Two corpora of one name could not be told apart in the table."""
-    names = [dataset_name(spec) for spec in data]
-    if len(set(names)) < len(names) or not names:
-        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, each once")
-
-
-def trials_on(
-    data: Sequence[str], limit: int = 0, *, layers: Sequence[int] = (1,), shallow: Sequence[str] = (), **settings
-) -> pd.DataFrame:
-    """:func:`trials` of several corpora, with the column dataset in front.
-
-    Args:
-        data: the corpora, as of :func:`splits`.
-        limit: as of :func:`splits`.
-        layers: how many blocks.
-        shallow: more corpora, on which models of more than two layers are left out, as on e-SNLI in the paper.
-        settings: of :func:`trials`.
-    """
-    most = [*((spec, max(layers, default=0)) for spec in data), *((spec, 2) for spec in shallow)]
-    _refuse_names([spec for spec, _ in most])
-    frames = {
-        dataset_name(spec): trials(*splits(spec, limit), layers=[n for n in layers if n <= deepest], **settings)
-        for spec, deepest in most
-    }
-    return grouped(frames, "dataset")
-
-
-def finetuned(
-    model: str, data: Sequence[str], limit: int = 0, test_limit: int = 0, *, seeds: Sequence[int] = (0,), **settings
-) -> pd.DataFrame:
-    """An encoder fine-tuned several times over, on several corpora: the first row of Table 1.
-
-    Args:
-        model: as ``load_model`` takes it.
-        data: the corpora, as of :func:`splits`.
-        limit, test_limit: as of :func:`splits`.
-        seeds: of the draws of the texts and of the training.
-        settings: of :func:`finetune`.
-
-    Returns:
-        One row per number: dataset, seed, quantity and value. The quantities are ``accuracy`` (share of the texts of
-        the test split that were drawn) and ``epochs`` (after which the state was best).
-    """
-    _refuse_names(data)
-    if not seeds:
-        raise AnalysisError("there is no seed: give one or more")
-    encoder, frames = load_model(model), {}
-    for spec in data:
-        rows = []
-        for seed in seeds:
-            train, validation, test = splits(spec, limit, test_limit, seed)
-            folder = finetune(encoder, train, validation, seed=seed, **settings)
-            found = accuracy(predict(folder, test))["accuracy"]
-            rows += [(seed, "accuracy", found), (seed, "epochs", _best_epoch(folder))]
-        frames[dataset_name(spec)] = pd.DataFrame(rows, columns=["seed", "quantity", "value"])
-    return grouped(frames, "dataset")
-
-
 # --- Results of long runs -----------------------------------------------------------------------------
 
 
-def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **settings) -> None:
+def record(
+    data: str,
+    folder: Path,
+    *,
+    layers: Sequence[int],
+    entropy_weights: Sequence[float],
+    seeds: Sequence[int],
+    sensitivity_seeds: Sequence[int] = (),
+) -> None:
     """Run trials at full length and keep their numbers, without texts and weights.
 
-    Writes ``trials.csv``, the ``sensitivity.csv`` of :func:`sensitivity`, and last ``results.json``, which says how
+    Writes ``trials.csv``, the numbers of all variants in ``sensitivity.csv``, and last ``results.json``, which says how
     they were made.
 
     Args:
         data: as of :func:`splits`.
         folder: where to write.
-        sensitivity_seeds: those with which to run :func:`sensitivity`, too, if any.
-        settings: of :func:`trials`.
+        layers: how many blocks, for an entropy weight of 0.
+        entropy_weights: for one block, beside 0, with which they are compared.
+        seeds: of the trainings.
+        sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any.
     """
+    cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
+    work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
+    varied = [{"data": data, "variant": name, "seed": s} for s in sensitivity_seeds for name in VARIANTS]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     corpora = splits(data)
-    tables = {"trials.csv": trials(*corpora, **settings)}
-    if sensitivity_seeds:
-        tables["sensitivity.csv"] = sensitivity(*corpora, seeds=sensitivity_seeds)
+    tables = {"trials": trials(work)}
+    if varied:
+        tables["sensitivity"] = trials(varied, untrained=True)
+    settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
     description = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
@@ -285,10 +166,11 @@ def record(data: str, folder: Path, sensitivity_seeds: Sequence[int] = (), **set
         "settings": {**settings, "sensitivity_seeds": list(sensitivity_seeds)},
         "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
         "versions": versions(),
+        "sources": _sources(),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        write(folder / name, table.to_csv(index=False, float_format="%.6g"))
+        write(folder / f"{name}.csv", table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
     write(folder / "results.json", json.dumps(description, indent=1) + "\n")
 
 
@@ -299,7 +181,7 @@ def recorded(table: str = "trials") -> pd.DataFrame:
         table: trials or sensitivity.
 
     Returns:
-        The columns of :func:`trials` or :func:`sensitivity`, with dataset in front, in the order of the paper.
+        The columns of :func:`trials`, in the order of the paper; without variant and stage where all are the same.
 
     Raises:
         AnalysisError: there are none.
@@ -309,14 +191,26 @@ def recorded(table: str = "trials") -> pd.DataFrame:
     return grouped(frames, "dataset")
 
 
-def recorded_texts() -> pd.DataFrame:
-    """How many texts the classifiers of :func:`recorded` were trained, stopped and tested on, and how many seeds."""
-    rows = []
-    for name, path in _recorded("results.json").items():
-        description = json.loads(path.read_text(encoding="utf-8"))
-        seeds = len(description["settings"]["seeds"])
-        rows.append({"dataset": name, "classes": len(description["classes"]), **description["texts"], "seeds": seeds})
-    return pd.DataFrame(rows)
+def recorded_runs() -> dict[str, dict]:
+    """How the results of :func:`recorded` were made, ``results.json`` of each corpus: texts, classes, settings, ..."""
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in _recorded("results.json").items()}
+
+
+def code_warning() -> str:
+    """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
+    if not (changed := [name for name, run in recorded_runs().items() if run.get("sources") != _sources()]):
+        return ""
+    return (
+        f"The code that trains and measures has changed since the numbers of {', '.join(changed)} at full length were "
+        "recorded. To record them anew: `python -m analysis_lib classifiers --data FOLDER --out FOLDER`."
+    )
+
+
+def _sources() -> str:
+    """The hash of the code that trains and measures: classifiers, their splits, the metrics, and this module."""
+    modules = {splits.__module__, text_classifiers.__name__, shards.__name__}
+    modules |= {type(metric).__module__ for metric in resolve(METRICS)}
+    return f"{source_hash(modules)[:16]} {code_hash(Path(__file__))[:16]}"
 
 
 def _recorded(file: str) -> dict[str, Path]:

@@ -1,5 +1,6 @@
 """How far mean queries and mean keys align along training, and how far they would by chance."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,22 +9,12 @@ from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import wilson
+from analysis_lib.metrics.intervals import seed_interval, wilson
+from analysis_lib.papers.claims import Estimate
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 # A cosine outside the 99 % band of independent directions is not put down to chance.
 BAND = 0.99
-# Layers that the figures of section 5 and appendix D show, of the 12 of a MultiBERT, here counted from 1.
-SHOWN_LAYERS = {13: (1, 5, 10, 12), 23: (1, 3, 7, 12)}
-
-
-def layers_of_figure(figure: int, depth: int) -> list[int]:
-    """The attention layers of Figure 13 or 23, and those at the same relative depth of another model.
-
-    >>> layers_of_figure(13, 12), layers_of_figure(23, 6)
-    ([1, 5, 10, 12], [1, 2, 4, 6])
-    """
-    return sorted({1 + round((layer - 1) / 11 * (depth - 1)) for layer in SHOWN_LAYERS[figure]})
 
 
 def chance_band(head_width: int) -> float:
@@ -80,6 +71,11 @@ def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
     return pd.Series(names, table.index)
 
 
+def share(true: pd.Series) -> Estimate:
+    """The share that is true, with its 95 % interval after Wilson; missing where there is nothing."""
+    return (float(true.mean()), *wilson(int(true.sum()), len(true))) if len(true) else (math.nan,) * 3
+
+
 def outside_chance(run: Dynamics) -> pd.DataFrame:
     """The share of heads whose mean query and mean key are more alike, or more opposite, than chance would have them.
 
@@ -89,14 +85,12 @@ def outside_chance(run: Dynamics) -> pd.DataFrame:
         after Wilson, over heads).
     """
     table = run["qk_alignment"]
-    outside = table.assign(
-        outside=table["cosine"].abs() > chance_band(run.head_width), part=third_of_layers(table, run.layers)
+    thirds = table.assign(part=third_of_layers(table, run.layers))
+    parts = pd.concat([thirds, table.assign(part="all")], ignore_index=True)
+    outside = (parts["cosine"].abs() > chance_band(run.head_width)).set_axis(
+        parts.set_index(["seed", "step", "part"]).index
     )
-    rows = []
-    for part in (outside, outside.assign(part="all")):
-        for keys, group in part.groupby(["seed", "step", "part"], sort=False):
-            count = int(group["outside"].sum())
-            rows.append((*keys, len(group), count / len(group), *wilson(count, len(group))))
+    rows = [(*keys, len(heads), *share(heads)) for keys, heads in outside.groupby(level=[0, 1, 2], sort=False)]
     columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)
 
@@ -108,9 +102,18 @@ def cosine_of_layers(run: Dynamics) -> pd.DataFrame:
         Columns seed, step, layer and cosine.
     """
     keys = ["seed", "step", "layer"]
-    means = run["head_means"]
-    queries, keyed = (means[means["space"] == space].drop(columns="space") for space in ("query", "key"))
-    pairs = queries.merge(keyed, on=[*keys, "head", "dimension"], suffixes=("_query", "_key"))
-    q, k = pairs["mean_query"], pairs["mean_key"]
-    sums = pairs[keys].assign(dot=q * k, q=q**2, k=k**2).groupby(keys, sort=False).sum().reset_index()
-    return sums[keys].assign(cosine=sums["dot"] / np.sqrt(sums["q"] * sums["k"]))
+    means = run["head_means"].pivot(index=[*keys, "head", "dimension"], columns="space", values="mean")
+    products = {"dot": means["query"] * means["key"], "query": means["query"] ** 2, "key": means["key"] ** 2}
+    sums = pd.DataFrame(products).groupby(keys).sum()
+    return (sums["dot"] / np.sqrt(sums["query"] * sums["key"])).rename("cosine").reset_index()
+
+
+def agreement_of_seeds(run: Dynamics) -> Estimate:
+    """The correlation over steps of the cosines of two seeds, with the heads of a layer concatenated.
+
+    Mean over the pairs of seeds of a layer, then over layers, with Student's interval over layers.
+    """
+    wide = cosine_of_layers(run).pivot(index="step", columns=["seed", "layer"], values="cosine")
+    pairs = itertools.combinations(run.seeds, 2)
+    by_layer = pd.DataFrame([wide[one].corrwith(wide[other]) for one, other in pairs])
+    return seed_interval(by_layer.mean().dropna())

@@ -13,7 +13,6 @@ from analysis_lib.errors import AnalysisError
 SIGNIFICANCE = 0.05
 # 9! is 362,880 orders; of more layers, Student's t is near enough.
 MOST_ENUMERATED = 9
-COLUMNS = ("model", "layer", "norm_of_mean", "cosine")
 
 
 def drift_by_layer(tables: Mapping[str, pd.DataFrame], relative: bool = False) -> pd.DataFrame:
@@ -67,22 +66,14 @@ def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:
         computed, or why there is none. A constant has no correlation: NaN.
 
     Raises:
-        AnalysisError: a column is missing, a value is, or a layer occurs twice.
+        AnalysisError: a value is missing.
     """
-    missing = [column for column in COLUMNS if column not in table]
-    if missing:
-        raise AnalysisError(f"the table of drift has no column {', '.join(missing)}: give {', '.join(COLUMNS)}")
     rows = [_correlate(model, layers) for model, layers in table.groupby("model", sort=False)]
     names = ["model", "layers", "spearman", "spearman_p", "pearson", "pearson_p", "enough", "note"]
     return pd.DataFrame(rows, columns=names)
 
 
 def _correlate(model: str, table: pd.DataFrame) -> tuple:
-    if table["layer"].duplicated().any():
-        layer = table.loc[table["layer"].duplicated(), "layer"].iloc[0]
-        raise AnalysisError(
-            f"{model} has several rows of layer {layer}: give its hidden states alone, one row per layer"
-        )
     norm, cosine = (table[column].to_numpy(float) for column in ("norm_of_mean", "cosine"))
     if not np.isfinite([norm, cosine]).all():
         layer = table["layer"].iloc[np.argmin(np.isfinite(norm) & np.isfinite(cosine))]
@@ -100,17 +91,3 @@ def _correlate(model: str, table: pd.DataFrame) -> tuple:
     else:
         spearman_p, note = spearman.pvalue, "p from Student's t"
     return model, layers, spearman.statistic, spearman_p, pearson.statistic, pearson.pvalue, enough, note
-
-
-def drift_significance(tables: Mapping[str, pd.DataFrame], test: str) -> float:
-    """0.05 minus the p-value of the correlation of drift and average cosine: above 0 where it is significant.
-
-    Args:
-        tables: with ``anisotropy`` and ``mean_vector``, of one model.
-        test: ``spearman`` or ``pearson``.
-
-    Returns:
-        NaN where the layers are too few, or the drift or the cosine is the same in all.
-    """
-    row = drift_correlation(drift_by_layer(tables).assign(model="")).iloc[0]
-    return SIGNIFICANCE - row[f"{test}_p"] if row["enough"] else math.nan

@@ -1,11 +1,10 @@
 """A run of training, checkpoint by checkpoint: ``dynamics("bert-4")``."""
 
 import hashlib
+import itertools
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ from analysis_lib.corpora import Corpus, packages
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.sources import code_hash, source_hash
+from analysis_lib.measurement.tables import save_tables
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
 from analysis_lib.training.loop import alone
-from analysis_lib.training.pretraining import checkpoint_name
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
@@ -33,7 +32,7 @@ SAMPLED = 0.2
 DESCRIPTION = "dynamics.json"
 
 
-class Dynamics(Mapping[str, pd.DataFrame]):
+class Dynamics(dict[str, pd.DataFrame]):
     """The tables of every checkpoint of a run. Each is one DataFrame whose first columns are seed and step.
 
     Besides those of ``METRICS``: ``losses`` of the training (no rows where they are not known), and ``vectors``, the
@@ -46,27 +45,13 @@ class Dynamics(Mapping[str, pd.DataFrame]):
     """
 
     def __init__(self, tables: Mapping[str, pd.DataFrame], about: dict):
-        self._tables = dict(tables)
+        super().__init__(tables)
         self.about = about
-
-    def __getitem__(self, name: str) -> pd.DataFrame:
-        return self._tables[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    @property
-    def made_by_other_code(self) -> bool:
-        """Whether the code that measures has changed since, as it may have for measurements that are shipped."""
-        return self.about.get("sources") != _sources()
 
     @property
     def code_warning(self) -> str:
         """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
-        if not self.made_by_other_code:
+        if self.about.get("sources") == _sources():
             return ""
         return (
             f"The code that measures has changed since {self.about['run']} was measured. To measure it anew: "
@@ -94,18 +79,8 @@ class Dynamics(Mapping[str, pd.DataFrame]):
         return int(self["head_means"]["dimension"].max()) + 1
 
     def save(self, folder: Path) -> None:
-        """Write one Parquet file per table, and ``dynamics.json``, which says what was measured.
-
-        Each file is replaced whole, and ``dynamics.json`` comes last: where it is, every table is.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-") as unfinished:
-            _write(self, Path(unfinished))
-            text = json.dumps(self.about, indent=1) + "\n"
-            (Path(unfinished) / DESCRIPTION).write_text(text, encoding="utf-8")
-            (folder / DESCRIPTION).unlink(missing_ok=True)
-            for name in (*(f"{table}.parquet" for table in self), DESCRIPTION):
-                os.replace(Path(unfinished) / name, folder / name)
+        """Write one Parquet file per table, then ``dynamics.json``, which says what was measured."""
+        save_tables(self, folder, DESCRIPTION, self.about)
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
@@ -153,18 +128,22 @@ def dynamics(
         "training": run_description(run),
         "sources": _sources(),
     }
-    key = json.dumps(about)
+    found = checkpoints(run, asked["seeds"])
+    last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
+    corpus = corpora.load_corpus(data, limit, seed)
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
-    folder = packages.derived_folder(key, label)
-    measured = folder.with_name(f"{folder.name}.measured")
-
-    def fill(unfinished: Path) -> None:
-        _measure(checkpoints(run, asked["seeds"]), about, measured, progress).save(unfinished)
-
-    with alone(folder.with_name(f"{folder.name}.lock")):
-        packages.derived(key, label, fill)
-        shutil.rmtree(measured, ignore_errors=True)
-    return Dynamics.load(folder)
+    tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
+    with alone(packages.derived_folder("", label).with_suffix(".lock")):
+        # The last one first: it decides which heads are shown.
+        ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
+        for checkpoint in tqdm(ordered, f"{run} on {data}", unit="checkpoint", disable=None if progress else True):
+            fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
+            folder = packages.derived(json.dumps([about, checkpoint.seed, checkpoint.step]), label, fill)
+            tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+    joined = {"losses": losses(run, asked["seeds"])}
+    for name in (*METRICS, "vectors"):
+        joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
+    return Dynamics(joined, about)
 
 
 def dynamics_identity(run: str) -> str:
@@ -191,56 +170,19 @@ def _sources() -> str:
     return f"{source_hash(modules)[:16]} {code_hash(Path(__file__))[:16]}"
 
 
-def _measure(found: list[Checkpoint], about: dict, measured: Path, progress: bool) -> Dynamics:
-    """The tables of all checkpoints. Those of each are kept in ``measured``: from there an interrupted run goes on."""
-    corpus = corpora.load_corpus(about["data"], about["limit"], about["seed"])
-    last = [checkpoint for checkpoint in found if checkpoint.seed == about["seeds"][0]][-1]
-    # The last one first: it decides which heads are shown.
-    ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
-    bar = tqdm(ordered, f"{about['run']} on {about['data']}", unit="checkpoint", disable=None if progress else True)
-    tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
-    for checkpoint in bar:
-        folder = measured / checkpoint_name(checkpoint.seed, checkpoint.step)
-        if not folder.is_dir():
-            unfinished = folder.with_name(f"unfinished-{folder.name}")
-            _write(_of_checkpoint(checkpoint, corpus, about, tables.get(last)), unfinished)
-            unfinished.rename(folder)
-        tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
-    joined = {"losses": losses(about["run"], about["seeds"])}
-    for name in (*METRICS, "vectors"):
-        joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
-    return Dynamics(joined, about)
-
-
-def _of_checkpoint(
-    checkpoint: Checkpoint, corpus: Corpus, about: dict, last: Mapping[str, pd.DataFrame] | None
-) -> dict[str, pd.DataFrame]:
-    """The tables of a checkpoint, given those of the last one, unless it is that."""
+def _measure(
+    checkpoint: Checkpoint, corpus: Corpus, about: dict, last: Mapping[str, pd.DataFrame] | None, folder: Path
+) -> None:
+    """Write the tables of a checkpoint, given those of the last one, unless it is that."""
     model = load_model(checkpoint.model)
-    measured = measure(model, corpus, METRICS, progress=False)
-    tables = {name: _at(checkpoint, table) for name, table in measured.items()}
+    place = {"seed": checkpoint.seed, "step": checkpoint.step}
+    tables = {name: table.assign(**place) for name, table in measure(model, corpus, METRICS, progress=False).items()}
     if checkpoint.seed == about["seeds"][0]:
         heads = set(heads_shown((last or tables)["qk_alignment"]).values())
-        tables["vectors"] = _at(checkpoint, sample_vectors(model, corpus, heads, SAMPLED, about["seed"]))
-    return tables
-
-
-def _write(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+        tables["vectors"] = sample_vectors(model, corpus, heads, SAMPLED, about["seed"]).assign(**place)
     for name, table in tables.items():
-        floats = table.select_dtypes("floating").columns
-        table.to_parquet(
-            folder / f"{name}.parquet",
-            index=False,
-            compression="zstd",
-            # A tenth smaller: the first bytes of like numbers are alike.
-            use_byte_stream_split=[*floats],
-            use_dictionary=[column for column in table if column not in floats],
-        )
-
-
-def _at(checkpoint: Checkpoint, table: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([pd.DataFrame({"seed": checkpoint.seed, "step": checkpoint.step}, table.index), table], axis=1)
+        ordered = table[[*place, *table.columns.drop([*place])]]
+        ordered.to_parquet(folder / f"{name}.parquet", index=False)
 
 
 def sample_vectors(
@@ -260,27 +202,23 @@ def sample_vectors(
     found: dict[tuple, list[Float[torch.Tensor, "token dim"]]] = {}
 
     def receive(activations: capture.Activations) -> None:
-        for layer, head in heads:
-            if layer == activations.layer:
-                for space in ("query", "key"):
-                    vectors = activations.spaces[space]
-                    # Grouped queries share the keys of their group.
-                    group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
-                    counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
-                    found.setdefault((layer, head, space), []).append(counted.float().cpu())
+        here = [head for layer, head in heads if layer == activations.layer]
+        for head, space in itertools.product(here, ("query", "key")):
+            vectors = activations.spaces[space]
+            # Grouped queries share the keys of their group.
+            group = activations.spaces["query"].values.shape[1] // vectors.values.shape[1]
+            counted = vectors.values[:, (head - 1) // group][vectors.tokens.counted.bool()]
+            found.setdefault((activations.layer, head, space), []).append(counted.float().cpu())
 
     groups = [0] * len(corpus.items)
     for batch in capture.batches(model, corpus.items, groups, capture.Settings(), capture.Reading()):
         capture.run(model, batch, frozenset({"query", "key"}), receive)
-    frames = []
-    for (layer, head, space), parts in sorted(found.items()):
+    frames = {}
+    for place, parts in sorted(found.items()):
         vectors = torch.cat(parts).numpy()
         drawn = np.random.default_rng(seed).choice(len(vectors), max(1, round(share * len(vectors))), replace=False)
-        values = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16))
-        values.columns = [str(dimension) for dimension in values]
-        about = pd.DataFrame({"layer": layer, "head": head, "space": space}, values.index)
-        frames.append(pd.concat([about, values], axis=1))
-    return pd.concat(frames, ignore_index=True)
+        frames[place] = pd.DataFrame(vectors[np.sort(drawn)].astype(np.float16)).rename(columns=str)
+    return pd.concat(frames, names=["layer", "head", "space"]).reset_index([0, 1, 2]).reset_index(drop=True)
 
 
 def heads_shown(alignment: pd.DataFrame) -> dict[str, tuple[int, int]]:

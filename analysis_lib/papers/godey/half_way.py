@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from analysis_lib.metrics.intervals import wilson
+from analysis_lib.papers.godey.alignment import share
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 # What changes in a layer along training, in the words of the figures.
@@ -17,21 +17,21 @@ def quantities_by_layer(run: Dynamics) -> pd.DataFrame:
     """Anisotropy, alignment and sharpness of each attention layer at every step (Godey et al. 2024, sec. 6).
 
     Returns:
-        Columns seed, step, layer, quantity (of ``QUANTITIES``) and value: the average cosine of the hidden states
+        Columns quantity (of ``QUANTITIES``), seed, step, layer and value: the average cosine of the hidden states
         that the layer reads; the mean |cos| of mean query and mean key over its heads; one minus the normalised
         attention entropy, over its heads.
     """
-    hidden = run["anisotropy"][run["anisotropy"]["space"] == "hidden"]
-    # Attention layer l reads hidden layer l - 1.
-    read = hidden.assign(layer=hidden["layer"] + 1, value=hidden["cosine"])
-    read = read[read["layer"] <= run.layers]
-    alignment = run["qk_alignment"].assign(value=lambda table: table["cosine"].abs())
-    sharpness = run["attention_entropy"].assign(value=lambda table: 1 - table["entropy_normalised"])
-    frames = []
-    for quantity, table in zip(QUANTITIES, (read, alignment, sharpness), strict=True):
-        means = table.groupby(["seed", "step", "layer"], sort=False)["value"].mean().reset_index()
-        frames.append(means.assign(quantity=quantity))
-    return pd.concat(frames, ignore_index=True)[["seed", "step", "layer", "quantity", "value"]]
+    hidden = run["anisotropy"].query("space == 'hidden'")
+    # Attention layer l reads hidden layer l - 1; none reads the last.
+    read = hidden.assign(layer=hidden["layer"] + 1).query(f"layer <= {run.layers}")
+    aligned, entropy = run["qk_alignment"], run["attention_entropy"]
+    values = (
+        read.assign(value=read["cosine"]),
+        aligned.assign(value=aligned["cosine"].abs()),
+        entropy.assign(value=1 - entropy["entropy_normalised"]),
+    )
+    means = [table.groupby(["seed", "step", "layer"], sort=False)["value"].mean() for table in values]
+    return pd.concat(means, keys=QUANTITIES, names=["quantity"]).reset_index()
 
 
 def half_way_steps(quantities: pd.DataFrame) -> pd.DataFrame:
@@ -76,8 +76,7 @@ def which_is_first(half: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for first, second in itertools.combinations(QUANTITIES, 2):
         both = wide[[first, second]].dropna()
-        earlier, layers = int((both[first] < both[second]).sum()), len(both)
-        share = (earlier / layers, *wilson(earlier, layers)) if layers else (math.nan,) * 3
-        rows.append((first, second, both[first].median(), both[second].median(), earlier, layers, *share))
+        earlier = both[first] < both[second]
+        rows.append((first, second, *both.median(), earlier.sum(), len(both), *share(earlier)))
     columns = ["first", "second", "first_step", "second_step", "earlier", "layers", "share", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns)

@@ -19,27 +19,8 @@ from analysis_lib.capture import IMPLEMENTATION
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models.parts import MODEL_LAYOUTS
 
-
-@dataclass(frozen=True)
-class Architecture:
-    """How a block is drawn.
-
-    Attributes:
-        model_type: whose first block it is, as transformers names it.
-        own_linear: whether linear layers keep the weights and biases that PyTorch draws, uniform in ±1/√d, as in a
-            block made by calling its class: transformers only initialises whole models.
-    """
-
-    model_type: str
-    own_linear: bool = False
-
-
-ARCHITECTURES = {
-    "bert": Architecture("bert"),
-    "bert-pytorch": Architecture("bert", own_linear=True),
-    "gpt2": Architecture("gpt2"),
-    "vit": Architecture("vit"),
-}
+# The type of the model, as transformers names it, whose first block it is.
+ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
 DRAW_COLUMNS = ["architecture", "weights_seed", "direction_seed"]
 
 Hidden = Float[Tensor, "sequence token width"]
@@ -50,7 +31,9 @@ class Draw:
     """A random draw: what determines a block, its inputs and the direction of their drift.
 
     Attributes:
-        architecture: a name of ``ARCHITECTURES``.
+        architecture: a name of ``ARCHITECTURES``. In ``bert-pytorch``, linear layers keep the weights and biases that
+            PyTorch draws, uniform in ±1/√d, as in a block made by calling its class: transformers only initialises
+            whole models.
         weights_seed: of the block, the embedding table and the sequences.
         direction_seed: of the direction of the bias.
         sequences: how many are drawn.
@@ -93,20 +76,20 @@ class Draw:
 
     def block(self) -> "Block":
         """Draw the block and its inputs: the same seeds give the same numbers."""
-        kind = ARCHITECTURES[self.architecture]
+        model_type = ARCHITECTURES[self.architecture]
         sizes = {"hidden_size": self.width, "num_attention_heads": self.heads}
-        inner = "n_inner" if kind.model_type == "gpt2" else "intermediate_size"
-        config = transformers.AutoConfig.for_model(kind.model_type, **sizes, **{inner: 4 * self.width})
+        inner = "n_inner" if model_type == "gpt2" else "intermediate_size"
+        config = transformers.AutoConfig.for_model(model_type, **sizes, **{inner: 4 * self.width})
         # A whole model without memory: GPT-2 scales the weights of a block by the depth of the model.
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
-        stack = MODEL_LAYOUTS[kind.model_type].stacks[0]
+        stack = MODEL_LAYOUTS[model_type].stacks[0]
         module = model.get_submodule(stack.blocks.replace("*", "0")).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.weights_seed)
             module.apply(model._init_weights)
-            if kind.own_linear:
+            if self.architecture == "bert-pytorch":
                 for linear in module.modules():
                     if isinstance(linear, nn.Linear):
                         linear.reset_parameters()
@@ -161,7 +144,7 @@ class Block:
             output = self.module(hidden)
         return output[0] if isinstance(output, tuple) else output
 
-    def biased(self, norm: float, batch: int = 1) -> Iterator[Hidden]:
-        """x + b, at most ``batch`` sequences at a time."""
-        for inputs in self.inputs.split(batch):
+    def biased(self, norm: float) -> Iterator[Hidden]:
+        """x + b, one sequence at a time."""
+        for inputs in self.inputs.split(1):
             yield inputs + norm * self.direction

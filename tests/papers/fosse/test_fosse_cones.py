@@ -1,11 +1,12 @@
 """The cone of the values: on planted vectors, and against the attention of a small model."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.papers.fosse.cones import attention_vectors, cone, widest_angles
+from analysis_lib.papers.fosse.cones import attention_vectors, cone
 from tests import tiny
 
 
@@ -58,8 +59,8 @@ def test_no_output_leaves_a_cone_of_its_values():
     values = random.standard_normal((40, 7, 5))
     values[:, :, 0] += random.uniform(0, 4, (40, 1))
     weights = random.dirichlet(np.full(7, 0.3), (40, 7))
-    found = widest_angles((values, weights @ values))
-    assert found.index.tolist() == list(range(1, 41))
+    vectors = values, weights @ values
+    found = pd.DataFrame([cone(vectors, head).groupby("vector")["angle"].max() for head in range(1, 41)])
     narrow = found[found["value"] <= 90]
     assert 5 < len(narrow) < 40
     assert (narrow["output"] <= narrow["value"] + 1e-9).all()

@@ -4,52 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
+from fosse_cells import run_cells
 
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.papers.fosse import counts
-from analysis_lib.papers.fosse.counts import least_widths, mean_cosines
+from analysis_lib.papers.fosse.counts import mean_cosines
 from analysis_lib.papers.fosse.splits import largest_classes
-
-
-def random_norm(width: int, seed: int = 0) -> nn.LayerNorm:
-    norm = nn.LayerNorm(width, eps=1e-12, dtype=torch.float64)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        norm.weight.normal_()
-        norm.bias.normal_()
-    return norm
-
-
-@pytest.mark.parametrize("width", [2, 3, 5, 64])
-def test_a_layer_norm_maps_to_an_affine_image_of_a_sphere(width):
-    norm = random_norm(width)
-    with torch.no_grad():
-        vectors = norm(torch.randn(200, width, dtype=torch.float64)).numpy()
-    found = counts.before_gain(norm, vectors)
-    assert np.abs(found.mean(1)).max() < 1e-9
-    assert np.linalg.norm(found, axis=1) == pytest.approx(np.full(200, width**0.5), abs=1e-6)
-    # The sphere spans the width − 1 dimensions orthogonal to (1, ..., 1), and its image as many around the bias.
-    assert np.linalg.matrix_rank(found) == width - 1
-    assert np.linalg.matrix_rank(vectors - norm.bias.detach().numpy()) == width - 1
-    if width == 2:
-        assert len(np.unique(vectors.round(6), axis=0)) == 2
-
-
-def test_any_number_of_classes_has_a_place_on_the_circle_of_width_three():
-    norm, classes = random_norm(3), 40
-    angles = 2 * np.pi * np.arange(classes) / classes
-    plane = np.array([[1, -1, 0], [1, 1, -2]]) / np.sqrt([[2], [6]])
-    inputs = torch.tensor(np.stack([np.cos(angles), np.sin(angles)], 1) @ plane)
-    with torch.no_grad():
-        vectors = norm(inputs).numpy()
-    # A dense layer that undoes gain and bias and takes the cosine to each of the points.
-    points = counts.before_gain(norm, vectors)
-    gain, bias = norm.weight.detach().numpy(), norm.bias.detach().numpy()
-    logits = (points / gain) @ vectors.T - (points / gain @ bias)[:, None]
-    assert (logits.argmax(0) == np.arange(classes)).all()
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
@@ -71,7 +33,7 @@ def planted(sizes: dict[str, int], name: str = "planted") -> Corpus:
 
 def test_the_largest_classes_are_the_same_in_all_splits():
     train, test = planted({"d": 9, "a": 2, "c": 7, "b": 8}), planted({"a": 9, "b": 3, "c": 4, "d": 2}, "test")
-    found = largest_classes([train, test], 3, examples=5)
+    found = largest_classes([train, test], 3, 14)
     assert [corpus.classes for corpus in found] == [["b", "c", "d"]] * 2
     assert [np.bincount(corpus.labels).tolist() for corpus in found] == [[5, 5, 5], [2, 2, 2]]
     for corpus in found:
@@ -110,7 +72,8 @@ def test_the_least_width_is_the_first_that_gives_the_share():
         for (count, seed), found in accuracies.items()
         for width, accuracy in zip((2, 3, 8, 64), found, strict=True)
     ]
-    table = least_widths(pd.DataFrame(rows)).set_index("classes")
+    found = run_cells("classes", "least = pd", accuracies=pd.DataFrame(rows), display=lambda _: None)
+    table = found["least"].set_index("classes")
     assert table["width"].to_dict() == {2: 3, 9: 64}
     assert table.loc[2, ["lowest", "highest"]].tolist() == [3, 8]
     assert table.loc[9, ["largest", "wanted"]].tolist() == pytest.approx([0.8, 0.72])
@@ -135,6 +98,7 @@ def words(monkeypatch, tmp_path):
     folders = (tmp_path / str(i) for i in range(100))
     train = counts.self_attention
     monkeypatch.setattr(counts, "self_attention", lambda *args, **rest: train(*args, next(folders), **rest))
+    return corpora
 
 
 def test_planted_classes_have_directions_of_their_own(words):
@@ -161,6 +125,7 @@ def test_widths_are_trained_and_scored_one_by_one(words):
 
 
 def test_the_circle_is_a_circle(words):
-    found = counts.circle("words", 4, **SETTINGS)
+    narrow = {"epochs": 8, "patience": 8, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
+    found = run_cells("classes", "plane = ", corpora=words, **narrow)["circle"]
     assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(np.full(48, 3**0.5), abs=1e-4)
     assert sorted(set(found["class"])) == ["ant", "bee", "cat", "dog"]

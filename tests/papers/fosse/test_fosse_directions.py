@@ -1,25 +1,24 @@
 """Classes and directions: the separation against scikit-learn, claims on planted cones, and a small model's vectors."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from fosse_cells import run_cells
 from sklearn.metrics import roc_auc_score
 
 from analysis_lib import AnalysisError, load_model
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.papers import claims
 from analysis_lib.papers.fosse import directions
 from analysis_lib.papers.fosse.directions import (
+    areas,
     class_vectors,
     cosines,
     cosines_of_others,
-    cosines_to,
     draw_representatives,
-    examples,
     mean_areas,
     over_utterances,
-    separation,
 )
 from tests import tiny
 
@@ -29,51 +28,55 @@ def test_the_area_is_scikit_learns():
     vectors, labels = random.standard_normal((60, 5)), random.integers(0, 3, 60)
     vectors[:, 0] += labels
     correct = random.random(60) < 0.7
-    found = separation(vectors, labels, correct).set_index("class")
     similar = cosines(vectors)
     for label in range(3):
-        areas = []
+        expected = []
         for i in np.flatnonzero(correct & (labels == label)):
             rest = np.arange(60) != i
-            areas.append(roc_auc_score(labels[rest] == label, similar[i, rest]))
-        row = found.loc[label]
-        assert row["auc"] == pytest.approx(np.mean(areas), abs=1e-12)
-        assert row["representatives"] == len(areas)
-        assert (row["lowest"], row["highest"]) == pytest.approx(tuple(np.quantile(areas, [0.025, 0.975])))
-        assert row["ci_low"] < row["auc"] < row["ci_high"]
+            expected.append(roc_auc_score(labels[rest] == label, similar[i, rest]))
+        assert areas(similar, labels == label, correct) == pytest.approx(expected, abs=1e-12)
 
 
 def test_ties_count_half():
-    found = separation(np.ones((8, 2)), np.arange(8) % 2, np.ones(8, bool))
-    assert found["auc"].tolist() == [0.5, 0.5]
+    assert areas(np.ones((8, 8)), np.arange(8) % 2 == 0, np.ones(8, bool)).tolist() == [0.5] * 4
 
 
 def test_planted_cones_separate_and_one_cloud_does_not():
     random = np.random.default_rng(1)
-    labels, centres = np.arange(200) % 2, np.eye(2, 30)
-    cones = 3 * centres[labels] + random.standard_normal((200, 30)) / 5
-    assert (separation(cones, labels, np.ones(200, bool))["auc"] == 1).all()
-    cloud = separation(random.standard_normal((200, 30)), labels, np.ones(200, bool))
-    assert ((cloud["ci_low"] < 0.5) & (cloud["ci_high"] > 0.5)).all()
+    labels, centres, correct = np.arange(200) % 2, np.eye(2, 30), np.ones(200, bool)
+    cones = cosines(3 * centres[labels] + random.standard_normal((200, 30)) / 5)
+    assert mean_areas(cones, labels, correct, np.arange(200)).tolist() == [1, 1]
+    cloud = cosines(random.standard_normal((200, 30)))
+    _, low, high = over_utterances(lambda kept: mean_areas(cloud, labels, correct, kept), 200)
+    assert ((low < 0.5) & (high > 0.5)).all()
 
 
 def test_what_cannot_be_separated_is_refused():
-    vectors = np.eye(4)
     with pytest.raises(AnalysisError, match="two classes"):
-        separation(vectors, np.zeros(4, int), np.ones(4, bool))
+        draw_representatives(np.zeros(4, int), np.ones(4, bool))
     with pytest.raises(AnalysisError, match="class 1 was classified correctly"):
-        separation(vectors, np.array([0, 0, 1, 1]), np.array([True, True, False, False]))
+        draw_representatives(np.array([0, 0, 1, 1]), np.array([True, True, False, False]))
 
 
 def test_examples_are_the_nearest_and_farthest_and_never_the_representative():
     angles = np.radians([0, 10, 70, 30, 50, 100])
     vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
-    found = examples(cosines_to(vectors, labels, {0: 0, 1: 5}))
-    assert found["representative"].tolist() == [0] * 4 + [1] * 4
-    assert found["which"].tolist() == ["nearest", "farthest", "nearest other", "median other"] * 2
-    assert found["utterance"].tolist() == [1, 2, 3, 4, 4, 3, 2, 1]
-    assert found["class"].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-    assert found["cosine"].tolist()[:4] == pytest.approx(np.cos(np.radians([10, 70, 30, 50])).tolist())
+    found = run_cells(
+        "direction",
+        "nearest other",
+        after=cosines(vectors),
+        labels=labels,
+        classes=np.array(["a", "b"]),
+        representatives={0: 0, 1: 5},
+        predictions=pd.DataFrame({"predicted": list("abaabb")}),
+        test=Corpus("texts", [str(i) for i in range(6)]),
+    )["examples"]
+    assert found["representative"].tolist() == ["a"] * 5 + ["b"] * 5
+    assert found["which"].tolist() == ["itself", "nearest", "farthest", "nearest other", "median other"] * 2
+    assert found["text"].tolist() == list("0123454321")
+    assert found["class"].tolist() == list("aaabbbbbaa")
+    assert found["predicted"].tolist() == list("abaabbbaab")
+    assert found["cosine"].tolist()[1:5] == pytest.approx(np.cos(np.radians([10, 70, 30, 50])).tolist())
 
 
 def test_the_vectors_are_those_of_the_first_token_in_the_order_of_the_corpus(tmp_path):
@@ -109,8 +112,8 @@ def test_intervals_leave_every_twentieth_utterance_out_of_all_that_is_computed()
     left_out = []
     for group in range(20):
         kept = np.arange(50) % 20 != group
-        left_out.append(separation(cones[kept], labels[kept], correct[kept])["auc"])
-    expected = jackknife_interval(separation(cones, labels, correct)["auc"].to_numpy(), np.array(left_out))
+        left_out.append(mean_areas(cosines(cones[kept]), labels[kept], correct[kept], np.arange(kept.sum())))
+    expected = jackknife_interval(mean_areas(similar, labels, correct, np.arange(50)), np.array(left_out))
     assert np.allclose((low, high), expected, atol=1e-12)
     assert ((low < value) & (value < high)).all()
 
@@ -138,33 +141,23 @@ def test_representatives_are_correct_utterances_of_their_class():
 
 
 def test_cosines_to_a_representative_leave_itself_out():
-    _, cones, labels = cloud_and_cones(12)
-    found = cosines_to(cones, labels, {0: 4, 1: 7})
-    assert found.groupby("representative")["utterance"].apply(list).tolist() == [
-        [i for i in range(12) if i != place] for place in (4, 7)
-    ]
-    assert (found["class"] == labels[found["utterance"]]).all()
-    row = found[(found["representative"] == 1) & (found["utterance"] == 2)].iloc[0]
+    cloud, cones, labels = cloud_and_cones(12)
+    similar, places = {"before": cosines(cloud), "after": cosines(cones)}, {0: 4, 1: 7}
+    names = {"labels": labels, "classes": np.array(["a", "b"]), "correct": np.ones(12, bool), "seed": 0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(directions, "draw_representatives", lambda *_: places)
+        found = run_cells("direction", "named = [", similar=similar, **names)["named"]
+    assert len(found) == 2 * 2 * 11
+    row = found[(found["stage"] == "after") & (found["representative"] == "b")].iloc[2]
     expected = cones[7] @ cones[2] / np.linalg.norm(cones[7]) / np.linalg.norm(cones[2])
-    assert row["cosine"] == pytest.approx(expected)
-
-
-STATISTICS = {
-    "fosse-classes-alike-before": directions.lack_of_separation,
-    "fosse-direction-is-class": directions.least_separation,
-    "fosse-direction-by-fine-tuning": directions.least_gain,
-    "fosse-orthogonal-median": directions.median_orthogonality,
-    "fosse-orthogonal-most": directions.orthogonal_share,
-}
+    assert (row["class"], row["cosine"]) == ("a", pytest.approx(expected))
 
 
 def judged(before: np.ndarray, after: np.ndarray, labels: np.ndarray, correct: np.ndarray | None = None):
     correct = np.arange(len(labels)) % 4 > 0 if correct is None else correct
-    pair = cosines(before), cosines(after)
-    found = over_utterances(
-        lambda kept: [statistic(*pair, labels, correct, kept) for statistic in STATISTICS.values()], len(labels)
-    )
-    return claims.verdicts_of_estimates(dict(zip(STATISTICS, np.transpose(found), strict=True)))
+    names = {"before": cosines(before), "after": cosines(after), "classes": np.unique(labels), "models": "12"}
+    names |= {"labels": labels, "correct": correct, "display": lambda _: None}
+    return run_cells("direction", "def areas_and_gain", "def numbers", **names)["verdicts"]
 
 
 def planted_cones(classes: int, noise: float, angle: float = 90.0) -> tuple[np.ndarray, np.ndarray]:

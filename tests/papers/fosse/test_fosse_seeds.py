@@ -3,25 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fosse_cells import run_cells
 
 from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED
 from analysis_lib.papers.fosse import seeds
 
 SEEDS = (0, 1, 2)
-DEPTH = {
-    "fosse-keys-last-layer": lambda rows: seeds.last_minus_first(rows, "key"),
-    "fosse-keys-depth": lambda rows: seeds.deepest_minus_shallowest(rows, "key"),
-    "fosse-values-last-layer": lambda rows: seeds.last_minus_first(rows, "value"),
-    "fosse-values-depth": lambda rows: seeds.deepest_minus_shallowest(rows, "value"),
-}
-ENTROPY = {
-    "fosse-entropy-falls": lambda rows: 1 - seeds.kept(rows, "entropy"),
-    "fosse-values-converge": lambda rows: seeds.trend(rows, "value"),
-    "fosse-keys-not-orthogonal": lambda rows: seeds.kept(rows, "key"),
-    "fosse-norm-of-keys": lambda rows: seeds.kept(rows, "key_norm"),
-    "fosse-norm-over-direction": seeds.norm_over_direction,
-    "fosse-sparse-accuracy": seeds.accuracy_gain,
-}
 
 
 def rows(dataset, quantity, value, layers=1, layer=1, weight=0.0, wobble=0.001):
@@ -34,8 +21,15 @@ def table(*parts) -> pd.DataFrame:
     return pd.DataFrame([row for part in parts for row in part]).astype({"layer": "Int64"})
 
 
-def judged(found: pd.DataFrame, statistics: dict, **settings) -> pd.DataFrame:
-    return seeds.verdicts(found, statistics, **settings).set_index("id")
+def judged(page: str, *marks: str, found: pd.DataFrame, **names) -> pd.DataFrame:
+    """The verdicts of a page on the models that it trains."""
+    verdicts = run_cells(page, *marks, found=found, display=lambda _: None, **names)["verdicts"]
+    return verdicts[verdicts["run"] == "here"].set_index("id")
+
+
+def of_depth(found: pd.DataFrame) -> pd.DataFrame:
+    first = found.query("quantity == 'key' and layers == 1").assign(dataset="hatexplain")
+    return judged("keys-and-values", "growth = ", "verdicts = ", found=found, full=found, first=first)
 
 
 KEYS = (rows("a", "key", 0.5, 1, 1), rows("a", "key", 0.4, 2, 1), rows("a", "key", 0.8, 2, 2))
@@ -43,7 +37,7 @@ KEYS = (rows("a", "key", 0.5, 1, 1), rows("a", "key", 0.4, 2, 1), rows("a", "key
 
 def test_depth_makes_keys_alike_and_values_not():
     values = rows("a", "value", 0.6, 1, 1), rows("a", "value", 0.7, 2, 1), rows("a", "value", 0.3, 2, 2)
-    found = judged(table(*KEYS, *values), DEPTH)
+    found = of_depth(table(*KEYS, *values))
     assert found["value"].tolist() == pytest.approx([0.4, 0.3, -0.4, -0.3])
     assert found["verdict"].tolist() == [HOLDS, HOLDS, FAILS, FAILS]
     assert set(found["dataset"]) == {"a"}
@@ -54,7 +48,7 @@ def test_depth_makes_keys_alike_and_values_not():
 def test_one_seed_decides_nothing():
     keys = table(*KEYS)
     both = pd.concat([keys, keys.assign(quantity="value")])
-    assert set(judged(both[both["seed"] == 0], DEPTH)["verdict"]) == {UNDECIDED}
+    assert set(of_depth(both[both["seed"] == 0])["verdict"]) == {UNDECIDED}
 
 
 WEIGHTS = (0.0, 0.01, 0.1)
@@ -67,7 +61,7 @@ def regularised(entropy, key, value, norm, accuracy) -> pd.DataFrame:
 
 
 def sparse_only(found: pd.DataFrame) -> pd.DataFrame:
-    return judged(found, ENTROPY, decidable=lambda claim, rows: claim == "fosse-entropy-falls" or seeds.is_sparse(rows))
+    return judged("entropy", "most / none", "still_open", found=found, full=found, small=found)
 
 
 def test_the_claims_on_entropy_hold_where_they_should():
@@ -107,11 +101,7 @@ def test_training_that_makes_values_less_alike_does_not_build_their_convergence(
         return found.assign(stage=name, variant="as here")
 
     both = pd.concat([stage("untrained", 0.2, 0.9), stage("trained", 0.5, 0.6)])
-    statistics = {
-        "fosse-training-keys": lambda rows: seeds.training_gain(rows, "key"),
-        "fosse-training-values": lambda rows: seeds.training_gain(rows, "value"),
-    }
-    found = judged(both, statistics, group="variant")
+    found = judged("sensitivity", "gain = ", found=both, full=both)
     assert set(found["variant"]) == {"as here"}
     assert found["value"].tolist() == pytest.approx([0.3, -0.3])
     assert found["verdict"].tolist() == [HOLDS, FAILS]
@@ -124,15 +114,3 @@ def test_published_numbers_stand_beside_ours_in_units_of_the_spread():
     assert both.loc[1, ["mean", "spread over seeds", "published"]].tolist() == pytest.approx([0.4, 0.2, 0.8])
     # Numbers without a spread have no distance in spreads.
     assert both["difference in spreads"].tolist() == ["-2.0", "–"]
-
-
-def test_published_tables_have_the_printed_numbers():
-    depths = seeds.published_depths().set_index(["dataset", "quantity", "layers", "layer"])["published"]
-    assert len(depths) == 2 * (15 + 15 + 3)
-    assert depths["yelphat", "value", 5, 4] == 0.9023
-    assert depths["e-snli", "key", 2, 2] == 0.489
-    entropies = seeds.published_entropies().set_index(["dataset", "quantity", "entropy_weight"])["published"]
-    assert len(entropies) == 3 * 3 * 5
-    assert entropies["e-snli", "entropy", 0.001] == 0.64
-    accuracies = seeds.published_accuracies("self-attention-1-layer").set_index("dataset")["published"]
-    assert accuracies.to_dict() == pytest.approx({"yelphat": 0.913, "hatexplain": 0.611, "e-snli": 0.631})

@@ -3,21 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fosse_cells import run_cells
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers import claims
 from analysis_lib.papers.fosse import similarity
 
 # The numbers of section 3, and straight lines between them.
 PRETRAINED = np.append(np.linspace(0.12, 0.42, 12), 0.41)
 FINE_TUNED = np.concatenate([np.linspace(0.08, 0.34, 9), np.linspace(0.34, 0.69, 5)[1:]])
-STATISTICS = {
-    "fosse-pretrained-growth": similarity.growing_steps,
-    "fosse-pretrained-maximum": similarity.penultimate_lead,
-    "fosse-marked-convergence": similarity.final_gain,
-    "fosse-constant-growth": similarity.least_growth,
-    "fosse-late-growth": similarity.late_growth,
-}
 
 
 class Planted(dict):
@@ -40,8 +33,8 @@ def planted(curve: np.ndarray, noise: float = 1e-4) -> Planted:
 
 
 def verdicts_of(before: Planted, after: Planted) -> list[str]:
-    estimates = similarity.estimates(before, after, STATISTICS)
-    return claims.verdicts_of_estimates(estimates)["verdict"].tolist()
+    names = {"before": before, "after": after, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
+    return run_cells("similarity", "def numbers", **names)["verdicts"]["verdict"].tolist()
 
 
 def change(old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -89,7 +82,3 @@ def test_other_layers_and_other_texts_are_refused():
         similarity.paired(planted(PRETRAINED), planted(FINE_TUNED[:7]), change)
     with pytest.raises(AnalysisError, match="same layers and texts"):
         similarity.paired(planted(PRETRAINED), Planted(FINE_TUNED, (FINE_TUNED,) * 3, texts="other"), change)
-
-
-def test_the_last_third_begins_where_the_papers_does():
-    assert [similarity.last_third(depth) for depth in (12, 6, 3, 2)] == [8, 4, 2, 1]

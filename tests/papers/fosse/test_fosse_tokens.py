@@ -1,10 +1,13 @@
 """Contributions of tokens: they add up to what the classifier says, and planted words are found."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import transformers
+from fosse_cells import run_cells
 from scipy import stats
 
 from analysis_lib import AnalysisError
@@ -67,7 +70,7 @@ def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias
         assert parts.sum(1) + start + block.constants == pytest.approx(margins, abs=1e-9)
         assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
         mine = found[found["utterance"] == place]
-        entropy = tokens.row_entropies(mine)
+        entropy = run_cells("tokens", "special.entr", measured=[mine])["entropies"][0].tolist()
         assert entropy == pytest.approx([stats.entropy(row) / np.log(len(row))])
         for label, name in enumerate(block.classes):
             rows = mine[mine["class"] == name]
@@ -122,47 +125,62 @@ def trained(tmp_path_factory):
 def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
     found = tokens.token_contributions(block, texts)
-    words = tokens.keywords([found, found], block, texts, least=3)
+    planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
+    words = run_cells("tokens", "means.agg", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
     assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
     assert first["share"].tolist() == [1, 1]
     assert first["occurrences"].tolist() == first["trained"].tolist() == [80, 80]
     assert words[words["token"].isin(["one", "two"])]["share"].between(0.2, 0.8).all()
     assert not words["token"].isin(["[CLS]", "[SEP]"]).any()
-    table = tokens.concentration(found.query("chosen and not special")).set_index("tokens")
-    assert table.loc[1, "contribution"] > 0.5
-    assert table.loc[1, "even"] == pytest.approx(1 / 6)
-    assert tokens.share_of_word(found.query("chosen and not special"), "contribution") > 0.9
+    table, explained = shares_of_page(found.query("chosen and not special")), explained_by_word(found, block.classes)
+    assert table.loc[1, "contribution"]["share"] > 0.5
+    assert table.loc[1, "contribution"]["even"] == pytest.approx(1 / 6)
+    assert explained["contribution"] > 0.9
+
+
+def shares_of_page(decision: pd.DataFrame) -> pd.DataFrame:
+    """The shares of the largest tokens, by their number and by what is ranked."""
+    return run_cells("tokens", "nlargest", decisions=[decision])["shares"].set_index(["tokens", "name"])
+
+
+def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
+    names = {"measured": [found], "blocks": [SimpleNamespace(classes=classes)], "display": lambda _: None}
+    return run_cells("tokens", "within = ", **names)["explained"].iloc[0]
 
 
 def test_shares_of_the_largest_tokens_by_hand():
     decision = pd.DataFrame(
         {
-            "utterance": [0] * 4 + [1] * 4 + [2],
-            "contribution": [-4.0, 3, 2, 1, 1, 1, 1, -1, 9],
-            "weight": [0.1, 0.2, 0.3, 0.4, 0.25, 0.25, 0.25, 0.25, 1],
+            "utterance": [0] * 6 + [1] * 6 + [2],
+            "token": "x",
+            "contribution": [-5.0, 4, 3, 2, 1, 1, 1, 1, 1, -1, 1, 1, 9],
+            "weight": [0.05, 0.1, 0.1, 0.2, 0.25, 0.3, *[1 / 6] * 6, 1],
         }
     )
-    table = tokens.concentration(decision, ranks=(1, 3))
-    assert table["contribution"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
-    assert table["weight"].tolist() == pytest.approx([(0.4 + 0.25) / 2, (0.9 + 0.75) / 2])
-    assert table["even"].tolist() == [0.25, 0.75]
-    assert (table["contribution_low"] < table["contribution"]).all()
-    assert (table["contribution"] < table["contribution_high"]).all()
-    with pytest.raises(AnalysisError, match="more than 5 tokens"):
-        tokens.concentration(decision)
+    table = shares_of_page(decision)
+    for name, largest in (("contribution", {1: 5 / 16, 3: 12 / 16}), ("weight", {1: 0.3, 3: 0.75})):
+        for rank, share in largest.items():
+            assert table.loc[(rank, name), "share"] == pytest.approx((share + rank / 6) / 2)
+            assert table.loc[(rank, name), "even"] == pytest.approx(rank / 6)
+    assert (table["low"] < table["share"]).all()
+    assert (table["share"] < table["high"]).all()
 
 
 def test_rank_agreement_is_spearmans_and_leaves_out_what_has_no_ranks():
+    weights, contributions = [0.1, 0.2, 0.4, 0.3], [-4.0, 3, 2, 1]
     decision = pd.DataFrame(
         {
-            "utterance": [0] * 4 + [1] * 3 + [2] * 2,
-            "contribution": [-4.0, 3, 2, 1, 1, 1, 1, -1, 9],
-            "weight": [0.1, 0.2, 0.4, 0.3, 0.2, 0.3, 0.5, 0.5, 0.5],
+            "utterance": [0] * 4 + [3] * 4 + [1] * 3 + [2] * 2,
+            "contribution": [*contributions, 1, 2, 3, 4, 1, 1, -1, 9, 8],
+            "weight": [*weights, 0.1, 0.2, 0.3, 0.4, 0.2, 0.3, 0.5, 0.5, 0.4],
         }
     )
-    expected = stats.spearmanr([0.1, 0.2, 0.4, 0.3], [4, 3, 2, 1]).statistic
-    assert tokens.rank_agreement(decision).tolist() == pytest.approx([expected])
+    names = {"decisions": [decision], "entropies": [pd.Series([0.5])], "display": lambda _: None}
+    found = run_cells("tokens", "ranks.corr", **names)["table"].iloc[0]
+    expected = stats.spearmanr(weights, np.abs(contributions)).statistic
+    assert found["correlation"] == pytest.approx((expected + 1) / 2)
+    assert found["entropy of attention"] == 0.5
 
 
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, 1.0), (1.0, 0.5)])
@@ -172,7 +190,8 @@ def test_the_share_of_the_word_is_that_of_its_variance(noise, expected):
     values = random.standard_normal(4000)[words] + noise * random.standard_normal(16000)
     table = pd.DataFrame({"token": words, "contribution": values})
     once = pd.DataFrame({"token": [-1, -2], "contribution": [50.0, -50.0]})
-    assert tokens.share_of_word(pd.concat([table, once]), "contribution") == pytest.approx(expected, abs=0.03)
+    found = pd.concat([table, once]).assign(special=False, weight=1.0, **{"class": "a"})
+    assert explained_by_word(found, ["a"])["contribution"] == pytest.approx(expected, abs=0.03)
 
 
 def test_removing_is_reading_the_text_without_the_token(trained):

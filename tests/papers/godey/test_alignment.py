@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from planted import run_cells
 from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
 
 from analysis_lib.papers.godey import alignment
@@ -83,12 +84,12 @@ def test_aligned_since_the_checkpoint_after_the_last_one_within_the_band(ways, e
     assert found["step"].isna().all() if expected is None else found["step"].eq(expected).all()
 
 
-@pytest.mark.parametrize("figure", [13, 23])
+@pytest.mark.parametrize("of_12", [(1, 5, 10, 12), (1, 3, 7, 12)])
 @pytest.mark.parametrize("depth", [1, 2, 4, 6, 12, 24])
-def test_layers_of_figures_exist_in_any_depth(figure, depth):
-    layers = alignment.layers_of_figure(figure, depth)
+def test_the_layers_drawn_exist_in_any_depth(of_12, depth):
+    layers = run_cells("training/alignment", "def at_relative_depth")["at_relative_depth"](of_12, depth)
     assert layers[0] == 1
     assert layers[-1] == depth
     assert layers == sorted(set(layers))
     if depth == 12:
-        assert [layer - 1 for layer in layers] == {13: [0, 4, 9, 11], 23: [0, 2, 6, 11]}[figure]
+        assert layers == list(of_12)

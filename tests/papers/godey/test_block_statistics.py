@@ -4,6 +4,7 @@ import math
 
 import pandas as pd
 import pytest
+from planted import run_cells
 
 from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.papers.godey import block_statistics
@@ -32,8 +33,18 @@ def planted(norms, **by_norm) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def verdicts(statistics, **tables) -> list[str]:
-    return block_statistics.verdicts_by_architecture(statistics, tables)["verdict"].tolist()
+def on_fixed_point_page(vectors: pd.DataFrame, points: pd.DataFrame) -> dict:
+    hidden = {
+        side: vectors.query("space == 'hidden' and layer == @layer") for side, layer in (("inputs", 0), ("outputs", 1))
+    }
+    trained = pd.DataFrame({"norm_over_root": [2.0, 2.0]})
+    return run_cells("untrained/fixed-point", "statistics = {", **hidden, fixed=points, trained=trained, width=16)
+
+
+def on_attention_page(vectors: pd.DataFrame, attention: pd.DataFrame) -> dict:
+    spaces = dict(iter(vectors.groupby("space")))
+    names = {"attention": attention, "spaces": spaces, "width": 128, "heads": 2}
+    return run_cells("untrained/attention", "def growth", "tenth = ", "statistics = {", **names)
 
 
 def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFrame:
@@ -58,13 +69,7 @@ def fixed(excess: float, at_highest: float, point: float) -> pd.DataFrame:
 def test_claims_on_norms(outputs, norms_of_mean, points, expected):
     inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
     vectors = spaces({("hidden", 0): inputs, ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}})
-    statistics = {
-        "godey-block-narrows-cone": block_statistics.least_narrowing,
-        "godey-mean-output-grows": block_statistics.least_rise_of_mean,
-        "godey-fixed-point-exists": block_statistics.fixed_point_margin,
-        "godey-fixed-point-of-trained-size": lambda t: 0.5 - block_statistics.decades_from(t, 8.0),
-    }
-    assert verdicts(statistics, vectors=vectors, fixed_points=points) == expected
+    assert on_fixed_point_page(vectors, points)["verdicts"]["verdict"].tolist() == expected
 
 
 @pytest.mark.parametrize("rises", [True, False])
@@ -91,22 +96,13 @@ def test_claims_on_attention(rises):
         for space in ("query", "key")
     )
     expected = ["holds" if rises else "does not hold"] * 7
-    statistics = {
-        "godey-scores-leave-zero": lambda t: block_statistics.growth(t, "score_magnitude"),
-        "godey-queries-and-keys-lengthen": block_statistics.growth_of_queries_and_keys,
-        "godey-queries-and-keys-anisotropic-without-bias": lambda t: block_statistics.anisotropy_without_bias(t, 64),
-        "godey-rows-spread": lambda t: block_statistics.growth_of_spread(t, "row"),
-        "godey-sequences-spread": lambda t: block_statistics.growth_of_spread(t, "sequence"),
-        "godey-block-attention-sharpens": lambda t: block_statistics.growth(t, "divergence"),
-        "godey-small-effect-of-low-bias": lambda t: 0.1 - block_statistics.early_share_of_sharpening(t),
-    }
-    assert verdicts(statistics, vectors=vectors, attention=attention) == expected
+    assert on_attention_page(vectors, attention)["verdicts"]["verdict"].tolist() == expected
 
 
 def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
-    attention = planted([0.0, 1.0], score=[1.0, 2.0])
-    statistics = {"godey-scores-leave-zero": lambda tables: tables["attention"]["score"].sum()}
-    (row,) = block_statistics.verdicts_by_architecture(statistics, {"attention": attention}).itertuples()
+    score = block_statistics.by_norm(planted([1.0, 0.0], score=[1.0, 2.0]), "score")
+    assert score.columns.tolist() == [0.0, 1.0]
+    (row,) = block_statistics.verdicts_by_architecture({"godey-scores-leave-zero": score.sum(axis=1)}).itertuples()
     assert (row.model, row.verdict) == ("bert", "holds")
     assert row.value == pytest.approx(3.015)
     assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.03])[1:])
@@ -115,15 +111,24 @@ def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
 def test_the_numbers_are_those_of_the_formulas():
     inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
     outputs = {"cosine": [0.2, 0.9], "norm_of_mean": [1.0, 2.0]}
-    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): outputs}).query("weights_seed == 0")
-    spread = planted([0.0, 10.0], row_max=[0.6, 0.9], row_median=[0.5, 0.5], row_min=[0.4, 0.0], score=[0.1, 10.0])
-    one = {"vectors": vectors, "attention": spread.query("weights_seed == 0"), "fixed_points": fixed(5, -3, 80)[:1]}
-    assert block_statistics.least_narrowing(one) == pytest.approx(0.9 / 0.8)
-    assert block_statistics.least_rise_of_mean(one) == pytest.approx(1)
-    assert block_statistics.fixed_point_margin(one) == 3
-    assert block_statistics.decades_from(one, 8.0) == pytest.approx(1)
-    assert block_statistics.growth(one, "score") == pytest.approx(2)
+    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): outputs})
+    found = on_fixed_point_page(vectors, fixed(5.0, -3.0, 80.0))["statistics"]
+    assert found["godey-block-narrows-cone"].iloc[0] == pytest.approx(0.9 / 0.8)
+    assert found["godey-mean-output-grows"].iloc[0] == pytest.approx(1)
+    assert found["godey-fixed-point-exists"].tolist() == [3, 3]
+    # The trained norm is 2 √16, a tenth of the fixed point.
+    assert found["godey-fixed-point-of-trained-size"].tolist() == pytest.approx([-0.5, -0.5])
+    columns = {"row_max": [0.6, 0.9], "row_median": [0.5, 0.5], "row_min": [0.4, 0.0], "score_magnitude": [0.1, 10.0]}
+    columns |= {"sequence_max": [0.6, 0.9], "sequence_min": [0.4, 0.0], "divergence": [1.0, 3.0]}
+    attention = planted([0.0, 10.0], **columns)
+    vectors = spaces({(space, 1): {"cosine": [0.5, 0.5], "mean_norm": [1.0, 10.0]} for space in ("query", "key")})
+    found = {name: draws.iloc[0] for name, draws in on_attention_page(vectors, attention)["statistics"].items()}
+    assert found["godey-scores-leave-zero"] == pytest.approx(2)
+    assert found["godey-queries-and-keys-lengthen"] == pytest.approx(1)
+    # The 95th percentile in 64 dimensions is 0.206.
+    assert found["godey-queries-and-keys-anisotropic-without-bias"] == pytest.approx(0.5 - 0.206, abs=1e-3)
     # The largest moves from 0.1 to 0.4 above the median, the smallest from 0.1 to 0.5 below it.
-    assert block_statistics.growth_of_spread(one, "row") == pytest.approx(math.log10(4))
-    sharpening = {"attention": planted([0.0, 10.0], divergence=[0.0, 2.0]).query("weights_seed == 0")}
-    assert block_statistics.early_share_of_sharpening(sharpening) == pytest.approx(0.1)
+    assert found["godey-rows-spread"] == pytest.approx(math.log10(4))
+    assert found["godey-sequences-spread"] == pytest.approx(math.log10(4))
+    assert found["godey-block-attention-sharpens"] == pytest.approx(math.log10(3))
+    assert found["godey-small-effect-of-low-bias"] == pytest.approx(0, abs=1e-12)

@@ -7,13 +7,20 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import run_cells
 from planted_run import WIDTH, planted, thirds_apart
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.papers.godey.alignment import chance_band
-from analysis_lib.papers.godey.directions import cloud, drift_along, mean_path, singular_directions, steps_shown
+from analysis_lib.papers.godey.directions import drift_along, projections, singular_directions
+from analysis_lib.papers.godey.dynamics import Dynamics
 
 DIMENSIONS = [str(dimension) for dimension in range(WIDTH)]
+
+
+def of_head(run: Dynamics, end: str, vectors: str = "both") -> list[pd.DataFrame]:
+    """The sampled vectors and the means of one of the heads shown, on its directions."""
+    return [table[table["head"].str.startswith(end)] for table in projections(run, vectors)]
 
 
 def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
@@ -25,8 +32,8 @@ def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
 def test_the_directions_are_those_of_numpy():
     vectors = planted(thirds_apart)["vectors"][DIMENSIONS].to_numpy(np.float64)
     for sample in (vectors, skewed(1)):
-        ours = singular_directions(sample, sample.mean(0), 3)
-        theirs = np.linalg.svd(sample, full_matrices=False)[2][:3]
+        ours = singular_directions(sample, sample.mean(0))
+        theirs = np.linalg.svd(sample, full_matrices=False)[2][:2]
         np.testing.assert_allclose(ours, theirs * np.sign((ours * theirs).sum(1))[:, None], atol=1e-8)
         assert (ours @ sample.mean(0) >= 0).all()
 
@@ -46,15 +53,10 @@ def test_the_sign_and_the_order_of_vectors_change_no_direction(seed):
 
 
 def test_no_figure_depends_on_the_sign_of_eigenvectors(monkeypatch):
-    run, ends = planted(thirds_apart), ("similar", "opposite")
+    run = planted(thirds_apart)
 
     def drawn_now() -> list[pd.DataFrame]:
-        return [
-            made(run, end, vectors)
-            for made in (cloud, mean_path)
-            for end in ends
-            for vectors in ("query", "key", "both")
-        ]
+        return [table for vectors in ("query", "key", "both") for table in projections(run, vectors)]
 
     before, real = drawn_now(), np.linalg.eigh
     monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (real(matrix)[0], -real(matrix)[1]))
@@ -65,8 +67,6 @@ def test_no_figure_depends_on_the_sign_of_eigenvectors(monkeypatch):
 @pytest.mark.parametrize(
     ("vectors", "words"),
     [
-        (np.ones((1, 4)), "1 vectors of 4 dimensions have no 2 directions"),
-        (np.ones((4, 1)), "4 vectors of 1 dimensions"),
         (np.array([[1, math.nan], [0, 1]]), "not finite"),
         (np.array([[1, math.inf], [0, 1]]), "not finite"),
     ],
@@ -86,8 +86,10 @@ def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, vectors):
     basis = np.linalg.svd(chosen, full_matrices=False)[2][:2]
     towards = values[(sampled["space"] == "key") & (sampled["step"] == 1000)].mean(0)
     basis *= np.sign(basis @ towards)[:, None]
-    np.testing.assert_allclose(cloud(run, end, vectors)[["x", "y"]], values @ basis.T, atol=1e-6)
-    path = mean_path(run, end, vectors).set_index(["space", "step"])
+    cloud, path = of_head(run, end, vectors)
+    assert cloud["head"].unique().tolist() == [f"{end} (layer {layer}, head {head})"]
+    np.testing.assert_allclose(cloud[["x", "y"]], values @ basis.T, atol=1e-6)
+    path = path.set_index(["space", "step"])[["x", "y"]]
     means = run["head_means"].query("seed == 3 and layer == @layer and head == @head")
     for (space, step), part in means.groupby(["space", "step"]):
         mean = part.sort_values("dimension")["mean"].to_numpy()
@@ -96,7 +98,7 @@ def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, vectors):
 
 def test_the_clouds_of_keys_that_turn_against_the_queries_part():
     """The planted direction is dimension 0: queries at 2, opposite keys at -2 times 0.84."""
-    last = cloud(planted(thirds_apart), "opposite").query("step == 1000").groupby("space")["x"].mean()
+    last = of_head(planted(thirds_apart), "opposite")[0].query("step == 1000").groupby("space")["x"].mean()
     assert last["key"] > 0 > last["query"]
     assert abs(last["query"]) == pytest.approx(2, abs=0.2)
 
@@ -104,7 +106,7 @@ def test_the_clouds_of_keys_that_turn_against_the_queries_part():
 def test_how_much_the_directions_hold_follows_the_planted_drift():
     """The mean query moves from 1 to 2 along dimension 0, the mean key from (0, 1) to 2·(-0.88, 0.47)."""
     found = planted(thirds_apart)
-    drift = drift_along(found, "opposite").set_index("vectors")
+    drift = drift_along(found).query("head == 'opposite'").set_index("vectors")
     assert drift.index.tolist() == ["both", "key", "query"]
     vectors = found["vectors"][lambda table: (table["layer"] == 5) & (table["head"] == 1)]
     sample = {"both": vectors, "key": vectors[vectors["space"] == "key"], "query": vectors[vectors["space"] == "query"]}
@@ -128,16 +130,17 @@ def test_how_much_the_directions_hold_follows_the_planted_drift():
 
 
 def test_steps_shown_are_those_nearest_to_the_shares_of_the_run():
-    assert steps_shown([0, 20, 40, 60, 200, 2000]) == [0, 40, 200, 2000]
-    assert steps_shown([0, 1, 2, 3, 4]) == [0, 4]
-    assert steps_shown([0, 1, 2, 3, 4], shares=(0, 0.5, 1)) == [0, 2, 4]
+    for steps, nearest in (((0, 20, 40, 60, 200, 2000), [0, 40, 200, 2000]), ((0, 1, 2, 3, 4), [0, 4])):
+        shown = run_cells(
+            "training/queries-and-keys", "nearest = ", measured=planted(thirds_apart, steps=steps), steps=[]
+        )
+        assert shown["some"] == nearest
 
 
 def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not():
     chance = chance_band(WIDTH) ** 2
     for size, crossed in ((0.9999, True), (1e-3, False)):
         run = planted(lambda layer, head, way, seed, size=size: size * (-1) ** (head == 2))
-        for end in ("similar", "opposite"):
-            drift = drift_along(run, end).set_index("vectors")
+        for _, drift in drift_along(run).set_index("vectors").groupby("head"):
             shares = [drift.loc["key", "query_share"], drift.loc["query", "key_share"]]
             assert (min(shares) > 0.99) if crossed else (max(shares) < chance)

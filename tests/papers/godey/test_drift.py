@@ -8,15 +8,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted import Planted
+from planted import Planted, run_cells
 from scipy import stats
 
 from analysis_lib import AnalysisError
 from analysis_lib.figures import verdict_table
-from analysis_lib.papers import claims
-from analysis_lib.papers.godey.drift import drift_by_layer, drift_correlation, drift_significance, permutation_p
-
-DRIFT = {f"godey-drift-{test}": lambda t, test=test: drift_significance(t, test) for test in ("spearman", "pearson")}
+from analysis_lib.measurement import Comparison
+from analysis_lib.papers.godey.drift import drift_by_layer, drift_correlation, permutation_p
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
@@ -108,10 +106,6 @@ def test_what_cannot_be_correlated_is_refused():
     table = layers("m", [1.0, 2, 3], [1.0, 2, math.nan])
     with pytest.raises(AnalysisError, match="m has no finite drift and cosine in layer 2"):
         drift_correlation(table)
-    with pytest.raises(AnalysisError, match="m has several rows of layer 0"):
-        drift_correlation(pd.concat([table, table]))
-    with pytest.raises(AnalysisError, match="no column norm_of_mean"):
-        drift_correlation(table.drop(columns="norm_of_mean"))
 
 
 def tables_of(norms: list[float], cosines: list[float]) -> Planted:
@@ -164,7 +158,8 @@ def test_drift_by_layer_keeps_models_and_twins_apart():
     ],
 )
 def test_the_claim_on_drift_goes_by_the_p_value_alone(norms, cosines, expected):
-    found = claims.verdicts(DRIFT, tables_of(norms, cosines))
+    names = {"comparison": Comparison({("m", True): tables_of(norms, cosines)}), "conv_models": []}
+    found = run_cells("anisotropy/drift", "def significance", **names)["verdicts"]
     assert found["verdict"].tolist() == expected
     row = correlation(norms, cosines)
     if expected[0] != "undecided":

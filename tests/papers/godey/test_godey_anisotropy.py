@@ -3,9 +3,8 @@
 import numpy as np
 import pandas as pd
 import pytest
-from planted import verdicts_of
+from planted import Planted, run_cells, verdicts_of
 
-from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import Comparison
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.papers.godey import anisotropy
@@ -31,14 +30,20 @@ def test_each_layer_is_held_to_the_percentile_of_its_own_width():
     widths = pd.Series([100, 10_000], dtype="Int64")  # As they stand in a table of layers.
     found = anisotropy.isotropic_excess({"anisotropy": table}, widths)
     assert found == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
-    with pytest.raises(AnalysisError, match="none of layer 1"):
-        anisotropy.isotropic_excess({"anisotropy": table}, {0: 100})
+
+
+def on_page(page: str, *cosines: float) -> list[str]:
+    """The verdicts of a page on one model whose layers have 100 dimensions."""
+    tables = Planted(anisotropy=hidden(*cosines))
+    tables.layers = pd.DataFrame({"layer": range(len(cosines)), "width": 100})
+    tables.run = {"model": "m"}
+    names = {"comparison": Comparison({("m", True): tables}), "conv_models": ["m"], "speech_models": ["m"]}
+    return run_cells(f"anisotropy/{page}", "def statistics", **names)["verdicts"]["verdict"].tolist()
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0.21, "holds"), (0.19, "does not hold")])
 def test_one_layer_decides_the_claim_on_speech(least, expected):
-    statistics = {"godey-speech-cosine": anisotropy.least_cosine}
-    assert verdicts_of(statistics, anisotropy=hidden(0.9, least, 0.5)) == [expected]
+    assert on_page("speech-and-vision", 0.9, least, 0.5) == ["holds", expected]
 
 
 @pytest.mark.parametrize(
@@ -50,49 +55,27 @@ def test_one_layer_decides_the_claim_on_speech(least, expected):
     ],
 )
 def test_convolutions_are_isotropic_strictly_or_loosely(cosines, expected):
-    statistics = {
-        "godey-convolution-strict": lambda t: -anisotropy.isotropic_excess(t, {0: 100, 1: 100}),
-        "godey-convolution-loose": anisotropy.margin_below_speech,
-    }
-    assert verdicts_of(statistics, anisotropy=hidden(*cosines)) == expected
-
-
-def test_what_training_adds_is_the_difference_to_the_twin():
-    trained, twin = (
-        {"anisotropy": hidden(0.1, 0.5, 0.3, reach=0.04)},
-        {"anisotropy": hidden(0.2, 0.1, 0.28, reach=0.03)},
-    )
-    found = anisotropy.compare_with_untrained(trained, twin)
-    assert found["layer"].tolist() == [0, 1, 2]
-    np.testing.assert_allclose(found["difference"], [-0.1, 0.4, 0.02])
-    # A right angle with sides 3 and 4.
-    np.testing.assert_allclose(found["ci_high"] - found["difference"], 0.05)
-    np.testing.assert_allclose(found["difference"] - found["ci_low"], 0.05)
-    assert found["more_anisotropic"].tolist() == ["does not hold", "holds", "undecided"]
-    with pytest.raises(AnalysisError, match="its own untrained twin"):
-        anisotropy.compare_with_untrained(trained, {"anisotropy": hidden(0.2)})
-
-
-def tables(*cosines: float, reach: float = 0.0) -> dict[str, pd.DataFrame]:
-    return {"anisotropy": hidden(*cosines, reach=reach)}
+    assert on_page("convolution", *cosines) == expected
 
 
 def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
     runs = {
-        ("up", True): tables(0.1, 0.5, 0.3, 0.2, reach=0.03),
-        ("up", False): tables(0.2, 0.1, 0.28, 0.1, reach=0.04),
-        ("down", True): tables(0.1, 0.2),
-        ("down", False): tables(0.15, 0.9),
-        ("alone", True): tables(0.5),
+        ("up", True): hidden(0.1, 0.5, 0.3, 0.2, reach=0.03),
+        ("up", False): hidden(0.2, 0.1, 0.28, 0.1, reach=0.04),
+        ("down", True): hidden(0.1, 0.2, reach=0.0),
+        ("down", False): hidden(0.15, 0.9, reach=0.0),
+        ("alone", True): hidden(0.5),
     }
-    found = anisotropy.training_effect(Comparison(runs)).set_index("model")
+    table = pd.concat(rows.assign(model=model, trained=trained) for (model, trained), rows in runs.items())
+    table = table[table["space"] == "hidden"]
+    found = anisotropy.training_effect(table).set_index("model")
     assert found.index.tolist() == ["up", "down"]
-    assert found[["layers", "more", "less", "undecided"]].to_numpy().tolist() == [[4, 2, 1, 1], [2, 0, 2, 0]]
+    assert found[["layers", "more", "less"]].to_numpy().tolist() == [[4, 2, 1], [2, 0, 2]]
     assert found["layer"].tolist() == [1, 1]
     np.testing.assert_allclose(found["difference"], [0.4, -0.7])
-    np.testing.assert_allclose(found.loc["up", ["trained", "untrained"]].astype(float), [0.5, 0.1])
+    assert found.loc["up", ["trained", "untrained"]].tolist() == [0.5, 0.1]
     # A right angle with sides 3 and 4.
     np.testing.assert_allclose(found.loc["up", ["ci_low", "ci_high"]].astype(float), [0.35, 0.45])
-    without = anisotropy.training_effect(Comparison({("alone", True): tables(0.5)}))
+    without = anisotropy.training_effect(table[table["trained"]])
     assert without.empty
     assert without.columns.tolist() == ["model", *found.columns]

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey import bias_sweep, fixed_point, untrained_block
+from analysis_lib.papers.godey import bias_sweep, untrained_block
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16
@@ -154,7 +154,7 @@ def test_a_sweep_is_what_the_formulas_say(architecture, norm):
 @every_architecture
 def test_the_block_without_bias_is_the_models_own_block_on_the_embeddings(architecture):
     block = tiny(architecture).block()
-    (ours,) = (block(hidden) for hidden in block.biased(0.0, batch=TINY["sequences"]))
+    ours = torch.cat([block(hidden) for hidden in block.biased(0.0)])
     expected = torch.stack([NAIVE[architecture](x, weights_of(block))[0] for x in block.inputs.double()])
     torch.testing.assert_close(ours.double(), expected, rtol=1e-5, atol=1e-5)
     # And what transformers computes where nothing of this library is in its way.
@@ -174,9 +174,7 @@ def test_histograms_count_every_visible_pair_in_its_bin(architecture):
     visible = length * (length + 1) // 2 if architecture == "gpt2" else length**2
     assert (counted.groupby("head")["count"].sum() == TINY["sequences"] * visible).all()
     block = draw.block()
-    with bias_sweep.watching(block) as seen:
-        block(next(block.biased(NORM, batch=TINY["sequences"])))
-    scores = seen[0].scores.numpy()
+    scores = torch.cat([bias_sweep.attend(block, hidden)[-1] for hidden in block.biased(NORM)]).numpy()
     for head, part in counted.groupby("head"):
         finite = scores[:, head - 1][np.isfinite(scores[:, head - 1])]
         expected = np.histogram(finite.clip(-0.0199999, 0.0199999), edges)[0]
@@ -187,18 +185,10 @@ def test_histograms_count_every_visible_pair_in_its_bin(architecture):
 
 
 def test_a_histogram_puts_scores_where_numpy_does_and_keeps_what_is_outside():
-    scores = torch.tensor([[[[-9.0, -0.9], [0.1, 9.0]]]])
-    counts = bias_sweep.histogram(scores, torch.ones(2, 2, dtype=torch.bool), np.array([-1.0, 0.0, 1.0]))
-    np.testing.assert_array_equal(counts, [[2, 2]])
-    causal = bias_sweep.histogram(scores, torch.ones(2, 2, dtype=torch.bool).tril(), np.array([-1.0, 0.0, 1.0]))
-    np.testing.assert_array_equal(causal, [[1, 2]])
-
-
-@every_architecture
-def test_statistics_do_not_depend_on_how_many_sequences_run_at_a_time(architecture):
-    one, all_at_once = (bias_sweep.sweep([tiny(architecture)], [0.0, NORM], batch=batch) for batch in (1, 3))
-    for name in one:
-        pd.testing.assert_frame_equal(one[name], all_at_once[name], rtol=1e-5, atol=1e-7)
+    scores, edges = torch.tensor([[[-9.0, -0.9], [0.1, 9.0]]]), np.array([-1.0, 0.0, 1.0])
+    np.testing.assert_array_equal(bias_sweep.histogram(scores, edges), [[2, 2]])
+    causal = scores.masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -math.inf)
+    np.testing.assert_array_equal(bias_sweep.histogram(causal, edges), [[1, 2]])
 
 
 @every_architecture
@@ -256,10 +246,10 @@ def test_weights_are_drawn_as_the_architecture_says():
 
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
     draw = tiny("bert")
-    (found,) = fixed_point.fixed_points([draw], 20.0)["fixed_point"]
+    (found,) = bias_sweep.fixed_points([draw], 20.0)["fixed_point"]
     block = draw.block()
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([fixed_point.excess_norm(block, norm, batch=3) for norm in grid])
+    excess = np.array([bias_sweep.excess_norm(block, norm) for norm in grid])
     crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
@@ -273,11 +263,11 @@ def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
     block = draw.block()
     vectors = bias_sweep.sweep([draw], [NORM], edges=None)["vectors"]
     inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert fixed_point.excess_norm(block, NORM, batch=2) == pytest.approx(outputs - inputs, abs=1e-5)
+    assert bias_sweep.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
-    found = fixed_point.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
+    found = bias_sweep.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
     longer = (found["excess"] > 0) & (found["excess_at_highest"] > 0)
     assert longer.any()
     assert found.loc[longer, "fixed_point"].isna().all()
@@ -328,7 +318,7 @@ def test_what_is_no_norm_is_refused(norms, said):
 @pytest.mark.parametrize("highest", [0.0, -1.0, math.nan, math.inf])
 def test_a_search_needs_an_end(highest):
     with pytest.raises(AnalysisError, match="positive"):
-        fixed_point.fixed_points([tiny()], highest)
+        bias_sweep.fixed_points([tiny()], highest)
 
 
 @pytest.mark.parametrize("given", [([], 3), (["bert"], 0)])

@@ -1,27 +1,18 @@
 """Outlier dimensions and attention: planted tables give the verdicts that were planted."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
-from planted import Planted, verdicts_of
+from planted import Planted, run_cells, verdicts_on_page
 
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers import claims, maruta
-from analysis_lib.papers.maruta import outliers
 
-ATTENTION = {
-    "maruta-early-cls": lambda t: maruta.weight_margin(t, claims.early_layers, "cls"),
-    "maruta-middle-sep": lambda t: maruta.weight_margin(t, claims.middle_layers, "sep"),
-    "maruta-late-punctuation": maruta.late_rise,
-}
-DIMENSIONS = {"maruta-persistent-outlier": maruta.persistent_zscore, "maruta-type-distance": maruta.type_distance}
-CONTRIBUTIONS = {
-    "maruta-first-layer": maruta.growth_after_layer_1,
-    "maruta-middle-heads": lambda t: maruta.dominated_share(t, claims.middle_layers),
-    "maruta-early-gap": lambda t: 1 - maruta.explained_share(t, claims.early_layers, rival="runner-up"),
-    "maruta-middle-gap": lambda t: maruta.explained_share(t, claims.middle_layers),
-    "maruta-late-gap": lambda t: maruta.explained_share(t, claims.late_layers),
-}
+
+def decided(page: str, tables: dict[str, pd.DataFrame]) -> list[str]:
+    return verdicts_on_page(f"outliers/{page}", tables=Planted(tables))
 
 
 def attention(weights: dict[str, list[float]]) -> pd.DataFrame:
@@ -43,9 +34,9 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
         "punct": [0.3 if layer > 10 else 0.05 for layer in layers],
         "other": [0.02] * 12,
     }
-    assert verdicts_of(ATTENTION, attention_by_token_type=attention(paper)) == ["holds"] * 3
+    assert decided("attention", {"attention_by_token_type": attention(paper)}) == ["holds"] * 3
     reverse = paper | {"other": [0.9] * 12, "punct": [0.3 if layer <= 10 else 0.05 for layer in layers]}
-    assert verdicts_of(ATTENTION, attention_by_token_type=attention(reverse)) == ["does not hold"] * 3
+    assert decided("attention", {"attention_by_token_type": attention(reverse)}) == ["does not hold"] * 3
 
 
 def contribution_tables(outlier: float, rest: float) -> dict[str, pd.DataFrame]:
@@ -92,19 +83,19 @@ def test_contribution_claims_follow_the_planted_dimension():
     np.testing.assert_allclose(gap["largest_share"], 0.75)
     assert maruta.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
     assert maruta.dominated_heads(dominated).tolist() == [1.0] * 12
-    np.testing.assert_allclose(outliers.outlier_share(dominated), 0.75)
+    np.testing.assert_allclose(maruta.outlier_share(dominated), 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
     expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
-    assert verdicts_of(CONTRIBUTIONS, **dominated) == expected
+    assert decided("contributions", dominated) == expected
     spread = contribution_tables(outlier=1.0, rest=3.0)
     assert maruta.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
     expected = ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
-    assert verdicts_of(CONTRIBUTIONS, **spread) == expected
+    assert decided("contributions", spread) == expected
     # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
     table = dominated["score_contributions"]
     first = (table["layer"] == 1) & (table["dimension"] == 3)
     apart = dominated | {"score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))}
-    assert verdicts_of({"maruta-first-layer": maruta.growth_after_layer_1}, **apart) == ["holds"]
+    assert decided("contributions", apart)[0] == "holds"
 
 
 def test_dimension_claims_follow_the_planted_dimension():
@@ -118,26 +109,25 @@ def test_dimension_claims_follow_the_planted_dimension():
     ]
     table = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
     found = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
-    decided = claims.verdicts(DIMENSIONS, Planted(dimension_means=table, outlier_dimensions=found))
-    assert decided["verdict"].tolist() == ["holds", "holds"]
+    planted = Planted(dimension_means=table, outlier_dimensions=found)
+    shown = run_cells("outliers/dimensions", "statistics = {", tables=planted)["verdicts"]
+    assert shown["verdict"].tolist() == ["holds", "holds"]
     # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
     magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
     zscore = (5 - magnitudes.mean()) / magnitudes.std()
-    assert decided["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
+    assert shown["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
     flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
-    assert verdicts_of({"maruta-persistent-outlier": maruta.persistent_zscore}, dimension_means=flat) == [
-        "does not hold"
-    ]
+    assert decided("dimensions", {"dimension_means": flat, "outlier_dimensions": found})[0] == "does not hold"
 
 
 def test_without_an_outlier_or_a_type_nothing_is_decided():
     tables = contribution_tables(outlier=3.0, rest=1.0)
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
-    assert verdicts_of({"maruta-type-distance": maruta.type_distance}, **without) == ["undecided"]
+    assert math.isnan(maruta.type_distance(without))
     assert maruta.dominated_heads(without).tolist() == [0.0] * 12
     weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
-    found = verdicts_of(ATTENTION, attention_by_token_type=weights)
+    found = decided("attention", {"attention_by_token_type": weights})
     assert found == ["holds", "undecided", "undecided"]
 
 
@@ -148,6 +138,23 @@ def test_published_table_is_complete_and_compares():
     ours = paper.rename(columns={"mean_contribution": "contribution"}).assign(pairs=1)
     ours["contribution"] += 0.5
     ours = ours.astype({"key_type": "category", "head": "Int64"}).sample(frac=1, random_state=0)
-    beside = maruta.compare_table1({"score_contributions": ours})
+    tables = Planted()
+    tables.run = {"model_revision": "google-bert/bert-base-uncased@0"}
+    names = {"tables": tables, "contributions": ours, "keys": ["layer", "dimension", "key_type"]}
+    beside = run_cells("outliers/contributions", "maruta_table1", **names)["beside"]
     np.testing.assert_allclose(beside["ours"] - beside["published"], 0.5)
     assert beside[["layer", "dimension", "key_type"]].equals(paper[["layer", "dimension", "key_type"]])
+
+
+def test_layers_of_twelve_are_those_of_the_paper():
+    assert maruta.named_layers(12) == {"early": [2, 3], "middle": [5, 6, 7, 8, 9, 10], "last": [11, 12]}
+
+
+@pytest.mark.parametrize("depth", range(2, 49))
+def test_layers_of_any_depth_exist_and_do_not_overlap(depth):
+    early, middle, last = maruta.named_layers(depth).values()
+    assert middle
+    assert last
+    assert middle[-1] + 1 == last[0]
+    assert last[-1] == depth
+    assert all(1 <= layer <= depth for layer in [*early, *middle, *last])

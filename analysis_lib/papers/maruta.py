@@ -1,0 +1,180 @@
+"""Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
+
+import math
+
+import pandas as pd
+
+from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
+from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.papers.claims import TableSet
+
+
+def named_layers(depth: int) -> dict[str, list[int]]:
+    """The layers that the paper calls early, middle and last: of 12 layers 2 and 3, 5 to 10, 11 and 12.
+
+    In a model of another depth they are those at the same relative depth; a part may be empty.
+
+    >>> named_layers(6)
+    {'early': [2], 'middle': [3, 4, 5], 'last': [6]}
+    """
+    start, end = math.ceil(5 * depth / 12), math.floor(10 * depth / 12)
+    early = range(2, max(2, round(depth / 4)) + 1)
+    return {"early": [*early], "middle": [*range(start, end + 1)], "last": [*range(end + 1, depth + 1)]}
+
+
+def mean_over(values: pd.Series, part: str) -> float:
+    """The mean of a number per attention layer over a part of :func:`named_layers`; NaN where no layer has one."""
+    return float(values.reindex(named_layers(int(values.index.max()))[part]).mean())
+
+
+# --- Dimensions ---------------------------------------------------------------------------------------
+
+
+def overall_means(tables: TableSet) -> pd.DataFrame:
+    """Mean of each dimension over all tokens: one row per hidden layer, one column per dimension."""
+    means = tables["dimension_means"]
+    return means[means["token_type"] == "all"].pivot(index="layer", columns="dimension", values="mean")
+
+
+def zscores(means: pd.DataFrame) -> pd.DataFrame:
+    """How far each |mean| lies above the average of its row, in standard deviations; an outlier lies above 3."""
+    return means.apply(magnitude_zscores, axis=1, raw=True)
+
+
+def type_distance(tables: TableSet) -> float:
+    """How far some type's mean lies from that of other tokens, in each layer's leading outlier dimension.
+
+    The type is the farthest of cls, sep and punct, and the layer the one where its distance is least; the embedding
+    output is left out.
+
+    Args:
+        tables: with ``dimension_means`` and ``outlier_dimensions``.
+
+    Returns:
+        In standard deviations of the layer's |means|, as the z-score of an outlier dimension is; NaN where no layer
+        has an outlier dimension.
+    """
+    outliers = tables["outlier_dimensions"]
+    leading = outliers[outliers["layer"] > 0].groupby("layer").head(1)[["layer", "dimension"]]
+    values = tables["dimension_means"].merge(leading).pivot(index="layer", columns="token_type", values="mean")
+    values = values.reindex(columns=TOKEN_TYPES)
+    distance = values.drop(columns="other").sub(values["other"], axis=0).abs().max(axis=1)
+    return (distance / overall_means(tables).abs().std(axis=1, ddof=0)).min()
+
+
+# --- Attention by type of token -----------------------------------------------------------------------
+
+
+def _weights(tables: TableSet) -> pd.DataFrame:
+    """Mean weight per key over the heads: one row per attention layer, one column per type of key."""
+    weights = tables["attention_by_token_type"].pivot_table("weight", "layer", "key_type", aggfunc="mean")
+    return weights.reindex(columns=TOKEN_TYPES)
+
+
+def weights_in(tables: TableSet, part: str) -> pd.DataFrame:
+    """Mean weight per key over the heads, in a part of :func:`named_layers`.
+
+    Args:
+        tables: with ``attention_by_token_type``.
+        part: early, middle or last.
+
+    Returns:
+        One row per attention layer, one column per type of key: a weight in [0, 1], NaN where there is no such key.
+    """
+    weights = _weights(tables)
+    return weights.reindex(named_layers(int(weights.index.max()))[part])
+
+
+def weight_margin(tables: TableSet, part: str, key_type: str) -> float:
+    """The least margin of a type's mean weight per key over the best other type, over the layers of a part.
+
+    Args:
+        tables, part: as for :func:`weights_in`.
+        key_type: cls, sep or punct.
+
+    Returns:
+        In [-1, 1]; NaN where the model has no such key.
+    """
+    weights = weights_in(tables, part)
+    return (weights[key_type] - weights.drop(columns=key_type).max(axis=1)).min()
+
+
+# --- Contributions to the scores ----------------------------------------------------------------------
+
+
+def _outliers_read(tables: TableSet) -> pd.MultiIndex:
+    """The pairs of an attention layer and an outlier dimension of the hidden layer that it reads."""
+    outliers = tables["outlier_dimensions"]
+    return pd.MultiIndex.from_arrays([outliers["layer"] + 1, outliers["dimension"]], names=["layer", "dimension"])
+
+
+def _sizes(tables: TableSet) -> pd.Series:
+    """|C_j| over all keys, by attention layer, head and dimension."""
+    contributions = tables["score_contributions"]
+    overall = contributions[contributions["key_type"] == "all"]
+    return overall.set_index(["layer", "dimension", "head"])["contribution"].abs()
+
+
+def dominated_heads(tables: TableSet) -> pd.Series:
+    """By attention layer, the share of heads whose largest |C_j| is that of an outlier dimension of their input.
+
+    Args:
+        tables: with ``score_contributions`` and ``outlier_dimensions``.
+    """
+    sizes = _sizes(tables)
+    largest = pd.MultiIndex.from_tuples(sizes.groupby(["layer", "head"]).idxmax(), names=sizes.index.names)
+    hit = largest.droplevel("head").isin(_outliers_read(tables))
+    return pd.Series(hit, index=largest).groupby("layer").mean()
+
+
+def outlier_share(tables: TableSet) -> pd.Series:
+    """By attention layer, the share of Σ_j |C_j| that outlier dimensions of its input add, mean over heads.
+
+    Args:
+        tables: with ``score_contributions`` and ``outlier_dimensions``.
+    """
+    sizes = _sizes(tables)
+    outlying = sizes.where(sizes.index.droplevel("head").isin(_outliers_read(tables)), 0.0)
+    by_head = [part.groupby(["layer", "head"]).sum() for part in (outlying, sizes)]
+    return (by_head[0] / by_head[1]).groupby("layer").mean()
+
+
+def _typed_outliers_read(tables: TableSet) -> pd.MultiIndex:
+    """Like :func:`_outliers_read`, of dimensions that are outliers in the means of any one token type."""
+    means = tables["dimension_means"]
+    wide = means[means["token_type"] != "all"].pivot(index=["layer", "token_type"], columns="dimension", values="mean")
+    outlying = (zscores(wide) > THRESHOLD).groupby("layer").any().rename(index=lambda layer: layer + 1).stack()
+    return outlying.index[outlying]
+
+
+def explained_gap(tables: TableSet, rival: str = "other") -> pd.DataFrame:
+    """How much of the score that favours a layer's preferred type of key the outlier dimensions explain.
+
+    For each attention layer, the preferred type is the one with the largest mean weight per key, among cls, sep and
+    punct. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the rival's), mean over heads: how much higher the
+    scores of its keys are. A share is what some dimensions add to the gap, over the gap.
+
+    Args:
+        tables: with ``score_contributions``, ``outlier_dimensions``, ``dimension_means``, ``attention_by_token_type``.
+        rival: ``other``, or ``runner-up``: the type with the second largest mean weight.
+
+    Returns:
+        Columns layer, key_type (the preferred), rival, gap (before scaling), share (of the outlier dimensions of
+        the layer's input), typed_share (of those that are outliers for some token type), largest_dimension (the one
+        that adds most) and largest_share. A share above 1 means that the rest works against it; where the gap is
+        not positive there is no share (NaN).
+    """
+    by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
+    means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
+    outliers = [means.index.isin(found) for found in (_outliers_read(tables), _typed_outliers_read(tables))]
+    rows = []
+    for layer, weight in _weights(tables).iterrows():
+        preferred = weight.drop("other").idxmax()
+        against = weight.drop(preferred).idxmax() if rival == "runner-up" else rival
+        gap = means[preferred] - means[against]
+        total = gap[layer].sum() if gap[layer].sum() > 0 else math.nan
+        shares = [gap.where(found, 0.0)[layer].sum() / total for found in outliers]
+        largest = gap[layer].idxmax()
+        rows.append((layer, preferred, against, gap[layer].sum(), *shares, largest, gap[layer][largest] / total))
+    names = ["layer", "key_type", "rival", "gap", "share", "typed_share", "largest_dimension", "largest_share"]
+    return pd.DataFrame(rows, columns=names)

@@ -1,0 +1,19 @@
+"""Cells of the pages on classification, run on planted data."""
+
+from pathlib import Path
+
+import nbformat
+
+BOOK = Path(__file__).resolve().parents[3] / "book" / "classification"
+
+
+def run_cells(page: str, *marks: str, **names: object) -> dict:
+    """The names that the imports of a page leave, and the first cells in which these marks occur, one after another.
+
+    Args:
+        names: what the cells find.
+    """
+    sources = [cell.source for cell in nbformat.read(BOOK / f"{page}.ipynb", 4).cells if cell.cell_type == "code"]
+    for mark in ("import ", *marks):
+        exec(next(source for source in sources if mark in source), names)
+    return names
