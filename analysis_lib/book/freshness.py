@@ -31,6 +31,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
         parameters,
         source_hash(modules),
+        (ROOT / "data" / "architectures.yml").read_text(encoding="utf-8"),
         _inputs(parameters),
         {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
         installed(),

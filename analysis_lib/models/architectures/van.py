@@ -119,19 +119,6 @@ class VanStage(nn.Module):
         return self.normalization(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class VanEncoder(nn.Module):
-    """The stages, each on a coarser map than the last."""
-
-    def __init__(self, config: VanConfig) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(VanStage(config, stage) for stage in range(len(config.depths)))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        for stage in self.stages:
-            maps = stage(maps)
-        return maps
-
-
 class VanModel(PreTrainedModel):
     """A VAN without its classifier; block M of stage N is ``encoder.stages.N.layers.M``.
 
@@ -150,7 +137,7 @@ class VanModel(PreTrainedModel):
 
     def __init__(self, config: VanConfig) -> None:
         super().__init__(config)
-        self.encoder = VanEncoder(config)
+        self.encoder = _sequence(stages=nn.Sequential(*(VanStage(config, i) for i in range(len(config.depths)))))
         # Among the published weights, although nothing passes through it.
         self.layernorm = nn.LayerNorm(config.hidden_sizes[-1], eps=config.layer_norm_eps)
         self.post_init()
