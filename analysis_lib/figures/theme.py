@@ -7,28 +7,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython import get_ipython
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 
-# At five and a half inches, letters are still about 10 pixels high on a phone.
-WIDTH = 5.5
-THEME = {
-    "figure.figsize": (WIDTH, 3.4),
-    "figure.dpi": 200,
-    "figure.facecolor": "white",
-    "font.size": 11,
-    "axes.labelsize": 11,
-    "axes.titlesize": 11,
-    "legend.fontsize": 10,
-    "legend.title_fontsize": 10,
-    "legend.frameon": False,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-}
+from analysis_lib.corpora.packages import data_directory
+
+RC = rc_params_from_file(data_directory() / "figures.mplstyle", use_default_template=False)
+WIDTH = RC["figure.figsize"][0]
 
 
 def theme() -> None:
@@ -37,7 +22,7 @@ def theme() -> None:
     In a script, the figures that are still open at its end are saved as ``figure-1.png``, ``figure-2.png``, ... in
     the current folder; ``plt.show()`` shows and closes them first.
     """
-    sns.set_theme(style="whitegrid", palette="colorblind", rc=THEME)
+    sns.set_theme(style="whitegrid", palette="colorblind", rc=RC)
     if get_ipython() is None:
         atexit.unregister(_save_open_figures)
         atexit.register(_save_open_figures)

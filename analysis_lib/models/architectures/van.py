@@ -51,19 +51,6 @@ class VanLargeKernelAttention(nn.Module):
         return maps * self.attention(maps)
 
 
-class VanSpatialAttention(nn.Module):
-    """Large-kernel attention between two projections, with a residual connection."""
-
-    def __init__(self, width: int, activation: str) -> None:
-        super().__init__()
-        self.pre_projection = _sequence(conv=nn.Conv2d(width, width, 1), act=ACT2FN[activation])
-        self.attention_layer = VanLargeKernelAttention(width)
-        self.post_projection = nn.Conv2d(width, width, 1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return maps + self.post_projection(self.attention_layer(self.pre_projection(maps)))
-
-
 class VanLayerScaling(nn.Module):
     """Multiplies each channel by a learnt factor."""
 
@@ -82,7 +69,11 @@ class VanLayer(nn.Module):
         super().__init__()
         # Misspelt in the published weights.
         self.pre_normomalization = nn.BatchNorm2d(width)
-        self.attention = VanSpatialAttention(width, config.hidden_act)
+        self.attention = _sequence(
+            pre_projection=_sequence(conv=nn.Conv2d(width, width, 1), act=ACT2FN[config.hidden_act]),
+            attention_layer=VanLargeKernelAttention(width),
+            post_projection=nn.Conv2d(width, width, 1),
+        )
         self.attention_scaling = VanLayerScaling(width)
         self.post_normalization = nn.BatchNorm2d(width)
         self.mlp = _sequence(
@@ -94,7 +85,9 @@ class VanLayer(nn.Module):
         self.mlp_scaling = VanLayerScaling(width)
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = maps + self.attention_scaling(self.attention(self.pre_normomalization(maps)))
+        normed = self.pre_normomalization(maps)
+        # Attention has a residual connection of its own.
+        maps = maps + self.attention_scaling(normed + self.attention(normed))
         return maps + self.mlp_scaling(self.mlp(self.post_normalization(maps)))
 
 
