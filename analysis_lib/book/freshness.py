@@ -7,9 +7,11 @@ import json
 from pathlib import Path
 
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
+from analysis_lib.corpora.packages import data_directory
 from analysis_lib.measurement.sources import imported_modules, source_hash
 
-# What the modules of ``papers`` read beside their own sources.
+# What the library, and what the modules of ``papers``, read beside their own sources.
+LIBRARY_DATA = ("architectures.yml", "folders.yml", "figures.mplstyle")
 PAPER_DATA = ("reference", "claims", "measurements")
 
 
@@ -31,6 +33,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
         parameters,
         source_hash(modules),
+        [(data_directory() / name).read_text(encoding="utf-8") for name in LIBRARY_DATA],
         _inputs(parameters),
         {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
         installed(),
