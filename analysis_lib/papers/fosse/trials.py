@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -79,8 +78,8 @@ def trials(
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in work)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
     workers = min(torch.get_num_threads(), len(work))
-    with processes.pool(workers, threads=1) if workers > 1 else nullcontext() as pool:
-        found = (pool.map if pool else map)(one, work, [corpora[row["data"]] for row in work])
+    with processes.mapped(workers) as mapped:
+        found = mapped(one, work, [corpora[row["data"]] for row in work])
         bar = tqdm(found, total=len(work), unit="classifier", disable=None)
         return pd.concat(bar, ignore_index=True).astype({"layer": "Int64"})
 
