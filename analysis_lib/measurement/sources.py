@@ -143,15 +143,10 @@ def _read(code: str, package: str, origin: str) -> _Source:
     tree = _parsed(code, origin)
     bound, uses = _imports(tree, package)
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-    # The docstring is an expression of a constant.
-    acts = any(not isinstance(node, plain) and not _is_constant(node) for node in tree.body)
+    acts = any(not isinstance(node, plain) for node in tree.body[ast.get_docstring(tree) is not None :])
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return _Source(_digest(tree), frozenset(uses), bound, frozenset(names), acts)
-
-
-def _is_constant(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _parsed(code: str, origin: str) -> ast.Module:

@@ -3,8 +3,8 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -22,15 +22,8 @@ RUNS = shipped_settings("runs.yml", Pretraining)
 MULTIBERTS = "multiberts"
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model along a run.
-
-    Attributes:
-        seed: of the run.
-        step: number of batches it has been trained on.
-        model: what ``load_model`` takes.
-    """
+class Checkpoint(NamedTuple):
+    """A model along a run: the seed of the run, the batches it has been trained on, and what ``load_model`` takes."""
 
     seed: int
     step: int
