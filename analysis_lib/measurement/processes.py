@@ -16,11 +16,7 @@ from analysis_lib.errors import AnalysisError
 
 @contextmanager
 def mapped(workers: int) -> Iterator[Callable]:
-    """``map``, in processes of one thread each if there are to be several.
-
-    Raises:
-        AnalysisError: a process died.
-    """
+    """``map``, in processes of one thread each if there are to be several."""
     if workers < 2:
         yield map
         return

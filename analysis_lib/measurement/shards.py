@@ -24,24 +24,14 @@ Result = tuple[dict[str, Sums], Report]
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of work, whole in itself: any process that can load the model can do it.
-
-    Attributes:
-        index: its number.
-        first: the number of its first item in the corpus.
-        items: texts, images or sounds.
-        metrics: empty accumulators.
-        settings: how items are read.
-        spec: how to load the model; None for one that only this process has.
-        threads: how many processor threads compute it.
-    """
+    """A piece of work, whole in itself: any process that can load the model can do it."""
 
     index: int
-    first: int
+    first: int  # the number of its first item in the corpus
     items: tuple
-    metrics: tuple[Metric, ...]
+    metrics: tuple[Metric, ...]  # empty
     settings: Settings
-    spec: ModelSpec | None
+    spec: ModelSpec | None  # None of a model that only this process has
     threads: int
 
 

@@ -135,11 +135,10 @@ def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
     rows = []
     for name, (value, low, high) in estimates.items():
         found = claim(name)
-        low, high = np.clip((low, high), *found.limits) if found.sampled else (math.nan, math.nan)
-        ends = (low, high) if found.sampled else (value, value)
-        decided = verdict(*ends, found.bound)
-        about = (name, found.sentence, found.source, found.quantity)
-        rows.append((*about, float(value), float(low), float(high), found.bound, decided))
+        low, high = np.clip((low, high), *found.limits) if found.sampled else (value, value)
+        ends = (float(low), float(high)) if found.sampled else (math.nan, math.nan)
+        numbers = (float(value), *ends, found.bound, verdict(low, high, found.bound))
+        rows.append((name, found.sentence, found.source, found.quantity, *numbers))
     columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 

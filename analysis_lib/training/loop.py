@@ -121,11 +121,7 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it.
-
-    Raises:
-        AnalysisError: the lock's folder can be neither found nor made.
-    """
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -139,9 +135,6 @@ def holds(description: Path, identity: dict) -> bool:
     """Whether the folder of a description holds the training with this identity.
 
     If it does not, the folder is empty but for hidden files, or does not exist.
-
-    Raises:
-        AnalysisError: the folder holds another training, or something else.
     """
     folder = description.parent
     if folder.exists() and not folder.is_dir():

@@ -93,11 +93,7 @@ def run_description(run: str) -> dict:
 
 
 def _find(run: str) -> tuple[Path, Pretraining | None]:
-    """The folder of a run; its settings if it is one of ``RUNS``.
-
-    Raises:
-        AnalysisError: there is no such run.
-    """
+    """The folder of a run; its settings if it is one of ``RUNS``."""
     if settings := named_settings(run, RUNS, SETTINGS):
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():

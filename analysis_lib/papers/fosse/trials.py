@@ -67,8 +67,7 @@ def trials(
         utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
-        AnalysisError: as :func:`splits` and :func:`self_attention`; two corpora have one name; a depth, weight or seed
-            is out of range.
+        AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
     """
     work = [dict(row) for row in dict.fromkeys(tuple((DEFAULTS | given).items()) for given in classifiers)]
     # Refused here, and not when the turn of that classifier comes, maybe after hours.
@@ -181,9 +180,6 @@ def recorded(table: str = "trials") -> pd.DataFrame:
 
     Returns:
         The columns of :func:`trials`, in the order of the paper; without variant and stage where all are the same.
-
-    Raises:
-        AnalysisError: there are none.
     """
     types = {"layer": "Int64", "entropy_weight": float}
     frames = {name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()}
