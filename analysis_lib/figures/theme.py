@@ -1,6 +1,7 @@
 """The look of every figure, and the band of an interval that a table brings."""
 
 import atexit
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -9,9 +10,7 @@ from IPython import get_ipython
 from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 
-from analysis_lib.corpora.packages import data_directory
-
-RC = rc_params_from_file(data_directory() / "figures.mplstyle", use_default_template=False)
+RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 WIDTH = RC["figure.figsize"][0]
 
 
