@@ -40,7 +40,8 @@ class Claim:
         statistic: the function that computes it, by its full name, or ``cell`` where a cell of the page does.
         page: the page that tests it.
         rationale: why the bound is what it is, and when it was set.
-        bound: the claim holds where the whole interval of the quantity lies above it.
+        bound: the claim holds where the whole interval of the quantity lies beyond it.
+        direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
         sampled: False where the quantity already is a statement about chance, such as a p-value: it decides
             alone, without an interval.
@@ -54,6 +55,7 @@ class Claim:
     page: str
     rationale: str
     bound: float = 0.0
+    direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     sampled: bool = True
 
@@ -92,14 +94,16 @@ def claim(name: str) -> Claim:
     return claims[name]
 
 
-def verdict(low: float, high: float, bound: float) -> str:
-    """``holds`` where the whole interval lies above the bound, ``does not hold`` where none of it does.
+def verdict(low: float, high: float, bound: float, direction: str = "above") -> str:
+    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
 
     An interval that contains the bound, or that is missing, leaves the claim ``undecided``.
 
     >>> verdict(0.1, 0.3, 0.0), verdict(-0.1, 0.3, 0.0), verdict(-0.3, -0.1, 0.0)
     ('holds', 'undecided', 'does not hold')
     """
+    if direction == "below":
+        low, high, bound = -high, -low, -bound
     if low > bound:
         return HOLDS
     return FAILS if high <= bound else UNDECIDED  # NaN compares false both times: undecided
@@ -130,16 +134,17 @@ def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
 
     Returns:
         One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
-        claim has no interval), bound, verdict.
+        claim has no interval), bound, direction, verdict.
     """
     rows = []
     for name, (value, low, high) in estimates.items():
         found = claim(name)
         low, high = np.clip((low, high), *found.limits) if found.sampled else (value, value)
         ends = (float(low), float(high)) if found.sampled else (math.nan, math.nan)
-        numbers = (float(value), *ends, found.bound, verdict(low, high, found.bound))
+        side = (found.bound, found.direction)
+        numbers = (float(value), *ends, *side, verdict(low, high, *side))
         rows.append((name, found.sentence, found.source, found.quantity, *numbers))
-    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
+    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "direction", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 
 
