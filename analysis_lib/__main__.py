@@ -241,7 +241,7 @@ def _claims(options: argparse.Namespace) -> None:
 
     for paper in claims.PAPERS:
         for claim in claims.load(paper).values():
-            test = f"It holds if this is above {claim.bound:g}: {claim.quantity}."
+            test = f"It holds if this is {claim.direction} {claim.bound:g}: {claim.quantity}."
             print(f"{claim.id}  {claim.source}\n  {claim.sentence}\n  {test}")
 
 

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
-from analysis_lib.measurement.sources import imported_modules, source_hash
+from analysis_lib.corpora.packages import data_directory
+from analysis_lib.measurement.sources import LIBRARY, imported_modules, source_hash
 
 # What the modules of ``papers`` read beside their own sources.
 PAPER_DATA = ("reference", "claims", "measurements")
@@ -31,10 +32,17 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
         parameters,
         source_hash(modules),
+        [path.read_text(encoding="utf-8") for path in _library_data()],
         _inputs(parameters),
         {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
         installed(),
     )
+
+
+def _library_data() -> list[Path]:
+    """What the library reads beside its own sources."""
+    tables = (data_directory() / f"{name}.yml" for name in ("architectures", "folders"))
+    return [*tables, LIBRARY / "figures" / "theme.mplstyle"]
 
 
 def digest(*parts: object) -> str:

@@ -7,17 +7,3 @@ from analysis_lib.figures.slider import Slider
 from analysis_lib.figures.steps import step_axis
 from analysis_lib.figures.tables import Table, TextTable, verdict_table
 from analysis_lib.figures.theme import band, theme
-
-__all__ = [
-    "Slider",
-    "Table",
-    "TextTable",
-    "band",
-    "cones",
-    "contribution_peaks",
-    "mean_paths",
-    "query_key_clouds",
-    "step_axis",
-    "theme",
-    "verdict_table",
-]

@@ -58,9 +58,10 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
 
     A column model, dataset, variant or classes comes first, where the verdicts have one.
     """
+    more = {"above": "more", "below": "less"}
     numbers = [
         f"{row.quantity}: **{row.value:z.3f}**{_bracketed(row.ci_low, row.ci_high)}; "
-        f"the claim needs more than {row.bound:g}"
+        f"the claim needs {more[row.direction]} than {row.bound:g}"
         for row in verdicts.itertuples()
     ]
     shown = pd.DataFrame(

@@ -1,34 +1,17 @@
 """The look of every figure, and the band of an interval that a table brings."""
 
 import atexit
-from collections.abc import Hashable, Mapping
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython import get_ipython
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 
-# At five and a half inches, letters are still about 10 pixels high on a phone.
-WIDTH = 5.5
-THEME = {
-    "figure.figsize": (WIDTH, 3.4),
-    "figure.dpi": 200,
-    "figure.facecolor": "white",
-    "font.size": 11,
-    "axes.labelsize": 11,
-    "axes.titlesize": 11,
-    "legend.fontsize": 10,
-    "legend.title_fontsize": 10,
-    "legend.frameon": False,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5,
-}
+RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
+WIDTH = RC["figure.figsize"][0]
 
 
 def theme() -> None:
@@ -37,7 +20,7 @@ def theme() -> None:
     In a script, the figures that are still open at its end are saved as ``figure-1.png``, ``figure-2.png``, ... in
     the current folder; ``plt.show()`` shows and closes them first.
     """
-    sns.set_theme(style="whitegrid", palette="colorblind", rc=THEME)
+    sns.set_theme(style="whitegrid", palette="colorblind", rc=RC)
     if get_ipython() is None:
         atexit.unregister(_save_open_figures)
         atexit.register(_save_open_figures)
@@ -54,30 +37,24 @@ def band(
     data: pd.DataFrame,
     hue: str | None = None,
     units: str | None = None,
-    low: str = "ci_low",
-    high: str = "ci_high",
-    palette: Mapping[Hashable, object] | None = None,
     ax: Axes | None = None,
     **_: object,
 ) -> None:
-    """Shade between two columns of a table, such as the ends of an interval, against a third.
+    """Shade between the columns ``ci_low`` and ``ci_high`` of a table, against a third.
 
     The colours are those that ``seaborn.lineplot`` gives to the same column of names. It can also be mapped onto
     panels: ``grid.map_dataframe(figures.band, "layer", hue="model")``.
 
     Args:
         x: the column of the horizontal axis.
-        data: the table.
+        data: the table, with the ends of the intervals.
         hue: the column whose values have a colour and a band each.
         units: the column whose values have a band each in the same colour, as the ``units`` of ``lineplot`` have lines.
-        low, high: the columns of the lower and the upper edge.
-        palette: the colour of each value of ``hue``, where it is not seaborn's default.
         ax: where to draw; the current axes by default.
     """
     ax = ax or plt.gca()
     groups = [(None, data)] if hue is None else list(data.groupby(hue, sort=False, observed=True))
-    colours = palette or dict(zip([name for name, _ in groups], sns.color_palette(n_colors=len(groups)), strict=True))
-    for name, rows in groups:
+    for (_, rows), colour in zip(groups, sns.color_palette(n_colors=len(groups)), strict=True):
         for _, unit in [(None, rows)] if units is None else rows.groupby(units):
             unit = unit.sort_values(x)
-            ax.fill_between(unit[x], unit[low], unit[high], color=colours[name], alpha=0.2, linewidth=0)
+            ax.fill_between(unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0)

@@ -1,6 +1,6 @@
 """Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -10,13 +10,13 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure
-from analysis_lib.measurement.tables import Tables
+from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models import UNTRAINED, LoadedModel
 from analysis_lib.models.loading import load_model
 
 
-class Comparison(Mapping[str, pd.DataFrame]):
+class Comparison(LazyTables):
     """The tables of several models: each is one DataFrame, with the columns model, trained, stack and width in front.
 
     Attributes:
@@ -24,9 +24,10 @@ class Comparison(Mapping[str, pd.DataFrame]):
     """
 
     def __init__(self, runs: dict[tuple[str, bool], Tables]):
+        super().__init__({name: name for name in next(iter(runs.values()))}, self._joined)
         self.runs = runs
 
-    def __getitem__(self, name: str) -> pd.DataFrame:
+    def _joined(self, name: str) -> pd.DataFrame:
         frames = []
         for (model, trained), tables in self.runs.items():
             layers = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
@@ -34,21 +35,10 @@ class Comparison(Mapping[str, pd.DataFrame]):
             frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
         return pd.concat(frames, ignore_index=True)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(next(iter(self.runs.values())))
-
-    def __len__(self) -> int:
-        return len(next(iter(self.runs.values())))
-
     @property
     def trained(self) -> dict[str, Tables]:
         """The tables of the models as they are, by name, without their untrained twins."""
         return {model: tables for (model, trained), tables in self.runs.items() if trained}
-
-    @property
-    def untrained(self) -> dict[str, Tables]:
-        """The tables of the untrained twins, by the name of the model."""
-        return {model: tables for (model, trained), tables in self.runs.items() if not trained}
 
 
 def compare(

@@ -64,10 +64,9 @@ def _content(value: object, within: tuple[int, ...]) -> object:
             documented = value.co_flags & _OPTIMISED and not value.co_name.startswith("<")
             constants = value.co_consts[1:] if documented else value.co_consts
             return [value.co_code.hex(), value.co_names, value.co_varnames, _content(constants, within)]
-        case classmethod() | staticmethod():
-            return [type(value).__name__, _content(value.__func__, within)]
-        case property():
-            return [_content(part, within) for part in (value.fget, value.fset, value.fdel)]
+        case classmethod() | staticmethod() | property() | cached_property():
+            parts = (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))
+            return [type(value).__name__, *(_content(part, within) for part in parts)]
         case ModuleType():
             return [value.__name__, code_hash(Path(value.__file__)) if is_own(value.__name__) else None]
         case FunctionType() if is_own(value.__module__):
@@ -78,8 +77,6 @@ def _content(value: object, within: tuple[int, ...]) -> object:
         case type() if is_own(value.__module__):
             attributes = {name: item for name, item in vars(value).items() if name not in _AUTOMATIC}
             return [value.__qualname__, *(_content(part, deeper) for part in (value.__bases__, attributes))]
-        case cached_property():
-            return _content(value.func, within)
         case _ if hasattr(value, "__qualname__"):
             return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
         case _ if is_own(type(value).__module__) and hasattr(value, "__dict__"):

@@ -87,11 +87,7 @@ def in_order(executor: futures.Executor, shards: list[Shard], window: int, store
 
 
 def packed(shard: Shard) -> bytes:
-    """A shard to send to another process, with the code of metrics that are not the library's.
-
-    Raises:
-        AnalysisError: a metric holds what cannot be sent.
-    """
+    """A shard to send to another process, with the code of metrics that are not the library's."""
     # Modules of the user's are sent whole: a worker on another machine cannot import them.
     modules = {type(metric).__module__ for metric in shard.metrics} - {"__main__"}
     modules = [sys.modules[name] for name in modules if is_own(name) and name in sys.modules]
@@ -110,11 +106,7 @@ def packed(shard: Shard) -> bytes:
 
 
 def measure_packed(shard: bytes) -> Result:
-    """What ``measure_shard`` returns, in another process.
-
-    Raises:
-        AnalysisError: a metric uses a module that this process cannot import.
-    """
+    """What ``measure_shard`` returns, in another process."""
     try:
         unpacked = pickle.loads(shard)
     except (ImportError, AttributeError) as error:

@@ -95,11 +95,7 @@ def measure(
 def _applicable(
     metrics: list[Metric], model: LoadedModel, corpus: Corpus, settings: Settings, *, skip: bool
 ) -> list[Metric]:
-    """The metrics that make sense for the model; with ``skip``, the others are left out, and else refused.
-
-    Raises:
-        AnalysisError: a metric that makes no sense, named; or a corpus of a kind that the model does not read.
-    """
+    """The metrics that make sense for the model; with ``skip``, the others are left out, and else refused."""
     if model.kind != corpus.kind:
         raise AnalysisError(
             f"{model.name} reads {PLURAL[model.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "

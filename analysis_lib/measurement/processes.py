@@ -16,11 +16,7 @@ from analysis_lib.errors import AnalysisError
 
 @contextmanager
 def mapped(workers: int) -> Iterator[Callable]:
-    """``map``, in processes of one thread each if there are to be several.
-
-    Raises:
-        AnalysisError: a process died.
-    """
+    """``map``, in processes of one thread each if there are to be several."""
     if workers < 2:
         yield map
         return
@@ -41,7 +37,7 @@ def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
     """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with _without_interrupts(), _passive_threads():
+        with _quiet_starts():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -53,26 +49,29 @@ def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that are started here never get a Ctrl-C, which would break into their imports with a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _quiet_starts() -> Iterator[None]:
+    """Processes that are started here never get a Ctrl-C, and let idle OpenMP threads sleep."""
+    # A Ctrl-C would break into their imports with a traceback; idle threads would spin, and keep the cores busy.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    given = os.environ.get("OMP_WAIT_POLICY")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if given is None:
+            del os.environ["OMP_WAIT_POLICY"]
 
 
 @contextmanager
-def _passive_threads() -> Iterator[None]:
-    """Processes that are started here let idle OpenMP threads sleep; otherwise they spin, and keep the cores busy."""
-    if "OMP_WAIT_POLICY" in os.environ:
-        yield
-        return
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+def threads(count: int) -> Iterator[None]:
+    """Inside it, PyTorch computes with so many threads: their number decides the order of its sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        del os.environ["OMP_WAIT_POLICY"]
+        torch.set_num_threads(before)
 
 
 def _start(threads: int) -> None:

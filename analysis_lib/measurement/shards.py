@@ -1,8 +1,6 @@
 """A shard of a corpus, and what is measured of it."""
 
 import ctypes
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +9,7 @@ import torch
 from analysis_lib import capture
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus
+from analysis_lib.measurement import processes
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
 from analysis_lib.models import LoadedModel, ModelSpec
@@ -25,24 +24,14 @@ Result = tuple[dict[str, Sums], Report]
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of work, whole in itself: any process that can load the model can do it.
-
-    Attributes:
-        index: its number.
-        items: texts, images or sounds.
-        groups: for each item, the jackknife group that it belongs to.
-        metrics: empty accumulators.
-        settings: how items are read.
-        spec: how to load the model; None for one that only this process has.
-        threads: how many processor threads compute it.
-    """
+    """A piece of work, whole in itself: any process that can load the model can do it."""
 
     index: int
     items: tuple
-    groups: tuple[int, ...]
-    metrics: tuple[Metric, ...]
+    groups: tuple[int, ...]  # of each item, the jackknife group
+    metrics: tuple[Metric, ...]  # empty
     settings: Settings
-    spec: ModelSpec | None
+    spec: ModelSpec | None  # None of a model that only this process has
     threads: int
 
 
@@ -65,22 +54,11 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
             metric.update(activations)
         report.add(activations)
 
-    with _threads(shard.threads):
+    with processes.threads(shard.threads):
         for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
             capture.run(model, batch, needs, receive, shard.settings.maps)
             release_freed_memory()
     return {metric.name: metric.sums for metric in metrics}, report
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Inside it, PyTorch computes with so many threads: their number decides the order of its sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def release_freed_memory() -> None:

@@ -7,10 +7,10 @@ module is its code: an edit of a docstring, a comment or the layout changes no h
 import ast
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis_lib.errors import AnalysisError
 
@@ -113,23 +113,14 @@ def _below(package: str) -> set[str]:
     return {".".join((package, *file.parts)) for file in files}
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A module as it is written: a digest of its code, what it uses, and the names that others can import from it.
-
-    Attributes:
-        digest: the sha256 of its code.
-        uses: dotted names of the library.
-        bound: by local name, the dotted name that an import gives it.
-        defined: names that are defined in it.
-        acts: whether it does more than define names when it is imported.
-    """
+class _Source(NamedTuple):
+    """A module as it is written: a digest of its code, what it uses, and the names that others can import from it."""
 
     digest: str
-    uses: frozenset[Parts]
-    bound: dict[str, Parts]
-    defined: frozenset[str]
-    acts: bool
+    uses: set[Parts]
+    bound: dict[str, Parts]  # by local name, the dotted name that an import gives it
+    defined: set[str]
+    acts: bool  # whether it does more than define names when it is imported
 
 
 def _source(module: str) -> _Source:
@@ -143,15 +134,10 @@ def _read(code: str, package: str, origin: str) -> _Source:
     tree = _parsed(code, origin)
     bound, uses = _imports(tree, package)
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-    # The docstring is an expression of a constant.
-    acts = any(not isinstance(node, plain) and not _is_constant(node) for node in tree.body)
+    acts = any(not isinstance(node, plain) for node in tree.body[ast.get_docstring(tree) is not None :])
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return _Source(_digest(tree), frozenset(uses), bound, frozenset(names), acts)
-
-
-def _is_constant(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return _Source(_digest(tree), uses, bound, names, acts)
 
 
 def _parsed(code: str, origin: str) -> ast.Module:

@@ -90,6 +90,7 @@ def _key(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Se
     parts = [
         model.revision,
         str(model.model.dtype),
+        repr(model.layout),
         corpus.sha256,
         asdict(settings),
         [[metric.name, sorted(metric.needs), definition_hash(metric)] for metric in metrics],

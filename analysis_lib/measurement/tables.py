@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,8 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import jackknife_interval
 
+# Computes one number, or several, from the tables of a measurement, or of several.
+Statistic = Callable[..., float | Sequence[float]]
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
@@ -84,27 +87,26 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
     return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
-class _Lazy(Mapping[str, pd.DataFrame]):
-    """The table that ``make`` makes of each metric, by name, made when first asked for."""
+class LazyTables(Mapping[str, pd.DataFrame]):
+    """The table that ``make`` makes of each part, by the name of the part, made when first asked for."""
 
-    def __init__(self, metrics: Iterable[Metric], make: Callable[[Metric], pd.DataFrame]):
-        self._metrics = {metric.name: metric for metric in metrics}
-        self._make = make
+    def __init__(self, parts: Mapping[str, Any], make: Callable[[Any], pd.DataFrame]):
+        self._parts, self._make = parts, make
         self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
         if name not in self._tables:
-            self._tables[name] = self._make(self._metrics[name])
+            self._tables[name] = self._make(self._parts[name])
         return self._tables[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._metrics)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._metrics)
+        return len(self._parts)
 
 
-class Tables(_Lazy):
+class Tables(LazyTables):
     """The tables of a measurement by name, made when first asked for.
 
     Attributes:
@@ -118,45 +120,41 @@ class Tables(_Lazy):
     """
 
     def __init__(self, metrics: Iterable[Metric], report: Report, run: dict, checkpoints: Path | None = None):
-        super().__init__(metrics, operator.methodcaller("table"))
+        super().__init__({metric.name: metric for metric in metrics}, operator.methodcaller("table"))
         self.report = report
         self.layers = pd.DataFrame(report.layers).astype(dict.fromkeys(_SIZES, "Int64"))
         self.run = run
         self.checkpoints = checkpoints
 
-    def interval(
-        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def interval(self, statistic: Statistic, *others: "Tables") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
 
         ``statistic`` is called on the tables of the whole corpus, then on those of the corpus without each of its
-        groups of utterances in turn (which have no interval columns).
+        groups of utterances in turn (which have no interval columns). With other measurements of the same corpus it is
+        called on the tables of all of them: the same utterances are left out of each, so that what is particular to a
+        text drops out of a difference.
 
         Returns:
             The value, the lower and the upper bound, in the shape that ``statistic`` returns; the bounds are NaN for
             a corpus of one utterance.
 
+        Raises:
+            AnalysisError: another measurement read other texts.
+
         >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
         (array(1.58), array(1.57), array(1.59))
         """
-        value, left_out = self.left_out(statistic)
-        return value, *jackknife_interval(value, left_out)
-
-    def left_out(
-        self, statistic: Callable[[Mapping[str, pd.DataFrame]], float | Sequence[float]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The value of ``interval``, and its values without each group of utterances, one row per group.
-
-        For numbers that depend on several measurements of the same corpus: their groups are the same.
-        """
-        value = np.asarray(statistic(self), dtype=float)
-        metrics = self._metrics.values()
-        groups = sorted({group for metric in metrics for group in metric.occupied_groups()})
-        rest = [statistic(_Lazy(metrics, operator.methodcaller("without", group))) for group in groups]
-        return value, np.array(rest, dtype=float)
+        measured = (self, *others)
+        if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
+            raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
+        value = np.asarray(statistic(*measured), dtype=float)
+        groups = sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
+        without = [operator.methodcaller("without", group) for group in groups]
+        left_out = [statistic(*(LazyTables(tables._parts, rest) for tables in measured)) for rest in without]
+        return value, *jackknife_interval(value, np.array(left_out, dtype=float))
 
     def save(self, folder: Path | str) -> None:
-        """Write one Parquet file per table, then ``run.json``: see :func:`save_tables`."""
+        """Write the tables and ``run.json``, see :func:`save_tables`."""
         save_tables(self, folder, "run.json", self.run)
 
 

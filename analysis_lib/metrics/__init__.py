@@ -1,4 +1,8 @@
-"""One file per quantity; each is an accumulator that merges."""
+"""One file per quantity; each is an accumulator that merges.
+
+To add a quantity, subclass :class:`Metric` in a file of its own and import it here; ``tests/reference.py`` computes the
+same table naively.
+"""
 
 from collections.abc import Iterable
 

@@ -157,18 +157,16 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list[int]:
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in loaded.model.named_parameters():
         if not torch.isfinite(weight).all():
+            places = (
+                f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
+                for stack, blocks in loaded.stacks.items()
+                for layer, block in enumerate(blocks, 1)
+                if any(parameter is weight for parameter in block.parameters())
+            )
             raise AnalysisError(
-                f"{loaded.name}: the weights {name} ({_layer(loaded, name)}) hold NaN or infinity: "
+                f"{loaded.name}: the weights {name} ({next(places, 'outside the blocks')}) hold NaN or infinity: "
                 f"repair the checkpoint"
             )
-
-
-def _layer(loaded: LoadedModel, weight: str) -> str:
-    for stack, blocks in loaded.stacks.items():
-        for layer, block in enumerate(blocks, 1):
-            if any(parameter is loaded.model.get_parameter(weight) for parameter in block.parameters()):
-                return f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
-    return "outside the blocks"
 
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:

@@ -1,13 +1,11 @@
-"""Where each architecture keeps its blocks, its attention and its keys: one row per model type, no class per model.
-
-Almost all of them call transformers' attention interface, and need no more than the paths of their blocks and of
-the module that projects keys. The few that do not are reached by hooks on their projections.
-"""
+"""Where each architecture keeps its blocks, its attention and its keys: the entries of ``data/architectures.yml``."""
 
 from dataclasses import dataclass, replace
 
+import yaml
 from transformers import PreTrainedConfig
 
+from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
 
 
@@ -48,17 +46,17 @@ class Stack:
     """Blocks that follow one another.
 
     Attributes:
-        name: what the stack is called where a model has several.
         blocks: their path below the model; ``*`` stands for an index.
         attention: None where blocks have none.
+        name: what the stack is called where a model has several.
         tokens: what its vectors stand for; ``capture`` has a rule for each.
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
     """
 
-    name: str
     blocks: str
-    attention: Attention | None
+    attention: Attention | None = None
+    name: str = "blocks"
     tokens: str = "text"
     amended: str | None = None
 
@@ -88,102 +86,16 @@ class Layout:
         return any(stack.attention for stack in self.stacks)
 
 
-def _one(blocks: str, attention: Attention | None, tokens: str = "text", **settings) -> Layout:
-    return Layout((Stack("blocks", blocks, attention, tokens),), **settings)
+def _stack(attention: dict | None = None, **row) -> Stack:
+    return Stack(attention=attention and Attention(**attention), **row)
 
 
-def _vision(blocks: str, **settings) -> Layout:
-    return _one(blocks, Attention("attention", "k_proj"), "patches", kind="image", **settings)
+def _layout(stacks: list[dict], **settings) -> Layout:
+    return Layout(tuple(_stack(**row) for row in stacks), **settings)
 
 
-def _maps(blocks: str, attention: Attention | None = None) -> Layout:
-    return _one(blocks, attention, "patches", kind="image", maps=True)
-
-
-def _encoder_decoder(blocks: str, tokens: str) -> Layout:
-    """As in T5; ``blocks`` and ``tokens`` are those of the encoder."""
-    attention = Attention("layer.0.SelfAttention", "k")
-    return Layout(
-        (Stack("encoder", blocks, attention, tokens), Stack("decoder", "decoder.block.*", attention, "shifted"))
-    )
-
-
-_BERT = _one("encoder.layer.*", Attention("attention.self", "key"))
-_LLAMA = _one("layers.*", Attention("self_attn", "k_proj"))
-_T5 = _encoder_decoder("encoder.block.*", "text")
-_CANINE_ATTENTION = Attention("attention.self", "key", query="query", value="value", weights="dropout")
-_SPEECH = _one("encoder.layers.*", Attention("attention", "k_proj"), "frames", kind="audio", equal_lengths=True)
-_DINO = _vision("encoder.layer.*", class_tokens=1)
-
-MODEL_LAYOUTS: dict[str, Layout] = {
-    "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
-    "camembert": _BERT,
-    "electra": _BERT,
-    "distilbert": _one("transformer.layer.*", Attention("attention", "k_lin")),
-    "albert": _one("encoder.albert_layer_groups.*.albert_layers.*", Attention("attention", "key")),
-    "mpnet": _one("encoder.layer.*", Attention("attention.attn", "k", query="q", value="v", weights="dropout")),
-    "deberta": _one("encoder.layer.*", Attention("attention.self", "in_proj", fused="by_head", weights="dropout")),
-    "deberta-v2": Layout(
-        (
-            Stack(
-                "blocks",
-                "encoder.layer.*",
-                Attention("attention.self", "key_proj", query="query_proj", value="value_proj", weights="dropout"),
-                amended="encoder.conv",
-            ),
-        )
-    ),
-    "modernbert": _one("layers.*", Attention("attn", "Wqkv", fused="stacked")),
-    "gpt2": _one("h.*", Attention("attn", "c_attn", fused="stacked")),
-    "gpt_neox": _one("layers.*", Attention("attention", "query_key_value", fused="by_head")),
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _one("layers.*", Attention("self_attn", "k_proj", key_norm="k_norm")),
-    "t5": _T5,
-    "mt5": _T5,
-    "canine": Layout(
-        (
-            Stack("initial", "initial_char_encoder.layer.*", _CANINE_ATTENTION),
-            Stack("deep", "encoder.layer.*", _CANINE_ATTENTION, "molecules"),
-            Stack("final", "final_char_encoder.layer.*", _CANINE_ATTENTION),
-        ),
-        equal_lengths=True,
-    ),
-    "character_bert": _BERT,
-    "manta": _encoder_decoder("encoder.t5_encoder.block.*", "blocks"),
-    "self_attention": _one("layers.*", Attention("attention", "key")),
-    "wav2vec2": _SPEECH,
-    "hubert": _SPEECH,
-    "whisper": _one(
-        "layers.*", Attention("self_attn", "k_proj"), "windows", kind="audio", part="encoder", equal_lengths=True
-    ),
-    "vit": _vision("layers.*", class_tokens=1),
-    "beit": _vision("layers.*", class_tokens=1),
-    "deit": _vision("layers.*", class_tokens=2),
-    "dinov2": _DINO,
-    "dinov2_with_registers": _DINO,
-    "segformer": _vision("stages.*.blocks.*"),
-    "resnet": _maps("encoder.stages.*.layers.*"),
-    "efficientnet": _maps("encoder.blocks.*"),
-    "efficientnet_lite": _maps("_blocks.*"),
-    "convnext": _maps("encoder.stages.*.layers.*"),
-    "convnextv2": _maps("encoder.stages.*.layers.*"),
-    "van": _maps("encoder.stages.*.layers.*"),
-    "cvt": _maps(
-        "encoder.stages.*.layers.*",
-        Attention(
-            "attention.attention",
-            "projection_key",
-            query="projection_query",
-            value="projection_value",
-            weights="dropout",
-            heads="num_heads",
-        ),
-    ),
-}
+_ROWS = yaml.safe_load((data_directory() / "architectures.yml").read_text(encoding="utf-8"))
+MODEL_LAYOUTS = {model_type: _layout(**row) for model_type, row in _ROWS.items()}
 
 
 def layout_for(name: str, config: PreTrainedConfig) -> Layout:

@@ -1,7 +1,7 @@
 """Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim and its interval."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +12,7 @@ import yaml
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import Comparison, Tables, grouped
+from analysis_lib.metrics.intervals import seed_interval
 
 PAPERS = {
     "godey": "Godey et al. 2024",
@@ -39,7 +40,8 @@ class Claim:
         statistic: the function that computes it, by its full name, or ``cell`` where a cell of the page does.
         page: the page that tests it.
         rationale: why the bound is what it is, and when it was set.
-        bound: the claim holds where the whole interval of the quantity lies above it.
+        bound: the claim holds where the whole interval of the quantity lies beyond it.
+        direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
         sampled: False where the quantity already is a statement about chance, such as a p-value: it decides
             alone, without an interval.
@@ -53,6 +55,7 @@ class Claim:
     page: str
     rationale: str
     bound: float = 0.0
+    direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     sampled: bool = True
 
@@ -91,14 +94,16 @@ def claim(name: str) -> Claim:
     return claims[name]
 
 
-def verdict(low: float, high: float, bound: float) -> str:
-    """``holds`` where the whole interval lies above the bound, ``does not hold`` where none of it does.
+def verdict(low: float, high: float, bound: float, direction: str = "above") -> str:
+    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
 
     An interval that contains the bound, or that is missing, leaves the claim ``undecided``.
 
     >>> verdict(0.1, 0.3, 0.0), verdict(-0.1, 0.3, 0.0), verdict(-0.3, -0.1, 0.0)
     ('holds', 'undecided', 'does not hold')
     """
+    if direction == "below":
+        low, high, bound = -high, -low, -bound
     if low > bound:
         return HOLDS
     return FAILS if high <= bound else UNDECIDED  # NaN compares false both times: undecided
@@ -129,17 +134,17 @@ def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
 
     Returns:
         One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
-        claim has no interval), bound, verdict.
+        claim has no interval), bound, direction, verdict.
     """
     rows = []
     for name, (value, low, high) in estimates.items():
         found = claim(name)
-        low, high = np.clip((low, high), *found.limits) if found.sampled else (math.nan, math.nan)
-        ends = (low, high) if found.sampled else (value, value)
-        decided = verdict(*ends, found.bound)
-        about = (name, found.sentence, found.source, found.quantity)
-        rows.append((*about, float(value), float(low), float(high), found.bound, decided))
-    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "verdict"]
+        low, high = np.clip((low, high), *found.limits) if found.sampled else (value, value)
+        ends = (float(low), float(high)) if found.sampled else (math.nan, math.nan)
+        side = (found.bound, found.direction)
+        numbers = (float(value), *ends, *side, verdict(low, high, *side))
+        rows.append((name, found.sentence, found.source, found.quantity, *numbers))
+    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "direction", "verdict"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -159,6 +164,22 @@ def verdicts_by_model(
     return grouped({model: verdicts(chosen(tables), tables) for model, tables in comparison.trained.items()}, "model")
 
 
+def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
+    """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
+
+    Args:
+        numbers: one column per claim, called by its id, and one row per seed; the last level of the index is the
+            seed, and each value of the levels before, such as run and dataset, is judged for itself.
+
+    Returns:
+        These levels as columns, then those of :func:`verdicts_of_estimates`.
+    """
+    *levels, _ = numbers.index.names
+    groups = numbers.groupby(levels[0] if len(levels) == 1 else levels, sort=False)
+    found = {name: verdicts_of_estimates(rows.apply(seed_interval).to_dict("list")) for name, rows in groups}
+    return pd.concat(found, names=levels).reset_index(levels).reset_index(drop=True)
+
+
 def published(name: str) -> pd.DataFrame:
     """A table that a paper prints, such as ``maruta_table1_contributions``.
 
@@ -170,3 +191,23 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     return pd.read_csv(folder / f"{name}.csv")
+
+
+def beside_published(found: pd.DataFrame, printed: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
+    """Numbers of several seeds beside published ones.
+
+    Args:
+        found: with the columns of ``on``, and value.
+        printed: with the columns of ``on``, and published.
+        on: what identifies a number, such as layers, layer and quantity.
+
+    Returns:
+        The columns of ``on``; mean and ``spread over seeds`` (the standard deviation), published, and ``difference in
+        spreads``: how many spreads our mean lies above the published value, as text.
+    """
+    groups = found.groupby([*on], dropna=False)["value"]
+    both = groups.agg(mean="mean", spread="std").reset_index().merge(printed, on=[*on], how="left")
+    ratio = (both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0)
+    # The spread of a few seeds does not carry more than one decimal of a ratio to it.
+    difference = ["–" if pd.isna(number) else f"{number:+.1f}" for number in ratio]
+    return both.rename(columns={"spread": "spread over seeds"}).assign(**{"difference in spreads": difference})

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.measurement import processes
 
 # The most work that a kill can undo, if a step or an epoch takes no longer.
 SECONDS_BETWEEN_STATES = 60
@@ -104,13 +105,8 @@ def require_finite(loss: float, place: str, learning_rate: float) -> float:
 @contextmanager
 def isolated(device: str = "cpu") -> Iterator[None]:
     """Run on one thread, since sums over several round differently, and restore the caller's random numbers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with processes.threads(1), torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        yield
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -125,11 +121,7 @@ def write(path: Path, text: str) -> None:
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it.
-
-    Raises:
-        AnalysisError: the lock's folder can be neither found nor made.
-    """
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,9 +135,6 @@ def holds(description: Path, identity: dict) -> bool:
     """Whether the folder of a description holds the training with this identity.
 
     If it does not, the folder is empty but for hidden files, or does not exist.
-
-    Raises:
-        AnalysisError: the folder holds another training, or something else.
     """
     folder = description.parent
     if folder.exists() and not folder.is_dir():

@@ -16,17 +16,7 @@ from tqdm import tqdm
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
-from analysis_lib.training import tasks
-from analysis_lib.training.loop import (
-    alone,
-    descend,
-    isolated,
-    named_settings,
-    optimizer,
-    require_whole,
-    shipped_settings,
-    versions,
-)
+from analysis_lib.training import loop, tasks
 
 # Counts changes of how models are trained that the settings do not show.
 VERSION = 2
@@ -62,7 +52,7 @@ class Recipe:
     task_options: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_whole(self, steps=1, batch=1)
+        loop.require_whole(self, steps=1, batch=1)
 
     def settings(self) -> dict:
         """All that decides the weights, except data and versions."""
@@ -88,7 +78,7 @@ def trained(name: str) -> Path:
     folder = packages.derived_folder(key, base)
     if folder.is_dir():
         return folder
-    with alone(folder.with_name(f"{folder.name}.lock")):
+    with loop.alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         return packages.derived(key, base, lambda unfinished: _train(base, recipe, unfinished))
@@ -127,10 +117,10 @@ def _is_recipe(name: str) -> bool:
 def _recipe(name: str) -> tuple[str, Recipe, str]:
     """The recipe's own name, the recipe with its changes, and all that decides the weights."""
     base = name.partition("@")[0]
-    if not (recipe := named_settings(name, RECIPES, SETTINGS)):
+    if not (recipe := loop.named_settings(name, RECIPES, SETTINGS)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
     data = getattr(tasks, recipe.task).data_identity()
-    return base, recipe, json.dumps([base, recipe.settings(), data, versions()], sort_keys=True)
+    return base, recipe, json.dumps([base, recipe.settings(), data, loop.versions()], sort_keys=True)
 
 
 def _train(name: str, recipe: Recipe, folder: Path) -> None:
@@ -139,16 +129,16 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     task = getattr(tasks, recipe.task)(**recipe.task_options)
     config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
-    with isolated():
+    with loop.isolated():
         # Not torch.manual_seed, which also seeds GPUs, whose state is not restored.
         torch.default_generator.manual_seed(recipe.seed)
         model = task.head.from_config(config, dtype=torch.float32)
-        adam = optimizer(model, recipe.learning_rate, recipe.weight_decay)
+        adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
         schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
         batches = task.batches(recipe.batch)
         # With None, tqdm shows a bar on a terminal only.
         for _ in tqdm(range(recipe.steps), name, unit="step", disable=None):
-            descend(model(**next(batches)).loss, model, schedule)
+            loop.descend(model(**next(batches)).loss, model, schedule)
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
@@ -158,13 +148,13 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         "settings": recipe.settings(),
         "data": task.data_identity(),
         "parameters": model.num_parameters(),
-        "versions": versions(),
+        "versions": loop.versions(),
         "score": dataclasses.asdict(score),
     }
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-RECIPES = shipped_settings("recipes.yml", Recipe)
+RECIPES = loop.shipped_settings("recipes.yml", Recipe)
 
 _DESCRIPTIONS = {name: f"{recipe.description} (trained here, once)" for name, recipe in RECIPES.items()}
 register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity))

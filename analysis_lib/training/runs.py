@@ -3,8 +3,8 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -22,15 +22,8 @@ RUNS = shipped_settings("runs.yml", Pretraining)
 MULTIBERTS = "multiberts"
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A model along a run.
-
-    Attributes:
-        seed: of the run.
-        step: number of batches it has been trained on.
-        model: what ``load_model`` takes.
-    """
+class Checkpoint(NamedTuple):
+    """A model along a run: the seed of the run, the batches it has been trained on, and what ``load_model`` takes."""
 
     seed: int
     step: int
@@ -100,11 +93,7 @@ def run_description(run: str) -> dict:
 
 
 def _find(run: str) -> tuple[Path, Pretraining | None]:
-    """The folder of a run; its settings if it is one of ``RUNS``.
-
-    Raises:
-        AnalysisError: there is no such run.
-    """
+    """The folder of a run; its settings if it is one of ``RUNS``."""
     if settings := named_settings(run, RUNS, SETTINGS):
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():

@@ -27,43 +27,26 @@ EVALUATION_BATCH = 64
 
 @dataclass(frozen=True)
 class HeldOutScore:
-    """How well a model does on held-out data.
+    """How well a model does on held-out images, words or sentences, with its 95 % interval over these items."""
 
-    Attributes:
-        metric: ``accuracy`` (share of items), ``bits_per_byte`` of a text or ``bits_per_masked_token``.
-        value: the score; ci_low and ci_high bound its 95 % interval over items.
-        items: number of images, words or sentences.
-        baseline: the score of always predicting the most frequent class, or the frequencies of single tokens.
-    """
-
-    metric: str
+    metric: str  # ``accuracy`` (share of items), ``bits_per_byte`` of a text or ``bits_per_masked_token``
     value: float
     ci_low: float
     ci_high: float
     items: int
-    baseline: float
+    baseline: float  # the score of always predicting the most frequent class, or the frequencies of single tokens
 
 
 class Task(ABC):
-    """Training data as a model reads it, and the score on held-out data.
+    """Training data as a model reads it, and the score on held-out data."""
 
-    Attributes:
-        data: the corpus to train on, as ``load_corpus`` takes it.
-        head: the transformers class that builds the model with its head from a configuration.
-        sizes: the part of the configuration that the data decide.
-        preprocessor: the tokenizer, image processor or feature extractor that is saved with the model.
-        train: the training examples.
-        test: the held-out examples.
-        lengths: of each training example, in the unit that decides the cost of a batch.
-    """
-
-    data: ClassVar[str]
-    head: ClassVar[type]
-    sizes: dict
-    preprocessor: object
+    data: ClassVar[str]  # the corpus to train on, as ``load_corpus`` takes it
+    head: ClassVar[type]  # the transformers class that builds the model with its head from a configuration
+    sizes: dict  # the part of the configuration that the data decide
+    preprocessor: object  # the tokenizer, image processor or feature extractor that is saved with the model
     train: list
-    test: list
-    lengths: Int[Tensor, " example"]
+    test: list  # held out
+    lengths: Int[Tensor, " example"]  # of each training example, in the unit that decides the cost of a batch
 
     @classmethod
     def data_identity(cls) -> str:

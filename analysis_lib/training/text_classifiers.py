@@ -198,7 +198,8 @@ def _trained(
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             loop.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
-            _fit(folder, model.to(device), tokenizer, *examples, settings)
+            tokenizer.save_pretrained(folder)
+            _fit(folder, model.to(device), *examples, settings)
     return folder
 
 
@@ -222,12 +223,7 @@ Examples = tuple[list[Int[Tensor, " token"]], list[int]]
 
 
 def _fit(
-    folder: Path,
-    model: transformers.PreTrainedModel,
-    tokenizer: Tokenizer,
-    train: Examples,
-    validation: Examples,
-    settings: Classification,
+    folder: Path, model: transformers.PreTrainedModel, train: Examples, validation: Examples, settings: Classification
 ) -> None:
     (texts, labels), labels_to_find = train, torch.tensor(validation[1])
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
@@ -253,7 +249,6 @@ def _fit(
         if since_best >= settings.patience:
             break
     best.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     log.finish()
 
 

@@ -308,7 +308,7 @@ def passes(model) -> Passes:
     texts = [f"{text} {again}" for text in TEXTS for again in TEXTS[:5]]
 
     def accumulate(chosen: list[str]) -> dict[str, metrics.Metric]:
-        return measure(model, Corpus("part", chosen), list(metrics.METRICS), progress=False)._metrics
+        return measure(model, Corpus("part", chosen), list(metrics.METRICS), progress=False)._parts
 
     # Multiples of the number of groups, so that the same texts fall into the same groups.
     assert GROUPS == 20

@@ -417,15 +417,17 @@ def test_a_block_pools_a_convolution_of_its_share(kernels, mean_pool):
 def test_a_batch_of_texts_gives_what_each_gives_alone():
     model = make("manta")
     with torch.no_grad():
-        together = model(**byte_inputs(model, TEXTS))
+        inputs = byte_inputs(model, TEXTS)
+        together = model(**inputs)
+        _, masks = model.encoder(inputs["input_ids"], inputs["attention_mask"])
         for row, text in enumerate(TEXTS):
             alone = model(**byte_inputs(model, [text]))
-            blocks, length = alone.encoder_attention_mask.sum(), alone.last_hidden_state.shape[1]
-            assert together.encoder_attention_mask[row].sum() == blocks
+            blocks, length = alone.encoder_last_hidden_state.shape[1], alone.last_hidden_state.shape[1]
+            assert masks[row].sum() == blocks
             hidden = together.encoder_last_hidden_state[row, :blocks]
             assert torch.allclose(hidden, alone.encoder_last_hidden_state[0], atol=1e-4)
             assert torch.allclose(together.last_hidden_state[row, :length], alone.last_hidden_state[0], atol=1e-4)
-    assert not together.encoder_attention_mask.all()
+    assert not masks.all()
 
 
 def test_the_encoder_is_called_with_the_mask_of_its_blocks():
@@ -433,10 +435,12 @@ def test_the_encoder_is_called_with_the_mask_of_its_blocks():
     calls = []
     model.encoder.t5_encoder.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)
     with torch.no_grad():
-        output = model(**byte_inputs(model, TEXTS))
-    assert torch.equal(calls[0]["attention_mask"].bool(), output.encoder_attention_mask)
-    assert calls[0]["inputs_embeds"].shape[:2] == output.encoder_attention_mask.shape
-    assert output.encoder_frontier_probabilities.shape == byte_inputs(model, TEXTS)["input_ids"].shape
+        model(**byte_inputs(model, TEXTS))
+        embedded = model.encoder.byte_embeddings(byte_inputs(model, TEXTS)["input_ids"])
+        mask = byte_inputs(model, TEXTS)["attention_mask"]
+        blocks, own = model.encoder.pooler(embedded, model.encoder.frontier_predictor(embedded, mask), mask.bool())
+    assert torch.equal(calls[0]["attention_mask"].bool(), own)
+    assert torch.equal(calls[0]["inputs_embeds"], blocks)
 
 
 def test_the_decoder_reads_the_bytes_from_left_to_right():

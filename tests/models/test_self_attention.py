@@ -49,7 +49,9 @@ def test_the_entropy_of_the_loss_is_scipys():
         for query in range(keys)
     ]
     found = model(ids, mask, torch.tensor([0, 1]))
-    assert found.entropy.item() == pytest.approx(np.mean(rows), abs=1e-12)
+    assert mean_normalised_entropy(torch.stack(found.attentions), mask).item() == pytest.approx(
+        np.mean(rows), abs=1e-12
+    )
     cross = torch.nn.functional.cross_entropy(found.logits, torch.tensor([0, 1]))
     assert found.loss.item() == pytest.approx(cross.item() + 0.3 * np.mean(rows), abs=1e-12)
 
@@ -70,10 +72,12 @@ def test_padding_has_no_part_in_the_gradient_of_the_entropy():
         model.zero_grad()
         for ids, chosen in batches:
             padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-            output = model(padded, (padded > 0).long(), torch.tensor(chosen))
+            mask = (padded > 0).long()
+            output = model(padded, mask, torch.tensor(chosen))
             # Of the mean over rows, what belongs to these texts.
             rows = sum(map(len, ids)) / sum(map(len, texts))
-            (0.7 * output.entropy * rows).backward()
+            entropy = mean_normalised_entropy(torch.stack(output.attentions), mask)
+            (0.7 * entropy * rows).backward()
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     together = gradients([(texts, labels.tolist())])

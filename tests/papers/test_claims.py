@@ -1,5 +1,6 @@
 """Claims are data; a planted number gives the verdict that was planted."""
 
+import dataclasses
 import importlib
 import math
 
@@ -28,6 +29,17 @@ SPEECH, DRIFT = "godey-speech-cosine", "godey-drift-spearman"
 )
 def test_the_interval_decides(low, high, expected):
     assert claims.verdict(low, high, 0.5) == expected
+    # On the other side everything is reversed.
+    assert claims.verdict(-high, -low, -0.5, "below") == expected
+
+
+def test_a_claim_may_hold_below_its_bound(monkeypatch):
+    below = dataclasses.replace(claims.claim(SPEECH), direction="below")
+    monkeypatch.setattr(claims, "claim", lambda name: below)
+    for cosine, verdict, words in ((0.1, "holds", "less than 0.2"), (0.3, "does not hold", "less than 0.2")):
+        found = claims.verdicts({SPEECH: least}, hidden(cosine))
+        assert found["verdict"].tolist() == [verdict]
+        assert words in figures.verdict_table(found, "tbl-x", "X").frame.iloc[0, 2]
 
 
 def test_unknown_published_table_offers_the_nearest():
@@ -48,6 +60,7 @@ def test_every_claim_of_a_paper_is_whole(paper):
     for name, claim in claims.load(paper).items():
         assert name.startswith(f"{paper}-")
         assert claim.limits[0] <= claim.bound <= claim.limits[1]
+        assert claim.direction in ("above", "below")
         if claim.statistic != "cell":
             module, _, function = claim.statistic.rpartition(".")
             assert callable(getattr(importlib.import_module(module), function))

@@ -1,14 +1,13 @@
 """MANTa-LM: a T5 whose encoder reads blocks of bytes; a small network predicts where each block begins."""
 
 import copy
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import LongformerConfig, LongformerModel, T5Config
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqModelOutput
-from transformers.models.t5.modeling_t5 import T5PreTrainedModel, T5Stack
+from transformers.models.t5.modeling_t5 import T5Model, T5PreTrainedModel, T5Stack
 
 from analysis_lib.errors import AnalysisError
 
@@ -32,22 +31,6 @@ class MantaConfig(T5Config):
     max_length_encoder_decoder: int = 256
     # Missing from the published configuration; its model card starts the decoder with padding.
     decoder_start_token_id: int | None = 0
-
-
-@dataclass
-class MantaEncoderOutput(BaseModelOutput):
-    """The encoder's output for each block, the mask of blocks, and the probability that a block begins at each byte."""
-
-    attention_mask: Tensor | None = None
-    frontier_probabilities: Tensor | None = None
-
-
-@dataclass
-class MantaModelOutput(Seq2SeqModelOutput):
-    """T5's output, with the mask of blocks and the probability that a block begins at each byte."""
-
-    encoder_attention_mask: Tensor | None = None
-    encoder_frontier_probabilities: Tensor | None = None
 
 
 class MantaFrontierPredictor(nn.Module):
@@ -158,7 +141,7 @@ class MantaPooler(nn.Module):
 
 
 class MantaEncoder(nn.Module):
-    """Bytes to blocks, then T5's encoder over the blocks, which gets their mask."""
+    """Bytes to blocks, then T5's encoder over the blocks, whose mask it gets and gives back."""
 
     def __init__(self, config: MantaConfig) -> None:
         super().__init__()
@@ -170,17 +153,18 @@ class MantaEncoder(nn.Module):
         # It reads only blocks; none is published.
         self.t5_encoder.embed_tokens = None
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs) -> MantaEncoderOutput:
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs
+    ) -> tuple[BaseModelOutput, Tensor]:
         if input_ids.shape[1] > self.max_bytes:
             raise AnalysisError(
                 f"a text has {input_ids.shape[1]} bytes, but MANTa reads {self.max_bytes} at once: cut the text"
             )
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         embedded = self.byte_embeddings(input_ids)
-        frontiers = self.frontier_predictor(embedded, mask)
-        blocks, own = self.pooler(embedded, frontiers, mask.bool())
+        blocks, own = self.pooler(embedded, self.frontier_predictor(embedded, mask), mask.bool())
         outputs = self.t5_encoder(inputs_embeds=blocks, attention_mask=own.long(), **kwargs)
-        return MantaEncoderOutput(**outputs, attention_mask=own, frontier_probabilities=frontiers)
+        return BaseModelOutput(**outputs), own.long()
 
 
 class MantaModel(T5PreTrainedModel):
@@ -231,23 +215,12 @@ class MantaModel(T5PreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         **kwargs,
-    ) -> MantaModelOutput:
+    ) -> Seq2SeqModelOutput:
         """The decoder's vectors for ``decoder_input_ids``, [text, byte], and the encoder's vectors for the blocks."""
-        encoded = self.encoder(input_ids, attention_mask, **kwargs)
-        decoded = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            encoder_hidden_states=encoded.last_hidden_state,
-            encoder_attention_mask=encoded.attention_mask.long(),
-            **kwargs,
-        )
-        return MantaModelOutput(
-            last_hidden_state=decoded.last_hidden_state,
-            decoder_hidden_states=decoded.hidden_states,
-            decoder_attentions=decoded.attentions,
-            cross_attentions=decoded.cross_attentions,
-            **{f"encoder_{name}": value for name, value in encoded.items()},
-        )
+        encoded, own = self.encoder(input_ids, attention_mask, **kwargs)
+        decoded = {"decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask}
+        # T5's own, which has the embeddings in another place.
+        return T5Model.forward(self, attention_mask=own, encoder_outputs=encoded, **decoded, **kwargs)
 
 
 def _stack_config(config: MantaConfig, is_decoder: bool, num_layers: int) -> MantaConfig:

@@ -1,7 +1,6 @@
 """The classifier of Fosse et al. (2023, sec. 2.2): blocks of one full-width head, then a dense layer on [CLS]."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -9,10 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.bert.modeling_bert import eager_attention_forward
-from transformers.utils import ModelOutput
 
 
 class SelfAttentionConfig(PreTrainedConfig):
@@ -124,21 +122,11 @@ class SelfAttentionModel(SelfAttentionPreTrainedModel):
         return BaseModelOutput(last_hidden_state=hidden, attentions=None if None in weights else tuple(weights))
 
 
-@dataclass
-class SelfAttentionClassifierOutput(ModelOutput):
-    """Attributes:
-    loss: the cross-entropy in nats plus λ times ``entropy``.
-    logits: one per text and class.
-    entropy: the mean normalised entropy of the attention rows, in [0, 1]; None if λ is zero.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    entropy: Tensor | None = None
-
-
 class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
-    """A dense layer on [CLS], the first token."""
+    """A dense layer on [CLS], the first token.
+
+    Its loss is the cross-entropy in nats plus λ times :func:`mean_normalised_entropy` of the attention rows.
+    """
 
     def __init__(self, config: SelfAttentionConfig):
         super().__init__(config)
@@ -156,17 +144,15 @@ class SelfAttentionForSequenceClassification(SelfAttentionPreTrainedModel):
         attention_mask: Int[Tensor, "text token"] | None = None,
         labels: Int[Tensor, " text"] | None = None,
         **kwargs,
-    ) -> SelfAttentionClassifierOutput:
+    ) -> SequenceClassifierOutput:
         output = self.encoder(input_ids, attention_mask)
         logits = self.classifier(output.last_hidden_state[:, 0])
-        if labels is None:
-            return SelfAttentionClassifierOutput(logits=logits)
-        loss, entropy = functional.cross_entropy(logits, labels), None
-        if self.config.entropy_weight:
+        loss = None if labels is None else functional.cross_entropy(logits, labels)
+        if loss is not None and self.config.entropy_weight:
             tokens = torch.ones_like(input_ids) if attention_mask is None else attention_mask
             entropy = mean_normalised_entropy(torch.stack(output.attentions), tokens)
             loss = loss + self.config.entropy_weight * entropy
-        return SelfAttentionClassifierOutput(loss=loss, logits=logits, entropy=entropy)
+        return SequenceClassifierOutput(loss=loss, logits=logits, attentions=output.attentions)
 
 
 def mean_normalised_entropy(

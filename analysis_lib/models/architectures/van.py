@@ -51,19 +51,6 @@ class VanLargeKernelAttention(nn.Module):
         return maps * self.attention(maps)
 
 
-class VanSpatialAttention(nn.Module):
-    """Large-kernel attention between two projections, with a residual connection."""
-
-    def __init__(self, width: int, activation: str) -> None:
-        super().__init__()
-        self.pre_projection = _sequence(conv=nn.Conv2d(width, width, 1), act=ACT2FN[activation])
-        self.attention_layer = VanLargeKernelAttention(width)
-        self.post_projection = nn.Conv2d(width, width, 1)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        return maps + self.post_projection(self.attention_layer(self.pre_projection(maps)))
-
-
 class VanLayerScaling(nn.Module):
     """Multiplies each channel by a learnt factor."""
 
@@ -82,7 +69,11 @@ class VanLayer(nn.Module):
         super().__init__()
         # Misspelt in the published weights.
         self.pre_normomalization = nn.BatchNorm2d(width)
-        self.attention = VanSpatialAttention(width, config.hidden_act)
+        self.attention = _sequence(
+            pre_projection=_sequence(conv=nn.Conv2d(width, width, 1), act=ACT2FN[config.hidden_act]),
+            attention_layer=VanLargeKernelAttention(width),
+            post_projection=nn.Conv2d(width, width, 1),
+        )
         self.attention_scaling = VanLayerScaling(width)
         self.post_normalization = nn.BatchNorm2d(width)
         self.mlp = _sequence(
@@ -94,7 +85,9 @@ class VanLayer(nn.Module):
         self.mlp_scaling = VanLayerScaling(width)
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = maps + self.attention_scaling(self.attention(self.pre_normomalization(maps)))
+        normed = self.pre_normomalization(maps)
+        # Attention has a residual connection of its own.
+        maps = maps + self.attention_scaling(normed + self.attention(normed))
         return maps + self.mlp_scaling(self.mlp(self.post_normalization(maps)))
 
 
@@ -119,19 +112,6 @@ class VanStage(nn.Module):
         return self.normalization(maps.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class VanEncoder(nn.Module):
-    """The stages, each on a coarser map than the last."""
-
-    def __init__(self, config: VanConfig) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(VanStage(config, stage) for stage in range(len(config.depths)))
-
-    def forward(self, maps: Tensor) -> Tensor:
-        for stage in self.stages:
-            maps = stage(maps)
-        return maps
-
-
 class VanModel(PreTrainedModel):
     """A VAN without its classifier; block M of stage N is ``encoder.stages.N.layers.M``.
 
@@ -150,7 +130,7 @@ class VanModel(PreTrainedModel):
 
     def __init__(self, config: VanConfig) -> None:
         super().__init__(config)
-        self.encoder = VanEncoder(config)
+        self.encoder = _sequence(stages=nn.Sequential(*(VanStage(config, i) for i in range(len(config.depths)))))
         # Among the published weights, although nothing passes through it.
         self.layernorm = nn.LayerNorm(config.hidden_sizes[-1], eps=config.layer_norm_eps)
         self.post_init()

@@ -58,9 +58,6 @@ def cone(vectors: HeadVectors, head: int) -> pd.DataFrame:
         component along the axis) and aside (the length of the rest, negative on one side of the first principal
         direction of what the values have besides the axis). In the plane of along and aside, angles to the axis and
         lengths are those of the space.
-
-    Raises:
-        AnalysisError: there is no such head.
     """
     if not 1 <= head <= len(vectors[0]):
         raise AnalysisError(f"there is no head {head}: give one from 1 to {len(vectors[0])}")

@@ -26,27 +26,17 @@ REMOVED = ("the largest contribution", "the largest weight", "a token at random"
 
 @dataclass(frozen=True, eq=False)
 class OneBlock:
-    """A classifier of one block, in float64, in the terms that add up to its decision.
-
-    Attributes:
-        tokenizer: of the classifier.
-        classes: names of the classes.
-        scores: q_cls · k_w / √d of each word w of the vocabulary.
-        values: x_w V of each word, without the bias of the values.
-        start: x_cls and that bias, which every text has.
-        directions: g ∘ (w_c − mean of the other w), with the gain g of the norm and the rows w of the dense layer.
-        constants: of each class, what the biases of the norm and of the dense layer add.
-        epsilon: of the norm.
-    """
+    """A classifier of one block, in float64, in the terms that add up to its decision."""
 
     tokenizer: Tokenizer
     classes: Sequence[str]
-    scores: Float[np.ndarray, " word"]
-    values: Float[np.ndarray, "word width"]
-    start: Float[np.ndarray, " width"]
+    scores: Float[np.ndarray, " word"]  # q_cls · k_w / √d of each word w of the vocabulary
+    values: Float[np.ndarray, "word width"]  # x_w V of each word, without the bias of the values
+    start: Float[np.ndarray, " width"]  # x_cls and that bias, which every text has
+    # g ∘ (w_c − mean of the other w), with the gain g of the norm and the rows w of the dense layer
     directions: Float[np.ndarray, "class width"]
-    constants: Float[np.ndarray, " class"]
-    epsilon: float
+    constants: Float[np.ndarray, " class"]  # what the biases of the norm and of the dense layer add
+    epsilon: float  # of the norm
 
     def read(self, corpus: Corpus) -> Iterator[Int[np.ndarray, " token"]]:
         """The tokens of each text, as in training."""

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -68,8 +67,7 @@ def trials(
         utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
-        AnalysisError: as :func:`splits` and :func:`self_attention`; two corpora have one name; a depth, weight or seed
-            is out of range.
+        AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
     """
     work = [dict(row) for row in dict.fromkeys(tuple((DEFAULTS | given).items()) for given in classifiers)]
     # Refused here, and not when the turn of that classifier comes, maybe after hours.
@@ -79,8 +77,8 @@ def trials(
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in work)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
     workers = min(torch.get_num_threads(), len(work))
-    with processes.pool(workers, threads=1) if workers > 1 else nullcontext() as pool:
-        found = (pool.map if pool else map)(one, work, [corpora[row["data"]] for row in work])
+    with processes.mapped(workers) as mapped:
+        found = mapped(one, work, [corpora[row["data"]] for row in work])
         bar = tqdm(found, total=len(work), unit="classifier", disable=None)
         return pd.concat(bar, ignore_index=True).astype({"layer": "Int64"})
 
@@ -182,9 +180,6 @@ def recorded(table: str = "trials") -> pd.DataFrame:
 
     Returns:
         The columns of :func:`trials`, in the order of the paper; without variant and stage where all are the same.
-
-    Raises:
-        AnalysisError: there are none.
     """
     types = {"layer": "Int64", "entropy_weight": float}
     frames = {name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()}

@@ -17,7 +17,8 @@ from analysis_lib.capture import Activations, attended_by, unpadded
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics import Anisotropy, MeanVector
-from analysis_lib.papers.godey.untrained_block import Block, Draw, Hidden
+from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.papers.godey.untrained_block import DRAW_COLUMNS, Block, Draw, Hidden
 
 # Bins 0.02 wide: in blocks of the size of BERT-base, no score leaves this range up to a bias of norm 50.
 SCORE_BINS = np.linspace(-3, 3, 301)
@@ -156,6 +157,28 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
         bins = pd.DataFrame({"low": edges[:-1], "high": edges[1:]})
         tables["scores"] = head.merge(bins, how="cross").assign(count=counts.ravel())
     return tables
+
+
+def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm",)) -> pd.DataFrame:
+    """The mean of a column over the heads of each draw, then over draws, with its 95 % interval over draws.
+
+    Returns:
+        Columns architecture, those of ``by``, then value, ci_low, ci_high.
+    """
+    by = ["architecture", *by]
+    each = table.groupby([*by, *DRAW_COLUMNS[1:]], sort=False)[column].mean()
+    rows = [(*keys, *seed_interval(values)) for keys, values in each.groupby(by, sort=False)]
+    return pd.DataFrame(rows, columns=[*by, "value", "ci_low", "ci_high"])
+
+
+def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The mean of a column over the heads of each draw: one row per draw, one column per norm of the bias, ascending.
+
+    Args:
+        table: of :func:`sweep`; of ``vectors``, the rows of one space and layer.
+        column: one of its columns.
+    """
+    return table.pivot_table(column, DRAW_COLUMNS, "bias_norm", sort=False).sort_index(axis=1)
 
 
 # --- The fixed point ----------------------------------------------------------------------------------

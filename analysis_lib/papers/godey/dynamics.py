@@ -110,9 +110,6 @@ def dynamics(
         seed: with which to draw them, and the queries and keys that are sampled.
         seeds: of the run.
         progress: whether to show a bar, on a terminal.
-
-    Raises:
-        AnalysisError: as ``checkpoints``, ``load_corpus`` and ``measure``.
     """
     asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(dict.fromkeys(seeds))}
     if (shipped := _shipped(run)) is not None:
@@ -147,11 +144,7 @@ def dynamics(
 
 
 def dynamics_identity(run: str) -> str:
-    """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures.
-
-    Raises:
-        AnalysisError: there is no such run.
-    """
+    """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures."""
     if (shipped := _shipped(run)) is None:
         return run_identity(run)
     files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))

@@ -124,14 +124,7 @@ def draws(architectures: Sequence[str], seeds: int, **sizes: int) -> list[Draw]:
 
 @dataclass(eq=False)
 class Block:
-    """A block with its inputs and the direction of their drift.
-
-    Attributes:
-        module: the block.
-        attention: the attention inside it.
-        inputs: x.
-        direction: b / N, a unit vector.
-    """
+    """A block with its attention, its inputs x and the direction b / N of their drift, a unit vector."""
 
     module: nn.Module
     attention: nn.Module

@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 from fosse_cells import run_cells
 
-from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED
-from analysis_lib.papers.fosse import seeds
+from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED, beside_published
 
 SEEDS = (0, 1, 2)
 
@@ -110,7 +109,7 @@ def test_training_that_makes_values_less_alike_does_not_build_their_convergence(
 def test_published_numbers_stand_beside_ours_in_units_of_the_spread():
     found = pd.DataFrame({"layer": [1, 1, 1, 2, 2], "quantity": "key", "value": [0.2, 0.4, 0.6, 0.5, 0.5]})
     printed = pd.DataFrame({"layer": [1, 2], "quantity": "key", "published": [0.8, 0.4]})
-    both = seeds.beside_published(found, printed, ["layer", "quantity"]).set_index("layer")
+    both = beside_published(found, printed, ["layer", "quantity"]).set_index("layer")
     assert both.loc[1, ["mean", "spread over seeds", "published"]].tolist() == pytest.approx([0.4, 0.2, 0.8])
     # Numbers without a spread have no distance in spreads.
     assert both["difference in spreads"].tolist() == ["-2.0", "–"]

@@ -6,39 +6,53 @@ import pytest
 from fosse_cells import run_cells
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.fosse import similarity
+from analysis_lib.measurement.tables import Report, Tables
 
 # The numbers of section 3, and straight lines between them.
 PRETRAINED = np.append(np.linspace(0.12, 0.42, 12), 0.41)
 FINE_TUNED = np.concatenate([np.linspace(0.08, 0.34, 9), np.linspace(0.34, 0.69, 5)[1:]])
 
 
-class Planted(dict):
-    """Tables of ``utterance_similarity`` without a model, and without each of three groups of utterances."""
+class PlantedSimilarity:
+    """A metric without a model: its table, and those without each of three groups of utterances."""
 
-    def __init__(self, curve: np.ndarray, groups: tuple[np.ndarray, ...] = (), texts: str = "one"):
-        self.groups, self.run = [Planted(group) for group in groups], {"data_sha256": texts}
-        layers = np.arange(len(curve))
-        hidden = pd.DataFrame({"space": "hidden", "layer": layers, "similarity": curve})
-        values = pd.DataFrame({"space": "value", "layer": layers[1:], "similarity": 0.9})
-        super().__init__(utterance_similarity=pd.concat([hidden, values]))
+    name = "utterance_similarity"
 
-    def left_out(self, statistic):
-        value = statistic(self)
-        return value, np.array([statistic(group) for group in self.groups]).reshape(-1, len(value))
+    def __init__(self, curve: np.ndarray, groups: tuple[np.ndarray, ...]):
+        self.curve, self.groups = curve, groups
 
+    def table(self, curve: np.ndarray | None = None) -> pd.DataFrame:
+        curve = self.curve if curve is None else curve
+        hidden = pd.DataFrame({"space": "hidden", "layer": np.arange(len(curve)), "similarity": curve})
+        values = pd.DataFrame({"space": "value", "layer": np.arange(1, len(curve)), "similarity": 0.9})
+        return pd.concat([hidden, values])
 
-def planted(curve: np.ndarray, noise: float = 1e-4) -> Planted:
-    return Planted(curve, tuple(curve + shift * noise for shift in (-1, 0, 1)))
+    def without(self, group: int) -> pd.DataFrame:
+        return self.table(self.groups[group])
 
-
-def verdicts_of(before: Planted, after: Planted) -> list[str]:
-    names = {"before": before, "after": after, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
-    return run_cells("similarity", "def numbers", **names)["verdicts"]["verdict"].tolist()
+    def occupied_groups(self) -> range:
+        return range(len(self.groups))
 
 
-def change(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    return new - old
+def of_groups(curve: np.ndarray, groups: tuple[np.ndarray, ...], texts: str = "one") -> Tables:
+    sizes = dict.fromkeys(("width", "heads", "key_heads", "head_width"), 1)
+    return Tables([PlantedSimilarity(curve, groups)], Report(layers=[sizes]), {"data_sha256": texts})
+
+
+def planted(curve: np.ndarray, noise: float = 1e-4) -> Tables:
+    return of_groups(curve, tuple(curve + shift * noise for shift in (-1, 0, 1)))
+
+
+def on_page(before: Tables, after: Tables) -> dict:
+    layers = pd.DataFrame({"layer": np.arange(len(PRETRAINED)), "similarity": 0.5})
+    stages = {"before fine-tuning": before, "after it": after}
+    hidden = pd.concat(dict.fromkeys(stages, layers.set_index("layer")), names=["stage"])
+    names = {"measured": stages, "hidden": hidden, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
+    return run_cells("similarity", "def curve", "def numbers", **names)
+
+
+def verdicts_of(before: Tables, after: Tables) -> list[str]:
+    return on_page(before, after)["verdicts"]["verdict"].tolist()
 
 
 def test_similarity_claims_hold_on_the_published_numbers():
@@ -67,18 +81,16 @@ def test_each_similarity_claim_fails_on_the_curve_that_contradicts_it(claim, bef
 def test_an_interval_leaves_the_same_utterances_out_of_both():
     """What both models owe to a text is no uncertainty of the difference."""
     shifts = (-0.2, 0.0, 0.2)
-    before, after = (Planted(c, tuple(c + shift for shift in shifts)) for c in (PRETRAINED, FINE_TUNED))
-    difference, low, _ = similarity.paired(before, after, change)
+    before, after = (of_groups(c, tuple(c + shift for shift in shifts)) for c in (PRETRAINED, FINE_TUNED))
+    difference, low, _ = on_page(before, after)["interval"]
     assert difference == pytest.approx(FINE_TUNED - PRETRAINED)
     assert low == pytest.approx(difference)
-    apart = Planted(FINE_TUNED, tuple(FINE_TUNED - shift for shift in shifts))
-    difference, _, high = similarity.paired(before, apart, change)
+    apart = of_groups(FINE_TUNED, tuple(FINE_TUNED - shift for shift in shifts))
+    difference, _, high = on_page(before, apart)["interval"]
     assert (high - difference > 0.4).all()
     assert verdicts_of(before, apart)[2] == "undecided"
 
 
-def test_other_layers_and_other_texts_are_refused():
-    with pytest.raises(AnalysisError, match="same layers and texts"):
-        similarity.paired(planted(PRETRAINED), planted(FINE_TUNED[:7]), change)
-    with pytest.raises(AnalysisError, match="same layers and texts"):
-        similarity.paired(planted(PRETRAINED), Planted(FINE_TUNED, (FINE_TUNED,) * 3, texts="other"), change)
+def test_other_texts_are_refused():
+    with pytest.raises(AnalysisError, match="different texts: measure one corpus"):
+        planted(PRETRAINED).interval(len, of_groups(FINE_TUNED, (FINE_TUNED,) * 3, texts="other"))
