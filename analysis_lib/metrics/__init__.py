@@ -1,7 +1,8 @@
 """One file per quantity; each is an accumulator that merges.
 
-To add a quantity, subclass :class:`Metric` in a file of its own and import it here; ``tests/reference.py`` computes the
-same table naively.
+To add a quantity, subclass :class:`Metric` in a file of its own and list it in ``METRICS``. ``tests/reference.py``
+computes the same table naively, unless it is made on request: its columns go into ``COLUMNS``, at the same place, its
+name into ``OF_HIDDEN_STATES`` if it needs no attention, and a method of its name gives its rows.
 """
 
 from collections.abc import Iterable

@@ -49,7 +49,8 @@ class Metric(ABC):
 
     ``measure(model, corpus, [LongVectors(norm=10)])`` takes it, with any number of workers or on a cluster. What is in
     ``activations`` is described by :class:`~analysis_lib.capture.Activations` and
-    :class:`~analysis_lib.capture.Vectors`.
+    :class:`~analysis_lib.capture.Vectors`, whose ``values`` are utterance x head x token x dim, ``norms`` utterance x
+    head x token and ``counts`` utterance; hidden states have one head.
 
     All that changes is in ``sums``: an array for each key, whose first axis is the jackknife group (or has length 1,
     see :meth:`add_whole`). Its size does not depend on the corpus. A key is a tuple of texts and whole numbers. Other

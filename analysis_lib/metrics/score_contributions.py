@@ -13,10 +13,10 @@ from analysis_lib.models import TOKEN_TYPES
 class ScoreContributions(Metric):
     """Mean contribution C_j of each dimension of the attention input to the scores (Maruta and Matsuzaki 2024, eq. 7).
 
-    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias. The sum over pairs factors, Σ_m Σ_n C =
-    ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over dimensions, the C_j of a pair add up to its score less what
-    does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative positions
-    change is said in :class:`~analysis_lib.capture.ScoreSums`.
+    For one pair, C = (q_m W_K) ∘ x_n with q_m the query after bias, and keys W_K x_n + b_K. The sum over pairs factors,
+    Σ_m Σ_n C = ((Σ_m q_m) W_K) ∘ Σ_n x_n, so no pair is formed; over dimensions, the C_j of a pair add up to its score
+    less what does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative
+    positions change is said in :class:`~analysis_lib.capture.ScoreSums` (``capture/score_sums.py``).
 
     Columns: layer, head, dimension (from 0), key_type (all, cls, sep, first, punct, other), contribution, the mean of
     C_j over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not

@@ -1,8 +1,9 @@
 """A model by name, folder, hub id or object, and where its architecture keeps its parts.
 
 To add an architecture that transformers has, add an entry to ``data/architectures.yml``; one that it lacks is a file in
-``architectures/``, registered in ``architectures/__init__.py``, as well. A tiny random model of it in ``tests/tiny.py``
-is then checked in every way that the others are. A model known by name is a row of ``data/models.csv``.
+``architectures/``, registered in ``architectures/__init__.py``, as well. A tiny random model of it in
+``tests/tiny.py``, with its entry of ``FAMILIES`` in ``tests/reference.py``, is then checked in every way that the
+others are. A model known by name is a row of ``data/models.csv``.
 """
 
 from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec

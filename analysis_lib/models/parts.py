@@ -49,7 +49,8 @@ class Stack:
         blocks: their path below the model; ``*`` stands for an index.
         attention: None where blocks have none.
         name: what the stack is called where a model has several.
-        tokens: what its vectors stand for; ``capture`` has a rule for each.
+        tokens: what its vectors stand for: ``text``, ``shifted`` (a decoder's text), ``patches``, ``frames``,
+            ``windows`` (a sound padded with silence), or CANINE's ``molecules`` and MANTa's ``blocks``.
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
     """

@@ -37,7 +37,8 @@ class Claim:
         place: the section of the paper.
         sentence: what the paper says, in our words, transferred to a model of any depth.
         quantity: the number that decides, in words.
-        statistic: the function that computes it, by its full name, or ``cell`` where a cell of the page does.
+        statistic: the function that computes it, by its full name, which a cell of the page calls; or ``cell`` where
+            the cell computes it.
         page: the page that tests it.
         rationale: why the bound is what it is, and when it was set.
         bound: the claim holds where the whole interval of the quantity lies beyond it.

@@ -21,7 +21,7 @@ import tiny
 import torch
 from conftest import SHARED
 from distributed import Client, LocalCluster
-from reference import COLUMNS, Reference, assert_agree
+from reference import COLUMNS, OF_HIDDEN_STATES, Reference, assert_agree
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
@@ -36,14 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
 CORPUS = Corpus("texts", TEXTS)
 FEW = "anisotropy,attention_entropy"
-OF_ATTENTION = [
-    "qk_alignment",
-    "head_means",
-    "attention_entropy",
-    "attention_by_token_type",
-    "score_contributions",
-    "score_terms",
-]
+OF_ATTENTION = [name for name in COLUMNS if name not in OF_HIDDEN_STATES]
 
 
 @pytest.fixture(scope="module")
