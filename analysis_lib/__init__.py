@@ -7,16 +7,18 @@
 ['space', 'layer', 'head', 'cosine', 'ci_low', 'ci_high', 'tokens']
 """
 
-# Imported for the models that it gives a name.
-from analysis_lib import (
-    metrics,
-    training,  # noqa: F401
-)
-from analysis_lib.corpora import Corpus, load_corpus
-from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Comparison, Tables, compare, measure
-from analysis_lib.models import LoadedModel, load_model
+from typing import TYPE_CHECKING
 
+from analysis_lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from analysis_lib import metrics
+    from analysis_lib.corpora import Corpus, load_corpus
+    from analysis_lib.errors import AnalysisError
+    from analysis_lib.measurement import Comparison, Tables, compare, measure
+    from analysis_lib.models import LoadedModel, load_model
+
+__getattr__, __dir__ = lazily(__name__)
 __all__ = [
     "AnalysisError",
     "Comparison",

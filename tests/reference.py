@@ -635,11 +635,13 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     key_weight, key_bias = projections["key"]
     terms = {name: np.zeros_like(logits) for name in TERMS}
     contributions, sums = np.zeros((heads, *read["key"].shape)), np.zeros_like(logits)
+    # Of Whisper's 1500 frames, those of silence after the sound are not worth forming their pairs.
+    rows_formed = np.flatnonzero(counted) if len(allowed) > 1000 else np.arange(len(allowed))
     for head in range(heads):
         group = head // (heads // key_heads)
         rows = slice(group * width, (group + 1) * width)
         bias = np.zeros(width) if key_bias is None else key_bias[rows]
-        for m in range(len(allowed)):
+        for m in rows_formed:
             # The query carried back to where keys come out of their projection: one row, or one a key.
             query = spaces["query"][head, m]
             carried = query[None]
@@ -661,8 +663,8 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
             if counted[m]:
                 contributions[head, allowed[m]] += pairs[allowed[m]]
     _agree(sums, terms["content"] + terms["position_query"], "contributions")
-    score = sum(terms.values())
-    _agree((score * scaling)[:, allowed], logits[:, allowed], "scores")
+    score, formed = sum(terms.values()), allowed & np.isin(np.arange(len(allowed)), rows_formed)[:, None]
+    _agree((score * scaling)[:, formed], logits[:, formed], "scores")
     values = np.repeat(spaces["value"], heads // key_heads, axis=0)
     _agree((weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1), _array(call.mixed[0]), "values")
 

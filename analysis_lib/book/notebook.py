@@ -19,7 +19,6 @@ import nbformat
 import psutil
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from nbclient import NotebookClient
-from papermill.translators import translate_parameters
 
 from analysis_lib.book.kernels import kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
@@ -84,6 +83,9 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
         if cell.cell_type == "code":
             cell.execution_count, cell.outputs = None, []
     if changed:
+        # Imported here: papermill takes a second, which a build with nothing to execute need not wait for.
+        from papermill.translators import translate_parameters
+
         source = translate_parameters(NATIVE_KERNEL_NAME, "python", changed, "Parameters")
         injected = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
         copy.cells.insert(copy.cells.index(parameters_cell(copy)) + 1, injected)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-import pandas as pd
 import yaml
 
 from analysis_lib.corpora import hub
@@ -117,6 +116,8 @@ def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
     except tarfile.TarError as error:
         raise AnalysisError(f"{archive} is no whole tar archive ({error}): fetch it again") from error
     # In this table a quotation mark is a character like any other.
+    import pandas as pd
+
     names = pd.read_csv(table, sep="\t", usecols=["path"], quoting=csv.QUOTE_NONE)["path"]
     if missing := [name for name in names if name not in members]:
         raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")

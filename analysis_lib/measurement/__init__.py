@@ -1,8 +1,15 @@
 """Corpus x model x metrics -> tables."""
 
-from analysis_lib.measurement.comparison import Comparison, compare
-from analysis_lib.measurement.measuring import measure
-from analysis_lib.measurement.shipped import shipped
-from analysis_lib.measurement.tables import Tables, grouped
+from typing import TYPE_CHECKING
+
+from analysis_lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from analysis_lib.measurement.comparison import Comparison, compare
+    from analysis_lib.measurement.measuring import measure
+    from analysis_lib.measurement.shipped import shipped
+    from analysis_lib.measurement.tables import Tables, grouped
+
+__getattr__, __dir__ = lazily(__name__)
 
 __all__ = ["Comparison", "Tables", "compare", "grouped", "measure", "shipped"]

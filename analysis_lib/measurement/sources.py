@@ -17,6 +17,9 @@ from analysis_lib.errors import AnalysisError
 LIBRARY = Path(__file__).parents[1]
 NAME = LIBRARY.name
 
+# Above the imports of a package that come when they are needed.
+_LAZY = "if TYPE_CHECKING"
+
 # The dotted name of a module, and perhaps of what it holds, in its parts.
 Parts = tuple[str, ...]
 
@@ -134,7 +137,8 @@ def _read(code: str, package: str, origin: str) -> _Source:
     tree = _parsed(code, origin)
     bound, uses = _imports(tree, package)
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
-    acts = any(not isinstance(node, plain) for node in tree.body[ast.get_docstring(tree) is not None :])
+    body = tree.body[ast.get_docstring(tree) is not None :]
+    acts = any(not isinstance(node, plain) and ast.unparse(node).partition(":")[0] != _LAZY for node in body)
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return _Source(_digest(tree), uses, bound, names, acts)

@@ -6,15 +6,22 @@ To add an architecture that transformers has, add an entry to ``data/architectur
 others are. A model known by name is a row of ``data/models.csv``.
 """
 
-from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec
-from analysis_lib.models.loading import load_model
-from analysis_lib.models.names import (
-    MULTIBERTS_SEEDS,
-    MULTIBERTS_STEPS,
-    UNTRAINED,
-    Maker,
-    known_models,
-    multibert,
-    register,
-    weights_identity,
-)
+from typing import TYPE_CHECKING
+
+from analysis_lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec
+    from analysis_lib.models.loading import load_model
+    from analysis_lib.models.names import (
+        MULTIBERTS_SEEDS,
+        MULTIBERTS_STEPS,
+        UNTRAINED,
+        Maker,
+        known_models,
+        multibert,
+        register,
+        weights_identity,
+    )
+
+__getattr__, __dir__ = lazily(__name__)

@@ -1,6 +1,13 @@
 """Models trained here: the small ones of the book, pretraining with checkpoints, and text classifiers."""
 
-from analysis_lib.training.pretraining import Pretraining, pretrain
-from analysis_lib.training.recipes import held_out_scores
-from analysis_lib.training.runs import checkpoints, run_identity
-from analysis_lib.training.text_classifiers import accuracy, finetune, predict, self_attention
+from typing import TYPE_CHECKING
+
+from analysis_lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from analysis_lib.training.pretraining import Pretraining, pretrain
+    from analysis_lib.training.recipes import held_out_scores
+    from analysis_lib.training.runs import checkpoints, run_identity
+    from analysis_lib.training.text_classifiers import accuracy, finetune, predict, self_attention
+
+__getattr__, __dir__ = lazily(__name__)

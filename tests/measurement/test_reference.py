@@ -12,6 +12,7 @@ from reference import COLUMNS
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
 from analysis_lib.corpora import Corpus
+from analysis_lib.models import names
 
 NAMES = tuple(COLUMNS)
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
@@ -156,3 +157,21 @@ def test_every_architecture(name, special_tokens, tiny_folder):
     expected = naive.tables()
     assert set(expected["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
     assert_agree(tables, expected, FLOAT64)
+
+
+# One clip of a second: every pair of its frames is formed.
+REAL = {
+    "smollm2-135m": lambda: Corpus("news", load_corpus("news", limit=3, seed=0).texts),
+    "vit-s14": lambda: load_corpus("photographs", limit=2, seed=0),
+    "whisper-base": lambda: load_corpus("speech-clips").take([5]),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models(name):
+    model, corpus = load_model(name, dtype="float64"), REAL[name]()
+    folder = names.located(name, None)[0]
+    read = {"text": lambda item: item, "image": lambda item: item.load(), "audio": lambda item: item.load().samples}
+    items = [read[corpus.kind](item) for item in corpus.items]
+    wanted = reference.Reference(folder, items, max_length=512).tables()
+    assert_agree(measure(model, corpus, progress=False), wanted, FLOAT64)

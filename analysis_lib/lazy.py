@@ -1,0 +1,28 @@
+"""Packages whose names are imported when they are first used, since torch takes seconds to import."""
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if TYPE_CHECKING``.
+
+    >>> __getattr__, __dir__ = lazily(__name__)  # doctest: +SKIP
+    """
+    tree = ast.parse(Path(sys.modules[package].__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    homes = {alias.name: node.module for node in imports for alias in node.names}
+
+    def named(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
+        if (home := homes[name]) == package:
+            return importlib.import_module(f"{package}.{name}")
+        # Kept in the package, so that it is asked for once.
+        vars(sys.modules[package])[name] = found = getattr(importlib.import_module(home), name)
+        return found
+
+    return named, lambda: sorted({*vars(sys.modules[package]), *homes})
