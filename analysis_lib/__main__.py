@@ -99,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=Path, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
+    add("--limit", type=int, default=0, help="texts to train on (default 0: all)")
+    add("--utterances", type=int, default=1000, help="texts of the test split to measure on (default 1000)")
+    add("--epochs", type=int, default=50, help="at most (default 50)")
+    add("--patience", type=int, default=5, help="epochs without a gain after which training stops (default 5)")
     add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
     _add_seeds(add, "0,1,2,3,4")
 
@@ -200,6 +204,7 @@ def _classifiers(options: argparse.Namespace) -> None:
         "layers": _numbers("--layers", options.layers, int),
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, float),
         "seeds": _seeds(options),
+        **{name: getattr(options, name) for name in ("limit", "utterances", "epochs", "patience")},
         "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, int) if options.sensitivity else [],
     }
     with _sole_writer(options.out):

@@ -12,8 +12,9 @@ from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import grouped, measure, processes, shards
+from analysis_lib.measurement import grouped, measure, processes
 from analysis_lib.measurement.sources import code_hash, source_hash
+from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
@@ -36,6 +37,9 @@ VARIANTS: dict[str, dict] = {
 }
 # What a classifier is unless given.
 DEFAULTS = {"variant": "as here", "layers": 1, "entropy_weight": 0.0, "seed": 0}
+COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
+# The tables of a record: of trained classifiers, and of those measured untrained, too.
+_TABLES, _RECORD = ("trials", "sensitivity"), "results.json"
 
 
 def trials(
@@ -48,7 +52,8 @@ def trials(
 ) -> pd.DataFrame:
     """Train classifiers of self-attention and measure them.
 
-    Where PyTorch may use several threads, as many classifiers are trained at once.
+    Where PyTorch may use several threads, as many classifiers are trained at once. None is trained whose numbers come
+    with the book, see :func:`record`.
 
     Args:
         classifiers: one mapping per classifier: ``data`` (a corpus, as of :func:`splits`), ``variant`` (one of
@@ -74,13 +79,25 @@ def trials(
     if any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row in work):
         raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
     require_names(row["data"] for row in work)
-    corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in work)}
+    known = [_known(row, {"limit": limit, "utterances": utterances, **settings}, untrained) for row in work]
+    missing = [row for row, found in zip(work, known, strict=True) if found is None]
+    corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
-    workers = min(torch.get_num_threads(), len(work))
-    with processes.mapped(workers) as mapped:
-        found = mapped(one, work, [corpora[row["data"]] for row in work])
-        counted = bar(found, "classifiers", total=len(work), unit="classifier")
-        return pd.concat(counted, ignore_index=True).astype({"layer": "Int64"})
+    with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
+        fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
+        fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
+        tables = [next(fresh) if found is None else found for found in known]
+    return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
+
+
+def _known(row: Mapping, settings: dict, untrained: bool) -> pd.DataFrame | None:
+    """The numbers of a classifier that come with the book, with its settings; None where they do not."""
+    path = data_directory() / "measurements" / dataset_name(row["data"]) / f"{_TABLES[untrained]}.csv"
+    if path.parent.name != row["data"] or not path.is_file() or _run(path.parent)["settings"].get("trials") != settings:
+        return None
+    table = _read(path).assign(dataset=row["data"])
+    same = (table[[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1)
+    return table.loc[same, COLUMNS] if same.any() else None
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:
@@ -101,8 +118,7 @@ def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: 
         numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
         numbers += [(stage, "key_norm", r.layer, r.mean_norm) for r in norms.itertuples() if r.space == "key"]
     names = {"dataset": dataset_name(row["data"]), **{name: row[name] for name in DEFAULTS}}
-    columns = [*names, "stage", "quantity", "layer", "value"]
-    return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=columns)
+    return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=COLUMNS)
 
 
 def require_names(data: Iterable[str]) -> None:
@@ -133,6 +149,9 @@ def record(
     entropy_weights: Sequence[float],
     seeds: Sequence[int],
     sensitivity_seeds: Sequence[int] = (),
+    limit: int = 0,
+    utterances: int = 1000,
+    **settings,
 ) -> None:
     """Run trials at full length and keep their numbers, without texts and weights.
 
@@ -146,17 +165,18 @@ def record(
         entropy_weights: for one block, beside 0, with which they are compared.
         seeds: of the trainings.
         sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any.
+        limit, utterances, settings: as of :func:`trials`.
     """
     cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
     work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
     varied = [{"data": data, "variant": name, "seed": s} for s in sensitivity_seeds for name in VARIANTS]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
-    corpora = splits(data)
-    tables = {"trials": trials(work)}
+    corpora, settings = splits(data, limit), {"limit": limit, "utterances": utterances, **settings}
+    tables = {"trials": trials(work, **settings)}
     if varied:
-        tables["sensitivity"] = trials(varied, untrained=True)
-    settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
+        tables["sensitivity"] = trials(varied, untrained=True, **settings)
+    settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
     description = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
@@ -169,7 +189,7 @@ def record(
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
         write(folder / f"{name}.csv", table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
-    write(folder / "results.json", json.dumps(description, indent=1) + "\n")
+    write(folder / _RECORD, json.dumps(description, indent=1) + "\n")
 
 
 def recorded(table: str = "trials") -> pd.DataFrame:
@@ -180,37 +200,49 @@ def recorded(table: str = "trials") -> pd.DataFrame:
 
     Returns:
         The columns of :func:`trials`, in the order of the paper; without variant and stage where all are the same.
+
+    Raises:
+        AnalysisError: none come with it.
     """
-    types = {"layer": "Int64", "entropy_weight": float}
-    frames = {name: pd.read_csv(path, dtype=types) for name, path in _recorded(f"{table}.csv").items()}
+    paths = {name: data_directory() / "measurements" / name / f"{table}.csv" for name in DATASETS}
+    if not (frames := {name: _read(path) for name, path in paths.items() if path.is_file()}):
+        raise AnalysisError(
+            f"no {table} of the paper come with the book: data/README.md says how they are made"
+        )
     return grouped(frames, "dataset")
 
 
 def recorded_runs() -> dict[str, dict]:
     """How the results of :func:`recorded` were made, ``results.json`` of each corpus: texts, classes, settings, ..."""
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in _recorded("results.json").items()}
+    return {name: run for name, run in _runs().items() if name in DATASETS}
 
 
 def code_warning() -> str:
     """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
-    if not (changed := [name for name, run in recorded_runs().items() if run.get("sources") != _sources()]):
+    if not (changed := [name for name, run in _runs().items() if run.get("sources") != _sources()]):
         return ""
     return (
-        f"The code that trains and measures has changed since the numbers of {', '.join(changed)} at full length were "
-        "recorded. To record them anew: `python -m analysis_lib classifiers --data FOLDER --out FOLDER`."
+        f"The code that trains and measures has changed since the numbers of {', '.join(changed)} were recorded; "
+        f"data/README.md says how to record them anew."
     )
 
 
 def _sources() -> str:
     """The hash of the code that trains and measures: classifiers, their splits, the metrics, and this module."""
-    modules = {splits.__module__, text_classifiers.__name__, shards.__name__}
-    modules |= {type(metric).__module__ for metric in resolve(METRICS)}
-    return f"{source_hash(modules)[:16]} {code_hash(Path(__file__))[:16]}"
+    parts = source_hash({splits.__module__, text_classifiers.__name__})[:16], code_hash(Path(__file__))[:16]
+    return " ".join((measuring_code(resolve(METRICS)), *parts))
 
 
-def _recorded(file: str) -> dict[str, Path]:
-    """Where a file of the results lies, by dataset."""
-    folder = data_directory() / "measurements"
-    if not (found := {name: folder / name / file for name in DATASETS if (folder / name / file).is_file()}):
-        raise AnalysisError(f"{folder} has no {file}: data/README.md says how it is made")
-    return found
+def _runs() -> dict[str, dict]:
+    folders = (path.parent for path in (data_directory() / "measurements").glob(f"*/{_RECORD}"))
+    found = {folder.name: _run(folder) for folder in folders}
+    # In the order of the paper, then the others.
+    return {name: found[name] for name in dict.fromkeys((*DATASETS, *sorted(found))) if name in found}
+
+
+def _run(folder: Path) -> dict:
+    return json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+
+
+def _read(path: Path) -> pd.DataFrame:
+    return pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float})
