@@ -1,9 +1,10 @@
-"""Small models trained on this machine in a minute or two each, and kept: ``trained("digits-vit")`` is a folder."""
+"""Small models, each trained in a minute or two: ``trained("digits-vit")`` is a folder."""
 
 import dataclasses
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers
-from tqdm import tqdm
 
+from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
@@ -21,6 +22,8 @@ from analysis_lib.training import loop, tasks
 # Counts changes of how models are trained that the settings do not show.
 VERSION = 2
 SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "seed")
+RECORD = "training.json"
+COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Recipe:
         batch: items per batch.
         learning_rate: the peak of AdamW's; it rises over the first tenth of the steps and falls along a cosine.
         weight_decay: of matrices; biases and norms have none.
-        seed: of the initial weights, the order of the data, dropout and masks.
+        seed: of the initial weights, the order of the data, and dropout.
         task_options: arguments of the task.
     """
 
@@ -61,12 +64,12 @@ class Recipe:
 
 
 def trained(name: str) -> Path:
-    """The folder of a trained model. The first call trains it, with a progress bar on a terminal.
+    """The folder of a trained model: the one in ``data/models``, or else it is trained once and kept.
 
-    The folder is what ``save_pretrained`` makes: configuration, safetensors weights, and a tokenizer, image processor
-    or feature extractor. In it, ``training.json`` says how the model was trained, and its score on held-out data with
-    a 95 % interval. The same settings and versions give the same weights on one machine. If several processes ask for
-    a model at once, one trains it. The caller's random numbers do not change.
+    The folder is what ``save_pretrained`` makes: configuration, safetensors weights, and a tokenizer or image
+    processor. In it, ``training.json`` says how the model was trained, and its score on held-out data with a 95 %
+    interval. The same settings and versions give the same weights on one machine. If several processes ask for a model
+    at once, one trains it. The caller's random numbers do not change.
 
     Args:
         name: one of ``RECIPES``, with any of ``SETTINGS`` changed as in ``digits-vit@steps=50@seed=1``.
@@ -74,8 +77,10 @@ def trained(name: str) -> Path:
     Raises:
         AnalysisError: there is no such recipe or setting, or the data are missing.
     """
-    base, recipe, key = _recipe(name)
-    folder = packages.derived_folder(key, base)
+    base, recipe = _recipe(name)
+    if shipped := _shipped(base, recipe):
+        return shipped
+    folder = packages.derived_folder(key := _key(base, recipe), base)
     if folder.is_dir():
         return folder
     with loop.alone(folder.with_name(f"{folder.name}.lock")):
@@ -84,10 +89,42 @@ def trained(name: str) -> Path:
         return packages.derived(key, base, lambda unfinished: _train(base, recipe, unfinished))
 
 
+def train(name: str, folder: Path) -> pd.DataFrame:
+    """Train a model anew, whatever is shipped or kept, and write its folder whole or not at all.
+
+    Args:
+        name: as for :func:`trained`.
+        folder: a new one, or an empty one.
+
+    Returns:
+        Its held-out score and, where the recipe is shipped, that of the shipped model: columns as of
+        :func:`held_out_scores`.
+
+    Raises:
+        AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
+    """
+    base, recipe = _recipe(name)
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as scratch:
+            _train(base, recipe, unfinished := Path(scratch) / "model")
+            unfinished.rename(folder)
+    except OSError as error:
+        raise AnalysisError(f"{folder} cannot be written ({error.strerror or error}): give another folder") from error
+    rows = [_score(name, folder)]
+    if shipped := _shipped(base, RECIPES[base]):
+        rows.append(_score(f"{base} (shipped)", shipped))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
-    base, _, key = _recipe(name)
-    return f"{base}@{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    base, recipe = _recipe(name)
+    if shipped := _shipped(base, recipe):
+        return f"{base}@{loop.files_hash(shipped)}"
+    return f"{base}@{hashlib.sha256(_key(base, recipe).encode()).hexdigest()[:12]}"
 
 
 def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
@@ -100,27 +137,44 @@ def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
         Columns model, parameters (their number), steps (of training), metric, score, ci_low, ci_high and baseline, see
         :class:`HeldOutScore`.
     """
-    columns = ["model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline"]
-    rows = []
-    for name in filter(_is_recipe, names):
-        record = json.loads((trained(name) / "training.json").read_text(encoding="utf-8"))
-        score, steps = record["score"], record["settings"]["steps"]
-        shown = {"score": score["value"], "metric": score["metric"].replace("_", " ")}
-        rows.append({"model": name, "parameters": record["parameters"], "steps": steps, **score, **shown})
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame([_score(name, trained(name)) for name in filter(_is_recipe, names)], columns=COLUMNS)
+
+
+def _score(name: str, folder: Path) -> dict:
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    score = record["score"]
+    shown = {"score": score["value"], "metric": score["metric"].replace("_", " ")}
+    return {"model": name, "parameters": record["parameters"], "steps": record["settings"]["steps"], **score, **shown}
 
 
 def _is_recipe(name: str) -> bool:
     return name.partition("@")[0] in RECIPES
 
 
-def _recipe(name: str) -> tuple[str, Recipe, str]:
-    """The recipe's own name, the recipe with its changes, and all that decides the weights."""
-    base = name.partition("@")[0]
+def _recipe(name: str) -> tuple[str, Recipe]:
+    """The recipe's own name, and the recipe with its changes."""
     if not (recipe := loop.named_settings(name, RECIPES, SETTINGS)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
-    data = getattr(tasks, recipe.task).data_identity()
-    return base, recipe, json.dumps([base, recipe.settings(), data, loop.versions()], sort_keys=True)
+    return name.partition("@")[0], recipe
+
+
+def _data(recipe: Recipe) -> str:
+    return corpora.data_identity(getattr(tasks, recipe.task).data)
+
+
+def _key(base: str, recipe: Recipe) -> str:
+    """All that decides the weights."""
+    return json.dumps([base, recipe.settings(), _data(recipe), loop.versions()], sort_keys=True)
+
+
+def _shipped(base: str, recipe: Recipe) -> Path | None:
+    """The folder in ``data/models`` with this recipe and its data, by whichever versions it was trained."""
+    folder = packages.data_directory() / "models" / base
+    if not (folder / RECORD).is_file():
+        return None
+    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    same = record["settings"] == recipe.settings() and record["data"] == _data(recipe)
+    return folder if same else None
 
 
 def _train(name: str, recipe: Recipe, folder: Path) -> None:
@@ -136,9 +190,10 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
         schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
         batches = task.batches(recipe.batch)
-        # With None, tqdm shows a bar on a terminal only.
-        for _ in tqdm(range(recipe.steps), name, unit="step", disable=None):
-            loop.descend(model(**next(batches)).loss, model, schedule)
+        for _ in (bar := loop.bar(range(recipe.steps), name)):
+            loss = model(**next(batches)).loss
+            loop.descend(loss, model, schedule)
+            bar.set_postfix(loss=loss.item(), refresh=False)
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
@@ -146,15 +201,15 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         "recipe": name,
         "description": recipe.description,
         "settings": recipe.settings(),
-        "data": task.data_identity(),
+        "data": _data(recipe),
         "parameters": model.num_parameters(),
         "versions": loop.versions(),
         "score": dataclasses.asdict(score),
     }
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 RECIPES = loop.shipped_settings("recipes.yml", Recipe)
 
-_DESCRIPTIONS = {name: f"{recipe.description} (trained here, once)" for name, recipe in RECIPES.items()}
+_DESCRIPTIONS = {name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()}
 register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity))

@@ -211,7 +211,7 @@ def test_what_is_saved_is_read_again(found, tmp_path):
     found.save(tmp_path / "out")
     again = Dynamics.load(tmp_path / "out")
     assert again.about == {**found.about, "tables": {name: len(table) for name, table in found.items()}}
-    assert set(again) == set(found) == set(module.TABLES)
+    assert set(again) == set(found) == {*module.METRICS, "losses", "vectors"}
     for name, table in found.items():
         pd.testing.assert_frame_equal(again[name], table)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(f"{t}.parquet" for t in found), "dynamics.json"}
