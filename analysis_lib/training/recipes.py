@@ -77,54 +77,45 @@ def trained(name: str) -> Path:
     Raises:
         AnalysisError: there is no such recipe or setting, or the data are missing.
     """
-    base, recipe = _recipe(name)
-    if shipped := _shipped(base, recipe):
-        return shipped
-    folder = packages.derived_folder(key := _key(base, recipe), base)
+    recipe, identity, shipped = _recipe(name)
+    key, base = _key(identity), identity["recipe"]
+    folder = shipped or packages.derived_folder(key, base)
     if folder.is_dir():
         return folder
     with loop.alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        return packages.derived(key, base, lambda unfinished: _train(base, recipe, unfinished))
+        return packages.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))
 
 
 def train(name: str, folder: Path) -> pd.DataFrame:
-    """Train a model anew, whatever is shipped or kept, and write its folder whole or not at all.
-
-    Args:
-        name: as for :func:`trained`.
-        folder: a new one, or an empty one.
+    """Train a model anew and write its folder, which must be new or empty, whole or not at all.
 
     Returns:
-        Its held-out score and, where the recipe is shipped, that of the shipped model: columns as of
-        :func:`held_out_scores`.
+        As :func:`held_out_scores`: its score, and that of the shipped model of the recipe.
 
     Raises:
         AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
     """
-    base, recipe = _recipe(name)
+    recipe, identity, _ = _recipe(name)
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as scratch:
-            _train(base, recipe, unfinished := Path(scratch) / "model")
+            _train(recipe, identity, unfinished := Path(scratch) / "model")
             unfinished.rename(folder)
     except OSError as error:
         raise AnalysisError(f"{folder} cannot be written ({error.strerror or error}): give another folder") from error
-    rows = [_score(name, folder)]
-    if shipped := _shipped(base, RECIPES[base]):
-        rows.append(_score(f"{base} (shipped)", shipped))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    base = identity["recipe"]
+    return _scores({name: folder, f"{base} (shipped)": packages.data_directory() / "models" / base})
 
 
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
-    base, recipe = _recipe(name)
-    if shipped := _shipped(base, recipe):
-        return f"{base}@{loop.files_hash(shipped)}"
-    return f"{base}@{hashlib.sha256(_key(base, recipe).encode()).hexdigest()[:12]}"
+    _, identity, shipped = _recipe(name)
+    hashed = loop.files_hash(shipped) if shipped else hashlib.sha256(_key(identity).encode()).hexdigest()[:12]
+    return f"{identity['recipe']}@{hashed}"
 
 
 def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
@@ -137,47 +128,42 @@ def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
         Columns model, parameters (their number), steps (of training), metric, score, ci_low, ci_high and baseline, see
         :class:`HeldOutScore`.
     """
-    return pd.DataFrame([_score(name, trained(name)) for name in filter(_is_recipe, names)], columns=COLUMNS)
+    return _scores({name: trained(name) for name in filter(_is_recipe, names)})
 
 
-def _score(name: str, folder: Path) -> dict:
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    score = record["score"]
-    shown = {"score": score["value"], "metric": score["metric"].replace("_", " ")}
-    return {"model": name, "parameters": record["parameters"], "steps": record["settings"]["steps"], **score, **shown}
+def _scores(folders: dict[str, Path]) -> pd.DataFrame:
+    rows = []
+    for name, record in ((name, _record(folder)) for name, folder in folders.items() if (folder / RECORD).is_file()):
+        score = {**record["score"], "score": record["score"]["value"]}
+        score["metric"] = score["metric"].replace("_", " ")
+        rows.append({"model": name, "parameters": record["parameters"], "steps": record["settings"]["steps"], **score})
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _record(folder: Path) -> dict:
+    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
 
 
 def _is_recipe(name: str) -> bool:
     return name.partition("@")[0] in RECIPES
 
 
-def _recipe(name: str) -> tuple[str, Recipe]:
-    """The recipe's own name, and the recipe with its changes."""
+def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
+    """The recipe with its changes; all that decides the weights but the versions; the folder if that is shipped."""
     if not (recipe := loop.named_settings(name, RECIPES, SETTINGS)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
-    return name.partition("@")[0], recipe
-
-
-def _data(recipe: Recipe) -> str:
-    return corpora.data_identity(getattr(tasks, recipe.task).data)
-
-
-def _key(base: str, recipe: Recipe) -> str:
-    """All that decides the weights."""
-    return json.dumps([base, recipe.settings(), _data(recipe), loop.versions()], sort_keys=True)
-
-
-def _shipped(base: str, recipe: Recipe) -> Path | None:
-    """The folder in ``data/models`` with this recipe and its data, by whichever versions it was trained."""
+    base, data = name.partition("@")[0], corpora.data_identity(getattr(tasks, recipe.task).data)
+    identity = {"recipe": base, "settings": recipe.settings(), "data": data}
     folder = packages.data_directory() / "models" / base
-    if not (folder / RECORD).is_file():
-        return None
-    record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    same = record["settings"] == recipe.settings() and record["data"] == _data(recipe)
-    return folder if same else None
+    shipped = (folder / RECORD).is_file() and identity.items() <= _record(folder).items()
+    return recipe, identity, folder if shipped else None
 
 
-def _train(name: str, recipe: Recipe, folder: Path) -> None:
+def _key(identity: dict) -> str:
+    return json.dumps([identity, loop.versions()], sort_keys=True)
+
+
+def _train(recipe: Recipe, identity: dict, folder: Path) -> None:
     # Otherwise it warns that GPT-2's loss is the usual one, and shows a bar for the one file that it saves.
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -190,22 +176,15 @@ def _train(name: str, recipe: Recipe, folder: Path) -> None:
         adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
         schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
         batches = task.batches(recipe.batch)
-        for _ in (bar := loop.bar(range(recipe.steps), name)):
+        for _ in (bar := loop.bar(range(recipe.steps), identity["recipe"])):
             loss = model(**next(batches)).loss
             loop.descend(loss, model, schedule)
             bar.set_postfix(loss=loss.item(), refresh=False)
         score = task.evaluate(model)
     model.save_pretrained(folder)
     task.preprocessor.save_pretrained(folder)
-    record = {
-        "recipe": name,
-        "description": recipe.description,
-        "settings": recipe.settings(),
-        "data": _data(recipe),
-        "parameters": model.num_parameters(),
-        "versions": loop.versions(),
-        "score": dataclasses.asdict(score),
-    }
+    trained_as = {"parameters": model.num_parameters(), "versions": loop.versions(), "score": dataclasses.asdict(score)}
+    record = {"description": recipe.description, **identity, **trained_as}
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

@@ -95,7 +95,7 @@ class Digits(Task):
             [(self._read(item), label) for item, label in zip(corpus.items, corpus.labels, strict=True)]
             for corpus in (load_corpus(self.data), load_corpus(self.held_out))
         )
-        self.lengths = torch.ones(len(self.train))
+        self.lengths = torch.ones(len(self.train), dtype=int)
 
     def _read(self, item: object) -> Float[Tensor, "channel side side"]:
         return self.preprocessor(item.load(), return_tensors="pt")["pixel_values"][0]

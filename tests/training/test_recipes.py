@@ -73,7 +73,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (data / "packages.txt").symlink_to(real / "packages.txt")
     monkeypatch.setattr(packages, "data_directory", lambda: data)
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "cache"))
-    monkeypatch.setattr(recipes, "_train", lambda name, recipe, folder: (folder / "trained").touch())
+    monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "trained").touch())
     return data / "models"
 
 
@@ -132,7 +132,7 @@ def test_a_shipped_model_serves_other_versions_and_has_the_identity_of_its_files
     identity = model_identity("digits-vit")
     other = model_identity("digits-vit@steps=7")
     monkeypatch.setattr(loop.importlib.metadata, "version", lambda _: "0.0")
-    monkeypatch.setattr(recipes, "_data", lambda recipe: record_in(SHIPPED / "digits-vit")["data"])
+    monkeypatch.setattr(recipes.corpora, "data_identity", lambda _: record_in(SHIPPED / "digits-vit")["data"])
     assert trained("digits-vit") == shipped / "digits-vit"
     assert model_identity("digits-vit") == identity
     assert model_identity("digits-vit@steps=7") != other
@@ -178,7 +178,7 @@ def test_the_command_refuses_in_one_line_before_it_trains(name, out, words, tmp_
 
 
 def test_a_command_that_fails_leaves_nothing(tmp_path, monkeypatch):
-    def fail(name, recipe, folder):
+    def fail(recipe, identity, folder):
         folder.mkdir()
         (folder / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
@@ -240,8 +240,8 @@ def test_the_seed_decides_the_weights_and_the_callers_random_numbers_do_not_chan
 def test_two_who_ask_at_once_get_one_training(home, monkeypatch):
     trainings, together = [], threading.Barrier(2)
 
-    def train(name, recipe, folder):
-        trainings.append(name)
+    def train(recipe, identity, folder):
+        trainings.append(identity["recipe"])
         time.sleep(0.3)
         (folder / "config.json").write_text("{}")
 
@@ -262,7 +262,7 @@ def folders(home):
 
 
 def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
-    def fail(name, recipe, folder):
+    def fail(recipe, identity, folder):
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
@@ -285,7 +285,7 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
         process.kill()
         process.communicate()
     assert all(path.name.startswith("unfinished-") for path in folders(home))
-    monkeypatch.setattr(recipes, "_train", lambda name, recipe, folder: (folder / "config.json").write_text("{}"))
+    monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "config.json").write_text("{}"))
     folder = trained("digits-vit@steps=1000000")
     assert folders(home) == [folder]
     assert [path.name for path in folder.iterdir()] == ["config.json"]
