@@ -86,6 +86,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
     add("--device", **device)
 
+    add = command("train", _train, "train one of the small models anew")
+    add("name", metavar="NAME", help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1")
+    add("--out", type=Path, help="a new folder for the model (default: NAME, in the current folder)")
+
     add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
     add("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
@@ -180,6 +184,16 @@ def _pretrain(options: argparse.Namespace) -> None:
     seeds = _seeds(options)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
+
+
+def _train(options: argparse.Namespace) -> None:
+    from analysis_lib.training.recipes import train
+
+    folder = options.out or Path(options.name)
+    for row in train(options.name, folder).itertuples():
+        interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
+        print(f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline {row.baseline:.4f})")
+    print(f"wrote the model to {folder}")
 
 
 def _dynamics(options: argparse.Namespace) -> None:

@@ -2,11 +2,12 @@
 
 import dataclasses
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -119,6 +120,12 @@ def write(path: Path, text: str) -> None:
     unfinished.rename(path)
 
 
+def files_hash(folder: Path) -> str:
+    """A short text that changes when the files of a folder do."""
+    files = b"\0".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    return hashlib.sha256(files).hexdigest()[:12]
+
+
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
@@ -157,6 +164,12 @@ def holds(description: Path, identity: dict) -> bool:
 
 
 # --- Loop -----------------------------------------------------------------------------------------
+
+
+def bar(numbers: Iterable[int], label: str, unit: str = "step", **more: Any) -> tqdm:
+    """A progress bar of a training, which shows its loss as postfix."""
+    # With None, tqdm shows a bar on a terminal only.
+    return tqdm(numbers, label, unit=unit, disable=None, **more)
 
 
 def finished(table: Path) -> bool:
@@ -199,11 +212,10 @@ class TrainingLog:
         """
         numbers, saved = range(first, last + 1), time.monotonic()
         left = numbers[len(self.rows) :]
-        # With None, tqdm shows a bar on a terminal only.
-        bar = tqdm(left, label, len(numbers), initial=len(self.rows), unit=self.columns[0], disable=None)
-        for number in bar:
+        shown = bar(left, label, self.columns[0], total=len(numbers), initial=len(self.rows))
+        for number in shown:
             yield number
-            bar.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
+            shown.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
             if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
                 unfinished = self.state.with_suffix(".unfinished")
                 states = {name: part.state_dict() for name, part in self.parts.items()}

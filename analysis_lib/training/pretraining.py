@@ -21,13 +21,15 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.training import loop
-from analysis_lib.training.tasks import IGNORED, mask_tokens
+from analysis_lib.training.tasks import IGNORED
 from analysis_lib.training.wordpiece import SPECIAL, word_pieces
 
 # Counts changes of how models are trained that the settings do not show.
 VERSION = 1
 # The last of every 40 texts is held out; the loss is that of the first sequences of these texts.
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
+# The share of the tokens that are predicted, as in BERT.
+PREDICTED = 0.15
 DESCRIPTION = "pretraining.json"
 COLUMNS = ("step", "tokens", "learning_rate", "loss", "held_out")
 
@@ -211,6 +213,31 @@ def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig
         ) from error
     loop.require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
     return config
+
+
+def mask_tokens(
+    ids: Int[Tensor, "sequence token"], special: int, vocabulary: int, mask: int
+) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
+    """The inputs and labels of masked language modelling, drawn from torch's random numbers.
+
+    As in BERT (Devlin et al. 2019, sec. 3.1), 15 % of the tokens are predicted: 80 % of these are masked, 10 % are
+    replaced by a random token and 10 % stay.
+
+    Args:
+        special: number of special tokens, which come first in the vocabulary and are never predicted.
+        vocabulary: number of tokens.
+        mask: the id of the mask.
+
+    Returns:
+        The ids that the model reads, and the labels: ``IGNORED`` where nothing is predicted.
+    """
+    words = ids >= special
+    draws = torch.rand(ids.shape)
+    labels = ids.masked_fill(~words | (draws >= PREDICTED), IGNORED)
+    other = torch.randint(special, vocabulary, ids.shape)
+    read = torch.where(words & (draws < 0.8 * PREDICTED), mask, ids)
+    read = torch.where(words & (draws >= 0.9 * PREDICTED) & (draws < PREDICTED), other, read)
+    return read, labels
 
 
 class _Run:

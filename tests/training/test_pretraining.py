@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
 from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
-from analysis_lib.training.pretraining import spread
-from analysis_lib.training.tasks import mask_tokens
+from analysis_lib.training.pretraining import mask_tokens, spread
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 # A process that shares what is imported starts in no time; a fresh one imports torch first.
@@ -146,6 +145,22 @@ def test_an_epoch_has_every_sequence_at_most_once_in_an_order_of_its_own():
     assert len({*first, *second}) == len({*third, *fourth}) == 8
     assert (first, second) != (third, fourth)
     assert pretraining._batch(sequences, 4, 1, 1).flatten().tolist() != first
+
+
+def test_masking_is_berts():
+    special, size, mask = 5, 300, 4
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        before = torch.randint(size, (1000, 100))
+        ids, labels = mask_tokens(before, special, size, mask)
+    words, predicted = before >= special, labels != -100
+    assert not (predicted & ~words).any()
+    assert torch.equal(labels[predicted], before[predicted])
+    assert torch.equal(ids[~predicted], before[~predicted])
+    assert predicted.sum() / words.sum() == pytest.approx(0.15, abs=0.005)
+    assert (ids[predicted] == mask).float().mean() == pytest.approx(0.8, abs=0.02)
+    kept = ids[predicted] == before[predicted]
+    assert kept.float().mean() == pytest.approx(0.1 + 0.1 / (size - special), abs=0.01)
 
 
 def test_the_held_out_loss_is_that_of_transformers(run, tiny):

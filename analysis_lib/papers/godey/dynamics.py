@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.sources import code_hash, source_hash
@@ -22,11 +23,10 @@ from analysis_lib.measurement.tables import save_tables
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
-from analysis_lib.training.loop import alone
+from analysis_lib.training.loop import alone, files_hash
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
-TABLES = (*METRICS, "losses", "vectors")
 # The share of all queries and keys of which Godey et al. (2024, sec. 5) take the singular vectors.
 SAMPLED = 0.2
 DESCRIPTION = "dynamics.json"
@@ -37,7 +37,7 @@ class Dynamics(dict[str, pd.DataFrame]):
 
     Besides those of ``METRICS``: ``losses`` of the training (no rows where they are not known), and ``vectors``, the
     sampled queries and keys of the heads shown, of the first seed: seed, step, layer, head, space, and one column per
-    dimension, from ``0``. The same tokens are sampled at every step.
+    dimension, from ``0``. The same tokens are sampled at every step. Shipped measurements may lack ``vectors``.
 
     Attributes:
         about: run, data, limit, seed and seeds; what identifies run, data and the code that measured (``sources``);
@@ -86,7 +86,13 @@ class Dynamics(dict[str, pd.DataFrame]):
     def load(cls, folder: Path) -> "Dynamics":
         """What ``save`` has written."""
         about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        return cls({name: pd.read_parquet(folder / f"{name}.parquet") for name in TABLES}, about)
+        return cls({path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}, about)
+
+    def __missing__(self, name: str) -> pd.DataFrame:
+        if name != "vectors":
+            raise KeyError(name)
+        run, seed = self.about["run"], self.seeds[0]
+        raise AnalysisError(f"{run} is shipped without vectors: ask for one seed, dynamics({run!r}, seeds=[{seed}])")
 
 
 def dynamics(
@@ -147,8 +153,7 @@ def dynamics_identity(run: str) -> str:
     """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures."""
     if (shipped := _shipped(run)) is None:
         return run_identity(run)
-    files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir()))
-    return f"{run_identity(run)} {hashlib.sha256(files).hexdigest()[:12]}"
+    return f"{run_identity(run)} {files_hash(shipped)}"
 
 
 def _shipped(run: str) -> Path | None:

@@ -1,6 +1,7 @@
 """Queries and keys along training, against loops over transformers' own hidden states and linear layers in float64."""
 
 import hashlib
+import json
 import math
 import random
 import shutil
@@ -16,7 +17,7 @@ from huggingface_hub import constants
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from analysis_lib import AnalysisError, Corpus, load_corpus, load_model
-from analysis_lib.corpora import hub, packages
+from analysis_lib.corpora import data_identity, hub, packages
 from analysis_lib.measurement import sources
 from analysis_lib.papers.godey import dynamics as module
 from analysis_lib.papers.godey.alignment import outside_chance
@@ -211,7 +212,7 @@ def test_what_is_saved_is_read_again(found, tmp_path):
     found.save(tmp_path / "out")
     again = Dynamics.load(tmp_path / "out")
     assert again.about == {**found.about, "tables": {name: len(table) for name, table in found.items()}}
-    assert set(again) == set(found) == set(module.TABLES)
+    assert set(again) == set(found) == {*module.METRICS, "losses", "vectors"}
     for name, table in found.items():
         pd.testing.assert_frame_equal(again[name], table)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(f"{t}.parquet" for t in found), "dynamics.json"}
@@ -344,18 +345,36 @@ def test_the_heads_shown_are_the_most_similar_and_the_most_opposite_at_the_end(f
         assert heads_shown(found["qk_alignment"])[end] == (layer, head)
 
 
-# --- The run that is shipped ----------------------------------------------------------------------
+# --- The runs that are shipped --------------------------------------------------------------------
 
 
-def test_the_shipped_run_is_what_its_settings_say_and_small():
-    folder = SHIPPED / "bert-12"
-    found = Dynamics.load(folder)
-    settings = found.about["training"]["settings"]
-    ours = {**asdict(runs.RUNS["bert-12"]), "checkpoints": pretraining.spread(runs.RUNS["bert-12"].steps)}
-    assert {name: settings[name] for name in ours} == ours
+@pytest.mark.parametrize("run", [path.parent.name for path in SHIPPED.glob("*/dynamics.json")])
+def test_a_shipped_run_is_what_its_settings_say_and_small(run):
+    found = Dynamics.load(SHIPPED / run)
+    training, settings = found.about["training"], runs.RUNS[run]
+    ours = json.loads(json.dumps({**asdict(settings), "checkpoints": pretraining.spread(settings.steps)}))
+    assert {name: training["settings"][name] for name in ours} == ours
+    assert training["data"] == data_identity(settings.data)
     assert found.steps == ours["checkpoints"]
-    assert (found.layers, found.head_width) == (12, 64)
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16e6
+    assert found.layers == settings.configuration["num_hidden_layers"]
+    assert found.head_width == 64
+    assert set(found) - {"vectors"} == {*module.METRICS, "losses"}
+    for table in found.values():
+        assert set(table["seed"]) <= set(found.seeds)
+    assert found["losses"].groupby("seed")["step"].max().to_dict() == dict.fromkeys(found.seeds, settings.steps)
+    assert sum(path.stat().st_size for path in (SHIPPED / run).iterdir()) <= 16e6
+
+
+def test_the_pages_defaults_are_shipped(monkeypatch):
+    """What the page on alignment asks for is neither trained nor measured."""
+    monkeypatch.setattr(module, "checkpoints", None)
+    assert dynamics("bert-12", seeds=[0]).layers == 12
+    several = dynamics("bert-4", seeds=[0, 1, 2])
+    assert several.seeds == [0, 1, 2]
+    with pytest.raises(AnalysisError, match=r"bert-4 is shipped without vectors: .* dynamics\('bert-4', seeds=\[0\]\)"):
+        several["vectors"]
+    with pytest.raises(KeyError):
+        several["vector"]
 
 
 def test_the_effect_is_there_in_the_shipped_run():
