@@ -47,7 +47,8 @@ setup: .venv/.installed packages
 
 # The library downloads what it needs when it needs it; here, so that no test or notebook waits for the network.
 packages: .venv/.installed
-	@[ $$(ls data/packages/*.whl 2>/dev/null | wc -l) -ge $$(grep -c == data/packages.txt) ] \
+	@[ $$(ls data/packages/*.whl data/packages/*.tar.gz 2>/dev/null | wc -l) -ge \
+		$$(grep == data/packages.txt | grep -vc "on demand") ] \
 		|| $(BIN)/python -c "from analysis_lib.corpora import packages; packages.download()"
 
 clean:

@@ -8,24 +8,23 @@ count and no error output. Only then does the executed copy replace the previous
 import asyncio
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
-from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+import psutil
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from nbclient import NotebookClient
 from papermill.translators import translate_parameters
 
+from analysis_lib.book.kernels import kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
 from analysis_lib.errors import AnalysisError
-
-THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
-THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
+from analysis_lib.progress import LINE_FILE
 
 
 def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
@@ -45,6 +44,7 @@ async def execute(
     key: str = "",
     threads: int | None = None,
     on_cell: Callable[[], object] = lambda: None,
+    line_file: Path | None = None,
 ) -> Path:
     """``run_notebook`` beside others, which share one process: each has a kernel of its own, which ends with it.
 
@@ -52,6 +52,7 @@ async def execute(
         key: kept in the copy, so that :func:`build_book` can tell whether it is up to date.
         threads: cores that the kernel uses; all unless given.
         on_cell: called after each code cell.
+        line_file: where the line of a bar that runs inside a cell is kept.
     """
     spec = notebook_parameters(notebook)
     final = complete(parameters, spec, str(notebook))
@@ -60,7 +61,7 @@ async def execute(
     copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".unfinished-") as scratch:
-        begun, error = await _run(copy, scratch, threads or cores(), on_cell)
+        begun, error, busy = await _run(copy, scratch, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             raise AnalysisError(_complaint(notebook, final, copy, begun if error else unfinished[0], error))
@@ -69,6 +70,7 @@ async def execute(
             "parameters": final,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - started, 1),
+            "cpu_seconds": round(busy, 1),
         }
         nbformat.write(copy, Path(scratch) / out.name)
         os.replace(Path(scratch) / out.name, out)
@@ -89,23 +91,15 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
 
 
 async def _run(
-    notebook: nbformat.NotebookNode, scratch: str, threads: int, on_cell: Callable[[], object]
-) -> tuple[nbformat.NotebookNode | None, Exception | None]:
-    """Run the cells; the last one that was begun, and what ended the run before its end."""
-    begun = None
-    # In no folder are kernels looked for, so that it is this interpreter, even if others are installed.
-    kernels = KernelSpecManager(kernel_dirs=[])
-    manager = AsyncKernelManager(kernel_spec_manager=kernels, connection_file=f"{scratch}/kernel.json")
+    notebook: nbformat.NotebookNode, scratch: str, threads: int, on_cell: Callable[[], object], line_file: Path | None
+) -> tuple[nbformat.NotebookNode | None, Exception | None, float]:
+    """Run the cells; the last one that was begun, what ended the run before its end, and the processor's seconds."""
+    begun, failure, busy = None, None, 0.0
+    manager = kernel_manager(scratch, threads, {LINE_FILE: str(line_file)} if line_file else {})
     # The usual 4 seconds for iopub are too few where many notebooks share few cores.
     client = NotebookClient(notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True)
-    environment = os.environ | dict.fromkeys(THREAD_LIMITS, str(threads))
-    # An executed notebook needs no widgets, and the warning that they are missing would show our paths.
-    environment["PYTHONWARNINGS"] = "ignore:IProgress not found"
-    # The user's own configuration must not enter a result, and a run must leave nothing behind.
-    environment |= dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
     try:
-        silent = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
-        await client.async_start_new_kernel(env=environment, **silent)
+        await client.async_start_new_kernel()
         await client.async_start_new_kernel_client()
         for index, cell in enumerate(notebook.cells):
             if cell.cell_type == "code":
@@ -113,13 +107,15 @@ async def _run(
                 await client.async_execute_cell(cell, index)
                 on_cell()
     except Exception as error:
-        return begun, error
+        failure = error
     finally:
         if client.kc:
             client.kc.stop_channels()
         if manager.has_kernel:
+            with suppress(psutil.NoSuchProcess):
+                busy = sum(psutil.Process(manager.provisioner.pid).cpu_times()[:4])
             await manager.shutdown_kernel(now=True)
-    return begun, None
+    return begun, failure, busy
 
 
 def _executed(cell: nbformat.NotebookNode) -> bool:

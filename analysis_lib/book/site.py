@@ -9,11 +9,14 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
@@ -63,7 +66,7 @@ def build_book(
             kept), or a site with a warning; the last good site is then left as it was.
         KeyboardInterrupt: its message says what was kept; nothing is half-written.
     """
-    root = root.resolve()
+    started, root = time.monotonic(), root.resolve()
     build, out = root / "_build", out or root / "_build" / "html"
     tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
     stale = [task for task in tasks if not task.up_to_date]
@@ -85,7 +88,19 @@ def build_book(
             if out.exists():
                 os.rename(out, Path(scratch) / "replaced")
             os.rename(site, out)
+    print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
     return out / "index.html"
+
+
+def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
+    """What was executed, what was up to date, and how long it took."""
+    busy = sum(read_notebook(task.out).metadata["analysis_lib"]["cpu_seconds"] for task in stale)
+    busy += sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    names = f" ({', '.join(task.name for task in stale)})" if stale else ""
+    return (
+        f"executed {len(stale)} of {len(tasks)} notebooks{names}; {len(tasks) - len(stale)} were up to date; "
+        f"{seconds:.0f} s, {busy:.0f} s of processors"
+    )
 
 
 def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
@@ -99,20 +114,40 @@ async def _execute(tasks: list[Task]) -> None:
     parallel = max(1, min(cores(), len(tasks)))
     slots, failures = asyncio.Semaphore(parallel), []
     cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
-    with tqdm(total=cells, unit="cell", desc="notebooks", disable=not tasks) as bar:
+    with tempfile.TemporaryDirectory() as scratch, tqdm(total=cells, unit="cell", disable=not tasks) as bar:
 
         async def one(task: Task) -> None:
+            line_file = Path(scratch) / task.name.replace("/", "-")
             async with slots:
+                line_file.write_text("")
                 try:
                     threads = max(1, cores() // parallel)
-                    await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update)
+                    await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update, line_file)
                     bar.write(f"executed {task.name}", file=sys.stderr)
                 except AnalysisError as error:
                     failures.append(str(error))
+                line_file.unlink()
 
+        watch = asyncio.create_task(_watch(Path(scratch), bar))
         await asyncio.gather(*map(one, tasks))
+        watch.cancel()
     if failures:
         raise AnalysisError("\n".join(failures))
+
+
+async def _watch(folder: Path, bar: tqdm) -> None:
+    """Show below the bar which notebooks run, and what runs inside their cells."""
+    rows = [tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(cores())]
+    while True:
+        lines = [f"{path.name} {path.read_text(encoding='utf-8')}".strip() for path in sorted(folder.iterdir())]
+        for row, line in zip_longest(rows, lines[: len(rows)], fillvalue=""):
+            row.set_description_str(line)
+        if sys.stderr.isatty():
+            bar.refresh()
+        else:
+            bar.set_postfix_str(" | ".join(lines))
+        # Where nothing is overwritten, a line now and then will do.
+        await asyncio.sleep(0.5 if sys.stderr.isatty() else 30)
 
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.inputs import Settings
@@ -20,6 +19,7 @@ from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel
+from analysis_lib.progress import bar
 
 
 def measure(
@@ -107,14 +107,14 @@ def _measure(
     """Fill the empty metrics; what was read."""
     shards, report = make_shards(model, corpus, metrics, settings), Report()
     # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-    with tqdm(total=len(corpus), unit=model.kind, desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
+    with bar(total=len(corpus), unit=model.kind, description=f"{model.name} on {corpus.name}", show=progress) as shown:
         for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, workers, scheduler), strict=True):
             for metric in metrics:
                 part = metric.fresh()
                 part.sums = sums[metric.name]
                 metric.merge(part)
             report.merge(shard_report)
-            bar.update(len(shard.items))
+            shown.update(len(shard.items))
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     return report

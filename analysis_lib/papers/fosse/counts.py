@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from tqdm import tqdm
 
 from analysis_lib.corpora import Corpus
 from analysis_lib.corpora.splits import stratified
@@ -23,6 +22,7 @@ from analysis_lib.papers.fosse.directions import (
     over_utterances,
 )
 from analysis_lib.papers.fosse.splits import largest_classes, splits
+from analysis_lib.progress import bar
 from analysis_lib.training import accuracy, predict, self_attention
 
 
@@ -60,7 +60,7 @@ def by_count(
     whole, rows = splits(data), []
     chosen = {count: largest_classes(whole, count, train_limit) for count in class_counts}
     cells = list(itertools.product(class_counts, seeds, widths))
-    for count, seed, width in tqdm(cells, unit="classifier", desc=data, disable=None):
+    for count, seed, width in bar(cells, data, unit="classifier"):
         *texts, test = chosen[count]
         folder = self_attention(*texts, seed=seed, block={"hidden_size": width, "entropy_weight": 0.0}, **settings)
         row = {"classes": count, "width": width, "seed": seed, **accuracy(predict(folder, test))}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from analysis_lib.corpora import SPLITS, Corpus
 from analysis_lib.corpora.packages import data_directory
@@ -18,6 +17,7 @@ from analysis_lib.measurement.sources import code_hash, source_hash
 from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
+from analysis_lib.progress import bar
 from analysis_lib.training import accuracy, predict, self_attention, text_classifiers
 from analysis_lib.training.loop import versions, write
 
@@ -79,8 +79,8 @@ def trials(
     workers = min(torch.get_num_threads(), len(work))
     with processes.mapped(workers) as mapped:
         found = mapped(one, work, [corpora[row["data"]] for row in work])
-        bar = tqdm(found, total=len(work), unit="classifier", disable=None)
-        return pd.concat(bar, ignore_index=True).astype({"layer": "Int64"})
+        counted = bar(found, "classifiers", total=len(work), unit="classifier")
+        return pd.concat(counted, ignore_index=True).astype({"layer": "Int64"})
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:

@@ -1,0 +1,104 @@
+"""Kernels that start with the library imported: each is a copy of one process, which imports it once for a build."""
+
+import os
+import signal
+import threading
+from multiprocessing import forkserver, get_context
+from pathlib import Path
+from unittest import mock
+
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
+from jupyter_client.provisioning import LocalProvisioner
+
+THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
+THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
+# What nearly every notebook imports, and what takes long.
+IMPORTED = [
+    "ipykernel.kernelapp",
+    "seaborn",
+    "sklearn",
+    *(f"analysis_lib.{n}" for n in ("papers", "figures", "training")),
+]
+# What must be set before the imports. One thread: a process with several cannot be copied. An executed notebook needs
+# no widgets, and the warning that they are missing would show our paths.
+SETTINGS = dict.fromkeys(THREAD_LIMITS, "1") | {
+    "PYTHONWARNINGS": "ignore:IProgress not found",
+    "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+}
+
+
+def kernel_manager(scratch: str, threads: int, environment: dict[str, str]) -> AsyncKernelManager:
+    """The manager of one kernel of this interpreter.
+
+    Args:
+        scratch: a folder that the kernel may fill, and that its caller removes.
+        threads: cores that it uses.
+        environment: what is set in it besides.
+    """
+    # In no folder are kernels looked for, so that it is this interpreter, even if others are installed.
+    kernels = KernelSpecManager(kernel_dirs=[])
+    manager = AsyncKernelManager(kernel_spec_manager=kernels, connection_file=f"{scratch}/kernel.json")
+    # The user's own configuration must not enter a result, and a run must leave nothing behind.
+    environment = environment | dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
+    manager.provisioner = _Copied(parent=manager, kernel_spec=kernels.get_kernel_spec(NATIVE_KERNEL_NAME))
+    manager.provisioner.arguments = (manager.connection_file, threads, environment)
+    return manager
+
+
+class _Copied(LocalProvisioner):
+    """Starts a kernel as a copy of the process that has imported the library."""
+
+    arguments: tuple
+
+    async def launch_kernel(self, cmd: list[str], **_: object) -> dict:
+        context = get_context("forkserver")
+        context.set_forkserver_preload(IMPORTED)
+        with mock.patch.dict(os.environ, SETTINGS):
+            forkserver.ensure_running()
+        process = context.Process(target=_be_kernel, args=self.arguments)
+        process.start()
+        self.process, self.pid, self.pgid, self.cwd = _Process(process), process.pid, process.pid, Path.cwd()
+        return self.connection_info
+
+
+class _Process:
+    """A process of multiprocessing, as jupyter_client wants it: like a Popen."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, process):
+        self._process, self.pid = process, process.pid
+        self.kill, self.terminate = process.kill, process.terminate
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) -> None:
+    import threadpoolctl
+    import torch
+    from ipykernel.kernelapp import IPKernelApp
+    from tqdm import tqdm
+
+    # No bar is shared with other processes; the lock for that would be left behind.
+    tqdm.set_lock(threading.RLock())
+
+    # A Ctrl-C in the terminal is for the build, which stops its kernels.
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ |= dict.fromkeys(THREAD_LIMITS, str(threads)) | environment
+    torch.set_num_threads(threads)
+    threadpoolctl.threadpool_limits(threads)
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(silent, stream)
+    # It ends when its parent does, even if that was killed.
+    IPKernelApp.launch_instance(argv=["-f", connection_file, f"--IPKernelApp.parent_handle={os.getppid()}"])
