@@ -158,7 +158,8 @@ def test_drift_by_layer_keeps_models_and_twins_apart():
     ],
 )
 def test_the_claim_on_drift_goes_by_the_p_value_alone(norms, cosines, expected):
-    names = {"comparison": Comparison({("m", True): tables_of(norms, cosines)}), "conv_models": []}
+    comparison = Comparison({("m", True): tables_of(norms, cosines)})
+    names = {"comparison": comparison, "conv_models": [], "shipped_models": []}
     found = run_cells("anisotropy/drift", "def significance", **names)["verdicts"]
     assert found["verdict"].tolist() == expected
     row = correlation(norms, cosines)

@@ -7,6 +7,7 @@ from planted import Planted, run_cells, verdicts_of
 
 from analysis_lib.measurement import Comparison
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.papers import claims
 from analysis_lib.papers.godey import anisotropy
 
 
@@ -32,13 +33,28 @@ def test_each_layer_is_held_to_the_percentile_of_its_own_width():
     assert found == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
 
 
-def on_page(page: str, *cosines: float) -> list[str]:
-    """The verdicts of a page on one model whose layers have 100 dimensions."""
+def measured(*cosines: float) -> Planted:
+    """The tables of a model ``m`` whose layers have 100 dimensions."""
     tables = Planted(anisotropy=hidden(*cosines))
     tables.layers = pd.DataFrame({"layer": range(len(cosines)), "width": 100})
     tables.run = {"model": "m"}
-    names = {"comparison": Comparison({("m", True): tables}), "conv_models": ["m"], "speech_models": ["m"]}
+    return tables
+
+
+def on_page(page: str, *cosines: float) -> list[str]:
+    """The verdicts of a page on one model."""
+    names = {"conv_models": ["m"], "speech_models": ["m"]}
+    names |= {"comparison": Comparison({("m", True): measured(*cosines)})}
     return run_cells(f"anisotropy/{page}", "def statistics", **names)["verdicts"]["verdict"].tolist()
+
+
+def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch):
+    estimates = {"godey-anisotropic-layer": (0.4, 0.3, 0.5), "maruta-persistent-outlier": (1.0, 1.0, 1.0)}
+    monkeypatch.setattr(claims, "recorded", lambda _: claims.verdicts_of_estimates(estimates).assign(model="far"))
+    comparison = Comparison({("real", True): measured(0.1, 0.1), ("toy", True): measured(0.1, 0.9)})
+    names = {"comparison": comparison, "controlled": ["toy"], "shipped_models": ["far"]}
+    found = run_cells("anisotropy/text", "def statistics", **names)["verdicts"].set_index("model")["verdict"]
+    assert found.to_dict() == {"real": "does not hold", "far (shipped)": "holds"}
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0.21, "holds"), (0.19, "does not hold")])
