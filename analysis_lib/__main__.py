@@ -111,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="default", help="smoke, default, paper or local")
     add("-p", **parameters)
 
-    command("claims", _claims, "list the published claims that the book tests")
+    add = command("claims", _claims, "list the published claims that the book tests, or verdicts on them as CSV")
+    add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks whose verdicts to print")
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
     return parser
@@ -239,6 +240,11 @@ def _book(options: argparse.Namespace) -> None:
 def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.papers import claims
 
+    if options.executed:
+        from analysis_lib.book.verdicts import verdicts
+
+        print(verdicts(options.executed).to_csv(index=False), end="")
+        return
     for paper in claims.PAPERS:
         for claim in claims.load(paper).values():
             test = f"It holds if this is {claim.direction} {claim.bound:g}: {claim.quantity}."

@@ -35,6 +35,9 @@ import tiny  # noqa: E402
 
 from analysis_lib.book import build_book  # noqa: E402
 
+# Every test measures anew what it measures; those of the store name a folder of their own.
+os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
+
 # Small models on shared cores: a second thread waits for the first more than it computes.
 threadpoolctl.threadpool_limits(1)
 torch.set_num_threads(1)
@@ -58,7 +61,8 @@ def smoke_site() -> Path:
     build = ROOT / "_build"
     build.mkdir(exist_ok=True)
     # Parallel test processes share one build: the second finds it up to date.
-    with FileLock(build / ".smoke.lock"):
+    with FileLock(build / ".smoke.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(build / "measurements"))
         return build_book("smoke", root=ROOT, out=build / "smoke").parent
 
 

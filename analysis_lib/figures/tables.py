@@ -1,5 +1,6 @@
 """Numbered tables, which the book can refer to, a notebook shows and a script prints."""
 
+import json
 import re
 
 import numpy as np
@@ -14,11 +15,15 @@ class Table:
         name: the label, such as ``tbl-verdicts``.
         caption: a sentence below its number.
         digits: decimals of the numbers.
+        metadata: kept with the table where a notebook shows it.
     """
 
-    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3):
+    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3, metadata: dict | None = None):
         self.frame, self.name, self.caption = frame, name, caption
-        self.digits = digits
+        self.digits, self.metadata = digits, metadata or {}
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        return {}, self.metadata
 
     def _cell(self, value: object) -> str:
         if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
@@ -56,7 +61,8 @@ class TextTable(Table):
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """Verdicts of ``papers.claims``: the claim, the number that decides it with its interval, and the verdict.
 
-    A column model, dataset, variant or classes comes first, where the verdicts have one.
+    A column model, dataset, variant or classes comes first, where the verdicts have one. The verdicts are in the
+    metadata of the output, as ``verdicts``.
     """
     more = {"above": "more", "below": "less"}
     numbers = [
@@ -74,7 +80,8 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     for group in ("dataset", "model", "variant", "classes"):
         if group in verdicts:
             shown.insert(0, group, verdicts[group])
-    return Table(shown, name, caption)
+    # In full precision, for those who gather the verdicts of the pages.
+    return Table(shown, name, caption, metadata={"verdicts": json.loads(verdicts.to_json(orient="records"))})
 
 
 def _bracketed(low: float, high: float) -> str:

@@ -15,7 +15,7 @@ from analysis_lib.corpora import PLURAL, Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import StoredShards
+from analysis_lib.measurement.stored import StoredMeasurements, StoredShards, measuring_code
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
@@ -48,6 +48,9 @@ def measure(
     Workers that have more threads than there are cores take turns, at little cost. One thread per worker
     (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
 
+    What is finished is kept, and found by later calls with the same model, corpus, settings and metric, see
+    :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
+
     Args:
         model: from ``load_model``.
         corpus: from ``load_corpus``.
@@ -74,13 +77,39 @@ def measure(
     empty = _applicable(resolve(metrics), model, corpus, settings, skip=metrics == "all")
     if workers < 1:
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
-    shards = make_shards(model, corpus, empty, settings)
-    stored = StoredShards(checkpoints, model, corpus, empty, settings)
-    report = Report()
+    finished, report = StoredMeasurements(model, corpus, settings), Report()
+    with finished.alone():
+        missing = []
+        for metric in empty:
+            known = finished.load(metric)
+            report = report.joined(known) if known else report
+            missing += [] if known else [metric]
+        stored = StoredShards(checkpoints, model, corpus, missing, settings)
+        if missing:
+            read = _measure(model, corpus, missing, settings, stored, workers, scheduler, progress)
+            for metric in missing:
+                finished.keep(metric, read)
+            report = report.joined(read)
+    run = _description(model, corpus, settings, report, time.monotonic() - started)
+    return Tables(empty, report, run | {"sources": measuring_code(empty)}, stored.folder)
+
+
+def _measure(
+    model: LoadedModel,
+    corpus: Corpus,
+    metrics: list[Metric],
+    settings: Settings,
+    stored: StoredShards,
+    workers: int,
+    scheduler: str | None,
+    progress: bool,
+) -> Report:
+    """Fill the empty metrics; what was read."""
+    shards, report = make_shards(model, corpus, metrics, settings), Report()
     # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
     with tqdm(total=len(corpus), unit=model.kind, desc=f"{model.name} on {corpus.name}", disable=not progress) as bar:
         for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, workers, scheduler), strict=True):
-            for metric in empty:
+            for metric in metrics:
                 part = metric.fresh()
                 part.sums = sums[metric.name]
                 metric.merge(part)
@@ -88,8 +117,7 @@ def measure(
             bar.update(len(shard.items))
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
-    run = _description(model, corpus, settings, report, time.monotonic() - started)
-    return Tables(empty, report, run, stored.folder)
+    return report
 
 
 def _applicable(

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,14 @@ class Report(Reading):
         for key, count in other.zero_vectors.items():
             self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
         self.layers = self.layers or other.layers
+
+    def joined(self, other: "Report") -> "Report":
+        """What is known of one corpus from two passes over it, whose metrics looked at other spaces."""
+        layers = [
+            {name: mine if mine is not None else theirs[name] for name, mine in row.items()}
+            for row, theirs in zip(self.layers or other.layers, other.layers, strict=True)
+        ]
+        return replace(other, zero_vectors=self.zero_vectors | other.zero_vectors, layers=layers)
 
     def add(self, activations: Activations) -> None:
         """Count what a layer of a batch holds."""

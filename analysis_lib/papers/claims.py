@@ -181,6 +181,22 @@ def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, names=levels).reset_index(levels).reset_index(drop=True)
 
 
+def recorded(model: str) -> pd.DataFrame:
+    """The verdicts on a model whose measurement comes with the book, see :func:`~analysis_lib.measurement.shipped`.
+
+    Returns:
+        The column model, then those of :func:`verdicts_of_estimates`.
+
+    Raises:
+        AnalysisError: no verdicts on the model come with the book.
+    """
+    path = data_directory() / "measurements" / model / "verdicts.csv"
+    if not path.is_file():
+        raise AnalysisError(f"no verdicts on {model} come with the book: data/README.md says which do")
+    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high"]]
+    return grouped({model: verdicts_of_estimates({name: tuple(row) for name, row in rows.T.items()})}, "model")
+
+
 def published(name: str) -> pd.DataFrame:
     """A table that a paper prints, such as ``maruta_table1_contributions``.
 
