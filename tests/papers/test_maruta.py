@@ -42,7 +42,7 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
 def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[str, pd.DataFrame]:
     """Twelve layers, two heads, four dimensions: dimension 3 is the outlier of every hidden layer.
 
-    A key of the type ``sink`` gains ``outlier`` from dimension 3 and ``rest`` from dimension 0; other keys gain nothing.
+    A key of the type ``sink`` gains ``outlier`` from dimension 3 and ``rest`` from dimension 0, other keys nothing.
     """
     gains = {(sink, 3): outlier, (sink, 0): rest, ("all", 3): outlier, ("all", 0): rest}
     rows = [
