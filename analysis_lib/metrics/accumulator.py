@@ -180,9 +180,13 @@ class Metric(ABC):
 def tabulated(sums: Sums, quantity: str, rows: Callable[..., pd.DataFrame]) -> pd.DataFrame:
     """The rows of every layer, or space and layer, of which ``quantity`` was summed, below each other.
 
-    With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head.
+    With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. Types of keys become categories in
+    the order of ``TOKEN_TYPES``, after ``all``, which legends and groups then follow.
     """
     table = pd.concat([rows(*place) for name, *place in sums if name == quantity], ignore_index=True)
+    if "key_type" in table:
+        found = table["key_type"].astype(pd.CategoricalDtype(["all", *TOKEN_TYPES], ordered=True))
+        table["key_type"] = found.cat.remove_unused_categories()
     if "space" not in table:
         return table
     rank = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})

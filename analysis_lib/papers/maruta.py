@@ -90,7 +90,7 @@ def weight_margin(tables: TableSet, part: str, key_type: str) -> float:
 
     Args:
         tables, part: as for :func:`weights_in`.
-        key_type: cls, sep or punct.
+        key_type: any but other.
 
     Returns:
         In [-1, 1]; NaN where the model has no such key.
@@ -147,16 +147,17 @@ def _typed_outliers_read(tables: TableSet) -> pd.MultiIndex:
     return outlying.index[outlying]
 
 
-def explained_gap(tables: TableSet, rival: str = "other") -> pd.DataFrame:
+def explained_gap(tables: TableSet, rival: str = "other", preferred: str | None = None) -> pd.DataFrame:
     """How much of the score that favours a layer's preferred type of key the outlier dimensions explain.
 
-    For each attention layer, the preferred type is the one with the largest mean weight per key, among cls, sep and
-    punct. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the rival's), mean over heads: how much higher the
-    scores of its keys are. A share is what some dimensions add to the gap, over the gap.
+    For each attention layer, the preferred type is the one with the largest mean weight per key, other tokens left out,
+    unless one is named. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the rival's), mean over heads: how
+    much higher the scores of its keys are. A share is what some dimensions add to the gap, over the gap.
 
     Args:
         tables: with ``score_contributions``, ``outlier_dimensions``, ``dimension_means``, ``attention_by_token_type``.
         rival: ``other``, or ``runner-up``: the type with the second largest mean weight.
+        preferred: a type of key to take in every layer.
 
     Returns:
         Columns layer, key_type (the preferred), rival, gap (before scaling), share (of the outlier dimensions of
@@ -166,15 +167,15 @@ def explained_gap(tables: TableSet, rival: str = "other") -> pd.DataFrame:
     """
     by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
     means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
-    outliers = [means.index.isin(found) for found in (_outliers_read(tables), _typed_outliers_read(tables))]
+    means["outlier"], means["typed"] = (means.index.isin(f(tables)) for f in (_outliers_read, _typed_outliers_read))
     rows = []
     for layer, weight in _weights(tables).iterrows():
-        preferred = weight.drop("other").idxmax()
-        against = weight.drop(preferred).idxmax() if rival == "runner-up" else rival
-        gap = means[preferred] - means[against]
-        total = gap[layer].sum() if gap[layer].sum() > 0 else math.nan
-        shares = [gap.where(found, 0.0)[layer].sum() / total for found in outliers]
-        largest = gap[layer].idxmax()
-        rows.append((layer, preferred, against, gap[layer].sum(), *shares, largest, gap[layer][largest] / total))
+        key_type = preferred or weight.drop("other").idxmax()
+        against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
+        part = means.loc[layer]
+        gap = part[key_type] - part[against]
+        shares = pd.Series([gap[part["outlier"]].sum(), gap[part["typed"]].sum(), gap.max()])
+        shares /= gap.sum() if gap.sum() > 0 else math.nan
+        rows.append((layer, key_type, against, gap.sum(), *shares[:2], gap.idxmax(), shares[2]))
     names = ["layer", "key_type", "rival", "gap", "share", "typed_share", "largest_dimension", "largest_share"]
     return pd.DataFrame(rows, columns=names)

@@ -388,7 +388,7 @@ def test_terms_that_meet_the_content_of_keys_are_the_sum_of_the_contributions(ar
     loaded = LoadedModel("tiny", "seed 0", transformer.double(), reads)
     tables = measure(loaded, corpus, "score_contributions,score_terms", progress=False)
     keys = ["layer", "head", "key_type"]
-    contributions = tables["score_contributions"].astype({"key_type": str}).groupby(keys)
+    contributions = tables["score_contributions"].groupby(keys)
     terms = tables["score_terms"]
     content = terms[terms["term"].isin(["content", "position_query"])].groupby(keys)
     pd.testing.assert_series_equal(contributions["contribution"].sum(), content["contribution"].sum(), rtol=1e-9)

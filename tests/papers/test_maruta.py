@@ -39,12 +39,12 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
     assert decided("attention", {"attention_by_token_type": attention(reverse)}) == ["does not hold"] * 3
 
 
-def contribution_tables(outlier: float, rest: float) -> dict[str, pd.DataFrame]:
+def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[str, pd.DataFrame]:
     """Twelve layers, two heads, four dimensions: dimension 3 is the outlier of every hidden layer.
 
-    A [SEP] key gains ``outlier`` from dimension 3 and ``rest`` from dimension 0; other keys gain nothing.
+    A key of the type ``sink`` gains ``outlier`` from dimension 3 and ``rest`` from dimension 0, other keys nothing.
     """
-    gains = {("sep", 3): outlier, ("sep", 0): rest, ("all", 3): outlier, ("all", 0): rest}
+    gains = {(sink, 3): outlier, (sink, 0): rest, ("all", 3): outlier, ("all", 0): rest}
     rows = [
         (layer, head, dimension, kind, gains.get((kind, dimension), 0.0), 1)
         for layer in range(1, 13)
@@ -55,10 +55,10 @@ def contribution_tables(outlier: float, rest: float) -> dict[str, pd.DataFrame]:
     columns = ["layer", "head", "dimension", "key_type", "contribution", "pairs"]
     contributions = pd.DataFrame(rows, columns=columns).astype({"key_type": "category"})
     outliers = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": 9.0, "zscore": 9.0})
-    weights = attention({"cls": [0.2] * 12, "sep": [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12})
+    weights = attention({"cls": [0.2] * 12, sink: [0.9] * 12, "punct": [0.1] * 12, "other": [0.1] * 12})
     # Dimension 3 is large at every token, dimension 0 at [SEP] alone.
     means = [
-        (layer, d, kind, 9.0 if d == 3 or (d == 0 and kind == "sep") else 0.1)
+        (layer, d, kind, 9.0 if d == 3 or (d == 0 and kind == sink) else 0.1)
         for layer in range(13)
         for kind in ("all", *TOKEN_TYPES)
         for d in range(40)
@@ -134,7 +134,7 @@ def test_without_an_outlier_or_a_type_nothing_is_decided():
 def test_published_table_is_complete_and_compares():
     paper = claims.published("maruta_table1_contributions")
     assert len(paper) == 6 * 4 * 12
-    assert set(paper["key_type"]) == set(TOKEN_TYPES)
+    assert set(paper["key_type"]) == {*TOKEN_TYPES} - {"first"}
     ours = paper.rename(columns={"mean_contribution": "contribution"}).assign(pairs=1)
     ours["contribution"] += 0.5
     ours = ours.astype({"key_type": "category", "head": "Int64"}).sample(frac=1, random_state=0)
@@ -158,3 +158,16 @@ def test_layers_of_any_depth_exist_and_do_not_overlap(depth):
     assert middle[-1] + 1 == last[0]
     assert last[-1] == depth
     assert all(1 <= layer <= depth for layer in [*early, *middle, *last])
+
+
+def test_claims_on_the_first_token_follow_the_planted_dimension():
+    """Dimension 3 is an outlier over all tokens; dimension 0 is one at the first token alone."""
+    tables = contribution_tables(outlier=3.0, rest=1.0, sink="first")
+    assert decided("first-token", tables) == ["holds"] * 5
+    apart = contribution_tables(outlier=1.0, rest=3.0, sink="first")
+    assert decided("first-token", apart)[2:] == ["does not hold", "does not hold", "holds"]
+    assert maruta.explained_gap(apart, preferred="first")["share"].tolist() == [0.25] * 12
+    # Where another type is preferred, the gap remains that of the first token.
+    away = {"attention_by_token_type": attention({"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12})}
+    expected = ["does not hold"] * 4 + ["holds"]
+    assert decided("first-token", apart | away) == expected
