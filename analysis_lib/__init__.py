@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 from analysis_lib.lazy import lazily
 
+# For the models that it gives a name.
+from analysis_lib.training import recipes  # noqa: F401
+
 if TYPE_CHECKING:
     from analysis_lib import metrics
     from analysis_lib.corpora import Corpus, load_corpus

@@ -13,8 +13,8 @@ def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str
     >>> __getattr__, __dir__ = lazily(__name__)  # doctest: +SKIP
     """
     tree = ast.parse(Path(sys.modules[package].__file__).read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
-    homes = {alias.name: node.module for node in imports for alias in node.names}
+    (late,) = (node.body for node in tree.body if isinstance(node, ast.If))
+    homes = {alias.name: node.module for node in late for alias in node.names}
 
     def named(name: str) -> object:
         if name not in homes:

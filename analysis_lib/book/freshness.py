@@ -6,9 +6,12 @@ import importlib.metadata
 import json
 from pathlib import Path
 
+from analysis_lib import corpora
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.measurement.sources import LIBRARY, imported_modules, source_hash
+from analysis_lib.models.names import weights_identity
+from analysis_lib.training.runs import run_identity
 
 # What the modules of ``papers`` read beside their own sources.
 PAPER_DATA = ("reference", "claims", "measurements")
@@ -64,17 +67,13 @@ def installed() -> dict[str, str]:
 
 def _inputs(parameters: Parameters) -> dict[str, str]:
     """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
-    # Imported here: torch takes seconds to load, and a misspelt parameter should be refused at once.
-    from analysis_lib import corpora, models
-    from analysis_lib.papers.godey import dynamics
-
     found = {}
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
         if name == "model" or name.endswith("models"):
-            found |= {f"model {model}": models.weights_identity(model) for model in values}
+            found |= {f"model {model}": weights_identity(model) for model in values}
         if name in ("run", "runs"):
-            found |= {f"run {run}": dynamics.dynamics_identity(run) for run in values}
+            found |= {f"run {run}": run_identity(run) for run in values}
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))

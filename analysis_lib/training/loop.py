@@ -1,72 +1,23 @@
-"""What every training shares: settings in a name, the optimizer, and a loop that resumes if its process was killed."""
+"""What every training shares: the optimizer, and a loop that resumes if its process was killed."""
 
-import dataclasses
-import fcntl
-import hashlib
-import importlib.metadata
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import yaml
-from tqdm import tqdm
 
-from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
+from analysis_lib.progress import bar
+from analysis_lib.training.settings import state_path, write
 
 # The most work that a kill can undo, if a step or an epoch takes no longer.
 SECONDS_BETWEEN_STATES = 60
-
-Settings = TypeVar("Settings")
-
-
-# --- Settings -------------------------------------------------------------------------------------
-
-
-def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
-    """The settings by name, each a ``kind``, that a YAML file in ``data/`` holds."""
-    text = (packages.data_directory() / file).read_text(encoding="utf-8")
-    return {name: kind(**fields) for name, fields in yaml.safe_load(text).items()}
-
-
-def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> Settings | None:
-    """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
-
-    They are None if the name is not a known one. ``choices`` are the settings that a name may change.
-    """
-    base, *changes = name.split("@")
-    if base not in known:
-        return None
-    given = {}
-    for change in changes:
-        setting, _, value = change.partition("=")
-        if setting not in choices:
-            raise AnalysisError(f"{base} has no setting {setting}: {near_names(setting, choices)}")
-        try:
-            given[setting] = float(value) if "." in value or "e-" in value else int(value)
-        except ValueError:
-            raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
-    return dataclasses.replace(known[base], **given)
-
-
-def require_whole(settings: object, **least: int) -> None:
-    """Refuse settings that are not whole numbers, or lie below the least that makes sense."""
-    for name, bound in least.items():
-        if not isinstance(value := getattr(settings, name), int) or value < bound:
-            raise AnalysisError(f"{name} is {value}: give a whole number, {bound} or more")
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages on which the weights depend."""
-    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
 
 
 # --- Optimization ---------------------------------------------------------------------------------
@@ -110,75 +61,7 @@ def isolated(device: str = "cpu") -> Iterator[None]:
         yield
 
 
-# --- Files ----------------------------------------------------------------------------------------
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole, or leave it as it was."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.rename(path)
-
-
-def files_hash(folder: Path) -> str:
-    """A short text that changes when the files of a folder do."""
-    files = b"\0".join(path.read_bytes() for path in sorted(folder.iterdir()))
-    return hashlib.sha256(files).hexdigest()[:12]
-
-
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def holds(description: Path, identity: dict) -> bool:
-    """Whether the folder of a description holds the training with this identity.
-
-    If it does not, the folder is empty but for hidden files, or does not exist.
-    """
-    folder = description.parent
-    if folder.exists() and not folder.is_dir():
-        raise AnalysisError(f"{folder} is a file: give a folder")
-    if not description.is_file():
-        if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
-            raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
-        return False
-    try:
-        # By their place, as in settings.steps.
-        (theirs,) = pd.json_normalize(json.loads(description.read_text(encoding="utf-8"))).to_dict("records")
-    except (OSError, ValueError) as error:
-        raise AnalysisError(f"{description} is damaged: give another folder") from error
-    (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
-    for name in ours | theirs:
-        found, wanted = theirs.get(name), ours.get(name)
-        if found != wanted:
-            raise AnalysisError(f"{folder} holds a training whose {name} is {found}, not {wanted}: give another folder")
-    return True
-
-
 # --- Loop -----------------------------------------------------------------------------------------
-
-
-def bar(numbers: Iterable[int], label: str, unit: str = "step", **more: Any) -> tqdm:
-    """A progress bar of a training, which shows its loss as postfix."""
-    # With None, tqdm shows a bar on a terminal only.
-    return tqdm(numbers, label, unit=unit, disable=None, **more)
-
-
-def finished(table: Path) -> bool:
-    """Whether the training that writes this table has come to its end."""
-    return table.exists() and not _state(table).exists()
-
-
-def _state(table: Path) -> Path:
-    return table.with_name(f".{table.stem}.pt")
 
 
 class TrainingLog:
@@ -197,7 +80,7 @@ class TrainingLog:
     """
 
     def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
-        self.table, self.state, self.columns, self.parts = table, _state(table), columns, parts
+        self.table, self.state, self.columns, self.parts = table, state_path(table), columns, parts
         self.rows: list[list[float | None]] = []
         if self.state.is_file():
             kept = torch.load(self.state, map_location=device, weights_only=True)
@@ -212,7 +95,7 @@ class TrainingLog:
         """
         numbers, saved = range(first, last + 1), time.monotonic()
         left = numbers[len(self.rows) :]
-        shown = bar(left, label, self.columns[0], total=len(numbers), initial=len(self.rows))
+        shown = bar(left, label, unit=self.columns[0], total=len(numbers), initial=len(self.rows))
         for number in shown:
             yield number
             shown.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)

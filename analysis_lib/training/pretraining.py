@@ -1,12 +1,10 @@
 """A BERT pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
-import dataclasses
 import json
 import math
 import shutil
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -21,79 +19,27 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.training import loop
+from analysis_lib.training.settings import (
+    COLUMNS,
+    DESCRIPTION,
+    SPECIAL,
+    Pretraining,
+    alone,
+    checkpoint_name,
+    finished,
+    holds,
+    require_whole,
+    spread,
+    table_path,
+    write,
+)
 from analysis_lib.training.tasks import IGNORED
-from analysis_lib.training.wordpiece import SPECIAL, word_pieces
+from analysis_lib.training.wordpiece import word_pieces
 
-# Counts changes of how models are trained that the settings do not show.
-VERSION = 1
 # The last of every 40 texts is held out; the loss is that of the first sequences of these texts.
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
 # The share of the tokens that are predicted, as in BERT.
 PREDICTED = 0.15
-DESCRIPTION = "pretraining.json"
-COLUMNS = ("step", "tokens", "learning_rate", "loss", "held_out")
-
-
-@dataclass(frozen=True)
-class Pretraining:
-    """All that decides the weights of a run, except its seed.
-
-    Attributes:
-        data: a corpus of texts, as ``load_corpus`` takes it.
-        configuration: changes to the defaults of transformers' ``BertConfig``, which are those of BERT-base.
-        vocabulary: the most word pieces.
-        length: tokens of a sequence, [CLS] and [SEP] included.
-        steps: number of batches.
-        batch: sequences per batch.
-        learning_rate: the peak of AdamW's; it rises and falls linearly, as BERT's does.
-        warmup: the share of the steps in which the rate rises.
-        weight_decay: of matrices; biases and norms have none.
-    """
-
-    data: str = "wikipedia:paragraphs"
-    configuration: dict = field(default_factory=dict)
-    vocabulary: int = 8000
-    length: int = 64
-    steps: int = 2000
-    batch: int = 32
-    learning_rate: float = 5e-4
-    warmup: float = 0.05
-    weight_decay: float = 0.01
-
-    def __post_init__(self) -> None:
-        loop.require_whole(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
-        if not (0 < self.learning_rate < math.inf and 0 <= self.warmup < 1 and 0 <= self.weight_decay < math.inf):
-            raise AnalysisError(
-                f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
-                f"give a rate above 0, a warmup from 0 to below 1, and a decay of 0 or more"
-            )
-
-    def identity(self) -> dict:
-        """All that decides the weights of a run, except its seed: settings, data and versions."""
-        settings = {**dataclasses.asdict(self), "checkpoints": spread(self.steps), "version": VERSION}
-        return {"settings": settings, "data": corpora.data_identity(self.data), "versions": loop.versions()}
-
-
-def spread(steps: int) -> list[int]:
-    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate checkpoints.
-
-    They are the start, every hundredth of the run up to a tenth of it, and every twentieth after that (Sellam et al.
-    2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
-
-    >>> spread(200)[:13]
-    [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40]
-    """
-    return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
-
-
-def checkpoint_name(seed: int, step: int) -> str:
-    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
-    return f"seed_{seed}-step_{step}"
-
-
-def table_path(folder: Path, seed: int) -> Path:
-    """The losses of a seed of the run in the folder."""
-    return folder / f"seed_{seed}.csv"
 
 
 def pretrain(
@@ -137,15 +83,15 @@ def pretrain(
     _configuration(settings, settings.vocabulary)
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
-    if not loop.holds(description, identity):
+    if not holds(description, identity):
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
-    with loop.alone(folder / ".pretraining.lock"):
-        if not loop.holds(description, identity):
+    with alone(folder / ".pretraining.lock"):
+        if not holds(description, identity):
             tokenizer.save_pretrained(folder / ".tokenizer")
-            loop.write(description, json.dumps(identity, indent=1) + "\n")
+            write(description, json.dumps(identity, indent=1) + "\n")
     seeds = dict.fromkeys(seeds)
     with processes.mapped(min(workers, len(seeds))) as mapped:
         deque(mapped(partial(_train, folder, settings, device), seeds), 0)
@@ -184,8 +130,8 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
-    with loop.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
-        if not loop.finished(table_path(folder, seed)):
+    with alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
+        if not finished(table_path(folder, seed)):
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()
 
@@ -211,7 +157,7 @@ def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no BERT ({reason}): change it"
         ) from error
-    loop.require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
+    require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
     return config
 
 

@@ -1,66 +1,24 @@
 """Small models, each trained in a minute or two: ``trained("digits-vit")`` is a folder."""
 
-import dataclasses
 import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-
-import pandas as pd
-import torch
-import transformers
+from typing import TYPE_CHECKING
 
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
-from analysis_lib.training import loop, tasks
+from analysis_lib.training.settings import RECIPES, RECORD, Recipe, alone, files_hash, named_settings, versions
 
-# Counts changes of how models are trained that the settings do not show.
-VERSION = 2
+if TYPE_CHECKING:
+    import pandas as pd
+
 SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "seed")
-RECORD = "training.json"
 COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a model is trained.
-
-    Attributes:
-        description: a line for the reader.
-        task: what it learns, a class of :mod:`analysis_lib.training.tasks`.
-        model_type: the architecture, as transformers names it.
-        configuration: changes to its defaults, besides those that the data decide.
-        steps: number of batches.
-        batch: items per batch.
-        learning_rate: the peak of AdamW's; it rises over the first tenth of the steps and falls along a cosine.
-        weight_decay: of matrices; biases and norms have none.
-        seed: of the initial weights, the order of the data, and dropout.
-        task_options: arguments of the task.
-    """
-
-    description: str
-    task: str
-    model_type: str
-    configuration: dict
-    steps: int = 600
-    batch: int = 64
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.01
-    seed: int = 0
-    task_options: dict = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        loop.require_whole(self, steps=1, batch=1)
-
-    def settings(self) -> dict:
-        """All that decides the weights, except data and versions."""
-        kept = {name: value for name, value in dataclasses.asdict(self).items() if name != "description"}
-        return {**kept, "version": VERSION}
 
 
 def trained(name: str) -> Path:
@@ -82,13 +40,13 @@ def trained(name: str) -> Path:
     folder = shipped or packages.derived_folder(key, base)
     if folder.is_dir():
         return folder
-    with loop.alone(folder.with_name(f"{folder.name}.lock")):
+    with alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         return packages.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))
 
 
-def train(name: str, folder: Path) -> pd.DataFrame:
+def train(name: str, folder: Path) -> "pd.DataFrame":
     """Train a model anew and write its folder, which must be new or empty, whole or not at all.
 
     Returns:
@@ -114,11 +72,11 @@ def train(name: str, folder: Path) -> pd.DataFrame:
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
     _, identity, shipped = _recipe(name)
-    hashed = loop.files_hash(shipped) if shipped else hashlib.sha256(_key(identity).encode()).hexdigest()[:12]
+    hashed = files_hash(shipped) if shipped else hashlib.sha256(_key(identity).encode()).hexdigest()[:12]
     return f"{identity['recipe']}@{hashed}"
 
 
-def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
+def held_out_scores(names: Iterable[str]) -> "pd.DataFrame":
     """How well each model trained here does on held-out data. Trains those that have not been trained yet.
 
     Args:
@@ -131,7 +89,9 @@ def held_out_scores(names: Iterable[str]) -> pd.DataFrame:
     return _scores({name: trained(name) for name in filter(_is_recipe, names)})
 
 
-def _scores(folders: dict[str, Path]) -> pd.DataFrame:
+def _scores(folders: dict[str, Path]) -> "pd.DataFrame":
+    import pandas as pd
+
     rows = []
     for name, record in ((name, _record(folder)) for name, folder in folders.items() if (folder / RECORD).is_file()):
         score = {**record["score"], "score": record["score"]["value"]}
@@ -150,45 +110,25 @@ def _is_recipe(name: str) -> bool:
 
 def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
     """The recipe with its changes; all that decides the weights but the versions; the folder if that is shipped."""
-    if not (recipe := loop.named_settings(name, RECIPES, SETTINGS)):
+    if not (recipe := named_settings(name, RECIPES, SETTINGS)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
-    base, data = name.partition("@")[0], corpora.data_identity(getattr(tasks, recipe.task).data)
+    base, data = name.partition("@")[0], corpora.data_identity(recipe.data)
     identity = {"recipe": base, "settings": recipe.settings(), "data": data}
     folder = packages.data_directory() / "models" / base
     shipped = (folder / RECORD).is_file() and identity.items() <= _record(folder).items()
     return recipe, identity, folder if shipped else None
 
 
-def _key(identity: dict) -> str:
-    return json.dumps([identity, loop.versions()], sort_keys=True)
-
-
 def _train(recipe: Recipe, identity: dict, folder: Path) -> None:
-    # Otherwise it warns that GPT-2's loss is the usual one, and shows a bar for the one file that it saves.
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    task = getattr(tasks, recipe.task)(**recipe.task_options)
-    config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
-    with loop.isolated():
-        # Not torch.manual_seed, which also seeds GPUs, whose state is not restored.
-        torch.default_generator.manual_seed(recipe.seed)
-        model = task.head.from_config(config, dtype=torch.float32)
-        adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
-        schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
-        batches = task.batches(recipe.batch)
-        for _ in (bar := loop.bar(range(recipe.steps), identity["recipe"])):
-            loss = model(**next(batches)).loss
-            loop.descend(loss, model, schedule)
-            bar.set_postfix(loss=loss.item(), refresh=False)
-        score = task.evaluate(model)
-    model.save_pretrained(folder)
-    task.preprocessor.save_pretrained(folder)
-    trained_as = {"parameters": model.num_parameters(), "versions": loop.versions(), "score": dataclasses.asdict(score)}
-    record = {"description": recipe.description, **identity, **trained_as}
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    # Imported where it is needed, since torch takes seconds.
+    from analysis_lib.training import tasks
+
+    tasks.train(recipe, identity, folder)
 
 
-RECIPES = loop.shipped_settings("recipes.yml", Recipe)
+def _key(identity: dict) -> str:
+    return json.dumps([identity, versions()], sort_keys=True)
+
 
 _DESCRIPTIONS = {name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()}
 register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity))

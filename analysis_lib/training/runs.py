@@ -4,21 +4,28 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import pandas as pd
-import torch
+from typing import TYPE_CHECKING, NamedTuple
 
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
-from analysis_lib.training.loop import finished, named_settings, shipped_settings
-from analysis_lib.training.pretraining import COLUMNS, DESCRIPTION, Pretraining, checkpoint_name, pretrain, table_path
+from analysis_lib.training.settings import (
+    COLUMNS,
+    DESCRIPTION,
+    RUNS,
+    Pretraining,
+    checkpoint_name,
+    finished,
+    named_settings,
+    table_path,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
 
 
-RUNS = shipped_settings("runs.yml", Pretraining)
 MULTIBERTS = "multiberts"
 
 
@@ -51,6 +58,11 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
         return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
     folder, settings = _find(run)
     if settings is not None:
+        # Imported where it is needed, since torch takes seconds.
+        import torch
+
+        from analysis_lib.training.pretraining import pretrain
+
         pretrain(folder, settings, seeds=seeds, workers=torch.get_num_threads())
     if missing := [seed for seed in seeds if not finished(table_path(folder, seed))]:
         raise AnalysisError(
@@ -61,11 +73,13 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     return [Checkpoint(s, step, os.fspath(folder / checkpoint_name(s, step))) for s in seeds for step in steps]
 
 
-def losses(run: str, seeds: Sequence[int] = (0,)) -> pd.DataFrame:
+def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     """The losses of a finished run: columns seed and those of ``seed_s.csv``, see :func:`pretrain`.
 
     The MultiBERTs have no rows: theirs were not published.
     """
+    import pandas as pd
+
     columns = ["seed", *COLUMNS]
     if run == MULTIBERTS:
         return pd.DataFrame(columns=columns, dtype=float)

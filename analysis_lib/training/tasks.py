@@ -1,11 +1,14 @@
 """What the models of the recipes learn: data, inputs with labels, and a score on held-out data."""
 
+import dataclasses
 import itertools
+import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +21,9 @@ from torch.nn import functional
 
 from analysis_lib.corpora import load_corpus
 from analysis_lib.metrics.intervals import ratio_interval, wilson
+from analysis_lib.progress import bar
+from analysis_lib.training import loop
+from analysis_lib.training.settings import RECORD, Recipe, versions
 
 IGNORED = -100
 EVALUATION_BATCH = 64
@@ -38,7 +44,6 @@ class HeldOutScore:
 class Task(ABC):
     """Training data as a model reads it, and the score on held-out data."""
 
-    data: ClassVar[str]  # the corpus to train on, as ``load_corpus`` takes it
     head: ClassVar[type]  # the transformers class that builds the model with its head from a configuration
     sizes: dict  # the part of the configuration that the data decide
     preprocessor: object  # the tokenizer or image processor that is saved with the model
@@ -82,18 +87,18 @@ class Digits(Task):
     (ResNet, ConvNeXt) begin with maps of 8x8. In training every image is turned, scaled and shifted a little.
     """
 
-    data, held_out = "digits:train", "digits:test"
+    HELD_OUT = "digits:test"
     head = transformers.AutoModelForImageClassification
     sizes: ClassVar = {"num_labels": 10, "num_channels": 1}
     SIDE = 32
     TURN, SCALE, SHIFT = math.radians(10), 0.1, 0.125  # at most; the shift in half sides
 
-    def __init__(self) -> None:
+    def __init__(self, data: str) -> None:
         side = {"height": self.SIDE, "width": self.SIDE}
         self.preprocessor = transformers.ViTImageProcessorPil(size=side, image_mean=[0.5], image_std=[0.5])
         self.train, self.test = (
             [(self._read(item), label) for item, label in zip(corpus.items, corpus.labels, strict=True)]
-            for corpus in (load_corpus(self.data), load_corpus(self.held_out))
+            for corpus in (load_corpus(data), load_corpus(self.HELD_OUT))
         )
         self.lengths = torch.ones(len(self.train), dtype=int)
 
@@ -135,15 +140,15 @@ class NextToken(Task):
     of more than 256 bytes are left out, whatever the vocabulary.
 
     Args:
+        data: the corpus to train on, as ``load_corpus`` takes it.
         vocabulary: number of tokens. With 257, every token is a byte, but for the boundary.
     """
 
-    data = "wikipedia:sentences"
     head = transformers.AutoModelForCausalLM
     LONGEST, STRETCH, HELD_OUT = 256, 2000, 50
 
-    def __init__(self, vocabulary: int) -> None:
-        sentences = [text for text in load_corpus(self.data).texts if len(text.encode()) <= self.LONGEST]
+    def __init__(self, data: str, vocabulary: int) -> None:
+        sentences = [text for text in load_corpus(data).texts if len(text.encode()) <= self.LONGEST]
         held_out = np.arange(len(sentences)) % self.STRETCH >= self.STRETCH - self.HELD_OUT
         train, test = (list(itertools.compress(sentences, chosen)) for chosen in (~held_out, held_out))
         tokenizer = self.preprocessor = byte_pairs(train, vocabulary)
@@ -197,3 +202,38 @@ def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Te
     ids = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
+
+
+TASKS = {task.__name__: task for task in (Digits, NextToken)}
+
+
+def train(recipe: Recipe, identity: dict, folder: Path) -> None:
+    """Train the model of a recipe, and write its folder, which also says its score.
+
+    Args:
+        recipe: what to train.
+        identity: what is recorded with the score.
+        folder: to write; it is made where it is not there.
+    """
+    # Otherwise it warns that GPT-2's loss is the usual one, and shows a bar for the one file that it saves.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    task = TASKS[recipe.task](recipe.data, **recipe.task_options)
+    config = transformers.AutoConfig.for_model(recipe.model_type, **recipe.configuration, **task.sizes)
+    with loop.isolated():
+        # Not torch.manual_seed, which also seeds GPUs, whose state is not restored.
+        torch.default_generator.manual_seed(recipe.seed)
+        model = task.head.from_config(config, dtype=torch.float32)
+        adam = loop.optimizer(model, recipe.learning_rate, recipe.weight_decay)
+        schedule = transformers.get_cosine_schedule_with_warmup(adam, recipe.steps // 10, recipe.steps)
+        batches = task.batches(recipe.batch)
+        for _ in (shown := bar(range(recipe.steps), identity["recipe"], unit="step")):
+            loss = model(**next(batches)).loss
+            loop.descend(loss, model, schedule)
+            shown.set_postfix(loss=loss.item(), refresh=False)
+        score = task.evaluate(model)
+    model.save_pretrained(folder)
+    task.preprocessor.save_pretrained(folder)
+    trained_as = {"parameters": model.num_parameters(), "versions": versions(), "score": dataclasses.asdict(score)}
+    record = {"description": recipe.description, **identity, **trained_as}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

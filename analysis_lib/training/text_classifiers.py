@@ -23,6 +23,7 @@ from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
 from analysis_lib.training import loop
+from analysis_lib.training.settings import alone, finished, holds, require_whole, versions, write
 from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
@@ -54,7 +55,7 @@ class Classification:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        loop.require_whole(self, batch=1, epochs=1, patience=1, longest=4, seed=0)
+        require_whole(self, batch=1, epochs=1, patience=1, longest=4, seed=0)
         if not 0 < self.learning_rate < math.inf:
             raise AnalysisError(f"the learning rate is {self.learning_rate}: give a number above 0")
 
@@ -176,15 +177,15 @@ def _trained(
         "classes": [list(corpus.classes) for corpus in (train, validation)],
         "labels": hashlib.sha256(repr((train.labels, validation.labels)).encode()).hexdigest(),
         "validation": validation.sha256,
-        "versions": loop.versions(),
+        "versions": versions(),
     }
     if (kind := torch.device(device).type) != "cpu":
         identity["device"] = kind
     if folder is None:
         folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
     folder = Path(folder)
-    with loop.alone(folder / ".classifier.lock"), loop.isolated(device):
-        if not (loop.holds(folder / DESCRIPTION, identity) and loop.finished(folder / TABLE)):
+    with alone(folder / ".classifier.lock"), loop.isolated(device):
+        if not (holds(folder / DESCRIPTION, identity) and finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(loop.drawn_seed(settings.seed, 0))
             model, tokenizer = build(train.classes)
@@ -197,7 +198,7 @@ def _trained(
                 for corpus in (train, validation)
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
-            loop.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
+            write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
             tokenizer.save_pretrained(folder)
             _fit(folder, model.to(device), *examples, settings)
     return folder

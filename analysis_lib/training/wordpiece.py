@@ -7,8 +7,8 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.training.settings import SPECIAL
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # As in BERT: rarer characters make a word unknown.
 ALPHABET = 1000
 # Marks where a word begins while pairs are merged; of Unicode's private use, so that no text holds it.

@@ -61,9 +61,9 @@ def test_a_corpus_that_does_not_exist_is_refused(tmp_path):
 
 def test_the_key_holds_the_model_and_the_data(monkeypatch):
     models = {"a": "1", "b": "1"}
-    monkeypatch.setattr("analysis_lib.models.weights_identity", lambda name: models[name])
+    monkeypatch.setattr("analysis_lib.book.freshness.weights_identity", lambda name: models[name])
     monkeypatch.setattr("analysis_lib.corpora.data_identity", lambda spec: models["b"])
-    monkeypatch.setattr("analysis_lib.papers.godey.dynamics.dynamics_identity", lambda run: models[run])
+    monkeypatch.setattr("analysis_lib.book.freshness.run_identity", lambda run: models[run])
     parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
     first = freshness._inputs(parameters)
     models["b"] = "2"

@@ -108,7 +108,7 @@ def test_the_quickest_model_trained_anew_has_the_score_of_the_shipped_one(home, 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits-resnet"])
 def test_shipped_weights_have_the_score_that_is_said(name):
     folder = SHIPPED / name
-    task = getattr(tasks, RECIPES[name].task)(**RECIPES[name].task_options)
+    task = tasks.TASKS[RECIPES[name].task](RECIPES[name].data, **RECIPES[name].task_options)
     score, said = task.evaluate(task.head.from_pretrained(folder)), record_in(folder)["score"]
     assert (score.metric, score.items) == (said["metric"], said["items"])
     for part in ("value", "ci_low", "ci_high", "baseline"):
@@ -340,7 +340,7 @@ class Uniform(torch.nn.Module):
 
 
 def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
-    task = tasks.NextToken(257)
+    task = tasks.NextToken("wikipedia:sentences", 257)
     score = task.evaluate(Uniform(257))
     # A byte is a token, and the boundary before them is given.
     assert score.value == pytest.approx(math.log2(257), abs=1e-6)
@@ -356,7 +356,7 @@ def test_a_uniform_model_takes_as_many_bits_as_there_are_tokens(few_sentences):
 
 
 def test_held_out_sentences_are_not_trained_on(few_sentences):
-    task = tasks.NextToken(257)
+    task = tasks.NextToken("wikipedia:sentences", 257)
     train, test = ([task.preprocessor.decode(ids[1:]) for ids in part] for part in (task.train, task.test))
     assert sorted(test) == sorted(SENTENCES[9::10])
     assert sorted(train + test) == sorted(SENTENCES)
@@ -364,7 +364,7 @@ def test_held_out_sentences_are_not_trained_on(few_sentences):
 
 @pytest.mark.parametrize("vocabulary", [257, 300])
 def test_byte_pairs_lose_nothing(few_sentences, vocabulary):
-    tokenizer = tasks.NextToken(vocabulary).preprocessor
+    tokenizer = tasks.NextToken("wikipedia:sentences", vocabulary).preprocessor
     assert len(tokenizer) == vocabulary
     for text in ["The cat  sees", "Où est-il ? Là-bas…", "猫が見る", "\x00\t🐈"]:
         ids = tokenizer(text)["input_ids"]
@@ -374,7 +374,7 @@ def test_byte_pairs_lose_nothing(few_sentences, vocabulary):
 
 
 def test_an_epoch_holds_every_item_once_in_even_batches_of_like_length(few_sentences, monkeypatch):
-    task = tasks.NextToken(257)
+    task = tasks.NextToken("wikipedia:sentences", 257)
     monkeypatch.setattr(task, "train", range(len(task.train)))
     monkeypatch.setattr(task, "inputs", torch.tensor)
     batches = task.batches(8)

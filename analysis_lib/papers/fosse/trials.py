@@ -20,7 +20,7 @@ from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
 from analysis_lib.progress import bar
 from analysis_lib.training import accuracy, predict, self_attention, text_classifiers
-from analysis_lib.training.loop import versions, write
+from analysis_lib.training.settings import versions, write
 
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
@@ -206,9 +206,7 @@ def recorded(table: str = "trials") -> pd.DataFrame:
     """
     paths = {name: data_directory() / "measurements" / name / f"{table}.csv" for name in DATASETS}
     if not (frames := {name: _read(path) for name, path in paths.items() if path.is_file()}):
-        raise AnalysisError(
-            f"no {table} of the paper come with the book: data/README.md says how they are made"
-        )
+        raise AnalysisError(f"no {table} of the paper come with the book: data/README.md says how they are made")
     return grouped(frames, "dataset")
 
 

@@ -11,20 +11,20 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from tqdm import tqdm
 
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import shards
 from analysis_lib.measurement.measuring import measure
-from analysis_lib.measurement.sources import code_hash, source_hash
+from analysis_lib.measurement.sources import code_hash
+from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import save_tables
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
-from analysis_lib.training.loop import alone, files_hash
+from analysis_lib.progress import bar
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
+from analysis_lib.training.settings import alone
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which Godey et al. (2024, sec. 5) take the singular vectors.
@@ -139,7 +139,7 @@ def dynamics(
     with alone(packages.derived_folder("", label).with_suffix(".lock")):
         # The last one first: it decides which heads are shown.
         ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
-        for checkpoint in tqdm(ordered, f"{run} on {data}", unit="checkpoint", disable=None if progress else True):
+        for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False):
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
             folder = packages.derived(json.dumps([about, checkpoint.seed, checkpoint.step]), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
@@ -147,13 +147,6 @@ def dynamics(
     for name in (*METRICS, "vectors"):
         joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
     return Dynamics(joined, about)
-
-
-def dynamics_identity(run: str) -> str:
-    """A short text that changes when what :func:`dynamics` finds in the run would; neither trains nor measures."""
-    if (shipped := _shipped(run)) is None:
-        return run_identity(run)
-    return f"{run_identity(run)} {files_hash(shipped)}"
 
 
 def _shipped(run: str) -> Path | None:
@@ -164,8 +157,7 @@ def _shipped(run: str) -> Path | None:
 
 def _sources() -> str:
     """The hash of the code that measures: the metrics, all that they need, and this module."""
-    modules = {shards.__name__, *(type(metric).__module__ for metric in resolve(METRICS))}
-    return f"{source_hash(modules)[:16]} {code_hash(Path(__file__))[:16]}"
+    return f"{measuring_code(resolve(METRICS))} {code_hash(Path(__file__))[:16]}"
 
 
 def _measure(

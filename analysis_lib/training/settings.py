@@ -1,0 +1,242 @@
+"""What is trained, as settings that have a name, and the folder of a training. It imports no torch."""
+
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from analysis_lib import corpora
+from analysis_lib.corpora import packages
+from analysis_lib.errors import AnalysisError, near_names
+
+# They count changes of how models are trained that the settings do not show.
+PRETRAINING, RECIPE = 1, 2
+# Of a vocabulary of word pieces, in their order.
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+Settings = TypeVar("Settings")
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+
+def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
+    """The settings by name, each a ``kind``, that a YAML file in ``data/`` holds."""
+    text = (packages.data_directory() / file).read_text(encoding="utf-8")
+    return {name: kind(**fields) for name, fields in yaml.safe_load(text).items()}
+
+
+def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> Settings | None:
+    """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
+
+    They are None if the name is not a known one. ``choices`` are the settings that a name may change.
+    """
+    base, *changes = name.split("@")
+    if base not in known:
+        return None
+    given = {}
+    for change in changes:
+        setting, _, value = change.partition("=")
+        if setting not in choices:
+            raise AnalysisError(f"{base} has no setting {setting}: {near_names(setting, choices)}")
+        try:
+            given[setting] = float(value) if "." in value or "e-" in value else int(value)
+        except ValueError:
+            raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
+    return dataclasses.replace(known[base], **given)
+
+
+def require_whole(settings: object, **least: int) -> None:
+    """Refuse settings that are not whole numbers, or lie below the least that makes sense."""
+    for name, bound in least.items():
+        if not isinstance(value := getattr(settings, name), int) or value < bound:
+            raise AnalysisError(f"{name} is {value}: give a whole number, {bound} or more")
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages on which the weights depend."""
+    return {name: importlib.metadata.version(name) for name in ("tokenizers", "torch", "transformers")}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained.
+
+    Attributes:
+        description: a line for the reader.
+        task: what it learns, a class of :mod:`analysis_lib.training.tasks`.
+        data: the corpus to train on, as ``load_corpus`` takes it.
+        model_type: the architecture, as transformers names it.
+        configuration: changes to its defaults, besides those that the data decide.
+        steps: number of batches.
+        batch: items per batch.
+        learning_rate: the peak of AdamW's; it rises over the first tenth of the steps and falls along a cosine.
+        weight_decay: of matrices; biases and norms have none.
+        seed: of the initial weights, the order of the data, and dropout.
+        task_options: arguments of the task.
+    """
+
+    description: str
+    task: str
+    data: str
+    model_type: str
+    configuration: dict
+    steps: int = 600
+    batch: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.01
+    seed: int = 0
+    task_options: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_whole(self, steps=1, batch=1)
+
+    def settings(self) -> dict:
+        """All that decides the weights, except data and versions."""
+        kept = {name: value for name, value in dataclasses.asdict(self).items() if name not in ("description", "data")}
+        return {**kept, "version": RECIPE}
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """All that decides the weights of a run, except its seed.
+
+    Attributes:
+        data: a corpus of texts, as ``load_corpus`` takes it.
+        configuration: changes to the defaults of transformers' ``BertConfig``, which are those of BERT-base.
+        vocabulary: the most word pieces.
+        length: tokens of a sequence, [CLS] and [SEP] included.
+        steps: number of batches.
+        batch: sequences per batch.
+        learning_rate: the peak of AdamW's; it rises and falls linearly, as BERT's does.
+        warmup: the share of the steps in which the rate rises.
+        weight_decay: of matrices; biases and norms have none.
+    """
+
+    data: str = "wikipedia:paragraphs"
+    configuration: dict = field(default_factory=dict)
+    vocabulary: int = 8000
+    length: int = 64
+    steps: int = 2000
+    batch: int = 32
+    learning_rate: float = 5e-4
+    warmup: float = 0.05
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_whole(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
+        if not (0 < self.learning_rate < math.inf and 0 <= self.warmup < 1 and 0 <= self.weight_decay < math.inf):
+            raise AnalysisError(
+                f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
+                f"give a rate above 0, a warmup from 0 to below 1, and a decay of 0 or more"
+            )
+
+    def identity(self) -> dict:
+        """All that decides the weights of a run, except its seed: settings, data and versions."""
+        settings = {**dataclasses.asdict(self), "checkpoints": spread(self.steps), "version": PRETRAINING}
+        return {"settings": settings, "data": corpora.data_identity(self.data), "versions": versions()}
+
+
+def spread(steps: int) -> list[int]:
+    """The steps at which a run keeps its weights: dense early, like the MultiBERTs' intermediate checkpoints.
+
+    They are the start, every hundredth of the run up to a tenth of it, and every twentieth after that (Sellam et al.
+    2022: of 2 million steps every 20,000, and every 100,000 after 200,000).
+
+    >>> spread(200)[:13]
+    [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 30, 40]
+    """
+    return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
+
+
+RECIPES = shipped_settings("recipes.yml", Recipe)
+RUNS = shipped_settings("runs.yml", Pretraining)
+
+
+# --- Folders --------------------------------------------------------------------------------------
+
+# Of a model of a recipe.
+RECORD = "training.json"
+# Of a pretraining run: what it was made from, and the columns of its losses.
+DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "loss", "held_out")
+
+
+def checkpoint_name(seed: int, step: int) -> str:
+    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
+    return f"seed_{seed}-step_{step}"
+
+
+def table_path(folder: Path, seed: int) -> Path:
+    """The losses of a seed of the run in the folder."""
+    return folder / f"seed_{seed}.csv"
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole, or leave it as it was."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.rename(path)
+
+
+def files_hash(folder: Path) -> str:
+    """A short text that changes when the files of a folder do."""
+    files = b"\0".join(path.read_bytes() for path in sorted(folder.iterdir()))
+    return hashlib.sha256(files).hexdigest()[:12]
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def holds(description: Path, identity: dict) -> bool:
+    """Whether the folder of a description holds the training with this identity.
+
+    If it does not, the folder is empty but for hidden files, or does not exist.
+    """
+    folder = description.parent
+    if folder.exists() and not folder.is_dir():
+        raise AnalysisError(f"{folder} is a file: give a folder")
+    if not description.is_file():
+        if left := sorted(path.name for path in folder.glob("*") if not path.name.startswith(".")):
+            raise AnalysisError(f"{folder} holds {left[0]} and no training: give an empty folder, or a new one")
+        return False
+    import pandas as pd
+
+    try:
+        # By their place, as in settings.steps.
+        (theirs,) = pd.json_normalize(json.loads(description.read_text(encoding="utf-8"))).to_dict("records")
+    except (OSError, ValueError) as error:
+        raise AnalysisError(f"{description} is damaged: give another folder") from error
+    (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
+    for name in ours | theirs:
+        found, wanted = theirs.get(name), ours.get(name)
+        if found != wanted:
+            raise AnalysisError(f"{folder} holds a training whose {name} is {found}, not {wanted}: give another folder")
+    return True
+
+
+def finished(table: Path) -> bool:
+    """Whether the training that writes this table has come to its end."""
+    return table.exists() and not state_path(table).exists()
+
+
+def state_path(table: Path) -> Path:
+    """The hidden file from which the training that writes this table resumes."""
+    return table.with_name(f".{table.stem}.pt")
