@@ -10,19 +10,26 @@ from pathlib import Path
 def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if TYPE_CHECKING``.
 
+    No name can be that of a module of the package, which would take its place once it is imported.
+
     >>> __getattr__, __dir__ = lazily(__name__)  # doctest: +SKIP
     """
-    tree = ast.parse(Path(sys.modules[package].__file__).read_text(encoding="utf-8"))
-    (late,) = (node.body for node in tree.body if isinstance(node, ast.If))
-    homes = {alias.name: node.module for node in late for alias in node.names}
+    known = homes(package)
 
     def named(name: str) -> object:
-        if name not in homes:
+        if name not in known:
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package])
-        if (home := homes[name]) == package:
+        if known[name] == package:
             return importlib.import_module(f"{package}.{name}")
         # Kept in the package, so that it is asked for once.
-        vars(sys.modules[package])[name] = found = getattr(importlib.import_module(home), name)
+        vars(sys.modules[package])[name] = found = getattr(importlib.import_module(known[name]), name)
         return found
 
-    return named, lambda: sorted({*vars(sys.modules[package]), *homes})
+    return named, lambda: sorted({*vars(sys.modules[package]), *known})
+
+
+def homes(package: str) -> dict[str, str]:
+    """By the name of what the package imports late, the module that it comes from."""
+    tree = ast.parse(Path(sys.modules[package].__file__).read_text(encoding="utf-8"))
+    (late,) = (node.body for node in tree.body if isinstance(node, ast.If))
+    return {alias.name: node.module for node in late for alias in node.names}

@@ -79,7 +79,8 @@ class _Process:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        if self.poll() is None:
+            os.kill(self.pid, number)
 
 
 def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) -> None:
@@ -87,6 +88,8 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     import torch
     from ipykernel.kernelapp import IPKernelApp
     from tqdm import tqdm
+
+    from analysis_lib.measurement.processes import end_with_parent
 
     # No bar is shared with other processes; the lock for that would be left behind.
     tqdm.set_lock(threading.RLock())
@@ -100,5 +103,5 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
-    # It ends when its parent does, even if that was killed.
-    IPKernelApp.launch_instance(argv=["-f", connection_file, f"--IPKernelApp.parent_handle={os.getppid()}"])
+    end_with_parent()
+    IPKernelApp.launch_instance(argv=["-f", connection_file])

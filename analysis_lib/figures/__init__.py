@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from analysis_lib.figures.cones import cones
+    from analysis_lib.figures.cone import cones
     from analysis_lib.figures.contributions import contribution_peaks
     from analysis_lib.figures.queries_and_keys import mean_paths, query_key_clouds
     from analysis_lib.figures.slider import Slider
     from analysis_lib.figures.steps import step_axis
+    from analysis_lib.figures.style import band, theme
     from analysis_lib.figures.tables import Table, TextTable, verdict_table
-    from analysis_lib.figures.theme import band, theme
 
 __getattr__, __dir__ = lazily(__name__)

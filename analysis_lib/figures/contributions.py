@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.theme import WIDTH
+from analysis_lib.figures.style import WIDTH
 
 MARKERS = "os^DvP"
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.steps import step_label
-from analysis_lib.figures.theme import WIDTH
+from analysis_lib.figures.style import WIDTH
 
 MARKERS = {"query": "o", "key": "s"}
 

@@ -75,11 +75,15 @@ def threads(count: int) -> Iterator[None]:
 
 
 def _start(threads: int) -> None:
-    """Set up a worker: its threads, and an end when its parent ends."""
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
-def _end_with_parent() -> None:
-    parent_process().join()
-    os._exit(1)
+def end_with_parent() -> None:
+    """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
+
+    def wait() -> None:
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

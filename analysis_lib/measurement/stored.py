@@ -166,10 +166,11 @@ def measuring_code(metrics: Iterable[Metric]) -> str:
 def _common(model: LoadedModel, corpus: Corpus, settings: Settings) -> list:
     """All that a measurement depends on but its metrics: another model, text, setting or version starts afresh."""
     parts = {type(part).__module__ for part in (model.model, *corpus.items)}
+    settings = asdict(settings) if model.layout.maps else {**asdict(settings), "maps": None}
     return [
         *(model.revision, str(model.model.dtype), model.device.type, repr(model.layout)),
         *(corpus.sha256, GROUPS, corpus.units),
-        asdict(settings),
+        settings,
         source_hash({shards.__name__, *parts}),
         [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
 from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
+from analysis_lib.training import settings as run_settings
 from analysis_lib.training.pretraining import mask_tokens, spread
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -109,7 +110,7 @@ def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     assert identity["settings"]["steps"] == 12
     assert identity["settings"]["checkpoints"] == spread(12)
     assert identity["data"].startswith("lines of sha256:")
-    assert identity["versions"] == loop.versions()
+    assert identity["versions"] == run_settings.versions()
 
 
 def test_the_learning_rate_rises_and_falls_along_straight_lines(tiny, tmp_path):
@@ -129,7 +130,8 @@ def test_a_run_is_the_same_twice_and_another_with_another_seed(run, tiny, tmp_pa
 
 
 def test_what_is_kept_does_not_change_what_is_learned(run, tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(pretraining, "spread", lambda steps: [1, steps])
+    for module in (pretraining, run_settings):
+        monkeypatch.setattr(module, "spread", lambda steps: [1, steps])
     other = pretrain(tmp_path / "run", tiny)
     table = losses(other)
     assert table["step"][table["held_out"].notna()].tolist() == [1, 12]

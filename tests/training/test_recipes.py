@@ -21,7 +21,7 @@ import transformers
 from analysis_lib import AnalysisError, Corpus, load_model
 from analysis_lib.__main__ import main
 from analysis_lib.corpora import packages
-from analysis_lib.training import loop, recipes, tasks
+from analysis_lib.training import recipes, tasks
 from analysis_lib.training.recipes import RECIPES, held_out_scores, model_identity, train, trained
 
 SENTENCES = [
@@ -131,7 +131,7 @@ def test_a_shipped_model_of_another_recipe_or_other_data_is_trained_anew(shipped
 def test_a_shipped_model_serves_other_versions_and_has_the_identity_of_its_files(shipped, monkeypatch):
     identity = model_identity("digits-vit")
     other = model_identity("digits-vit@steps=7")
-    monkeypatch.setattr(loop.importlib.metadata, "version", lambda _: "0.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0")
     monkeypatch.setattr(recipes.corpora, "data_identity", lambda _: record_in(SHIPPED / "digits-vit")["data"])
     assert trained("digits-vit") == shipped / "digits-vit"
     assert model_identity("digits-vit") == identity

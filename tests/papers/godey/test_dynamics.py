@@ -23,6 +23,7 @@ from analysis_lib.papers.godey import dynamics as module
 from analysis_lib.papers.godey.alignment import outside_chance
 from analysis_lib.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
 from analysis_lib.training import Pretraining, checkpoints, pretrain, pretraining, runs
+from analysis_lib.training import settings as run_settings
 
 SHIPPED = packages.data_directory() / "measurements"
 
@@ -49,7 +50,8 @@ def home(tmp_path_factory) -> Path:
         str(folder / "lines.txt"), TINY, vocabulary=80, length=LENGTH, steps=9, batch=4, learning_rate=1e-2,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "spread", lambda _: [0, 3, 9])
+        for part in (pretraining, run_settings):
+            patch.setattr(part, "spread", lambda _: [0, 3, 9])
         pretrain(folder / "run", settings, seeds=(0, 1))
     return folder
 

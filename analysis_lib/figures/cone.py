@@ -9,7 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis_lib.figures.theme import WIDTH
+from analysis_lib.figures.style import WIDTH
 
 
 def cones(panels: Mapping[str, pd.DataFrame]) -> Figure:

@@ -1,0 +1,44 @@
+"""Packages whose names are imported when they are first used."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import analysis_lib
+
+LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in ("figures", "measurement", "models", "training")))
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_every_name_of_the_package_is_found(package):
+    module = importlib.import_module(package)
+    names = [name for name in dir(module) if not name.startswith("_")]
+    assert len(names) > 5
+    for name in names:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nowhere'"):
+        module.nowhere  # noqa: B018
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_no_name_is_that_of_a_module_which_would_take_its_place(package):
+    module = importlib.import_module(package)
+    modules = {found.name for found in pkgutil.iter_modules(module.__path__)}
+    late = importlib.import_module("analysis_lib.lazy").homes(package)
+    assert not [name for name in modules if late.get(name, package) != package]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["datasets"], ["measure", "--modle", "minilm"]])
+def test_what_needs_no_model_imports_no_torch(arguments):
+    code = "import sys, contextlib\nfrom analysis_lib.__main__ import main\n"
+    code += "with contextlib.suppress(SystemExit):\n    main(sys.argv[1:])\n"
+    code += "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_exported_names_are_those_that_are_imported_late():
+    assert analysis_lib.__all__ == sorted(importlib.import_module("analysis_lib.lazy").homes("analysis_lib"), key=str)
