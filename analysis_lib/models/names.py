@@ -106,13 +106,17 @@ def known_models() -> dict[str, str]:
     on_hub = {name: known for name, known in MODELS.items() if known.repository}
     on_hub[every] = KnownModel(steps, repository=f"google/{every}")
     return (
-        {name: f"{known.description} (bundled)" for name, known in MODELS.items() if known.packages}
+        {name: f"{known.description} ({_source(known)})" for name, known in MODELS.items() if known.packages}
         | made
         | {
             name: f"{known.description} (hub: {known.repository}{'' if known.revision else '; no pinned revision'})"
             for name, known in on_hub.items()
         }
     )
+
+
+def _source(known: KnownModel) -> str:
+    return "downloaded at first use" if any(map(packages.on_demand, known.packages)) else "bundled"
 
 
 def known_model(name: str) -> KnownModel | None:

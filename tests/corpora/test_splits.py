@@ -72,7 +72,6 @@ def test_every_item_of_a_class_is_drawn_as_often():
         ("films:validation", 324, "cad57730b1e82a2f"),
         ("articles:test", 3656, "3c8e9308883b5d58"),
         ("digits", 900, "29cd9f4d14cc0fb4"),
-        ("spoken-digits:train", 1200, "a69898284e20c84b"),
     ],
 )
 def test_the_draws_are_those_of_the_shipped_measurements(spec, size, sha256):
