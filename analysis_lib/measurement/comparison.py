@@ -1,15 +1,17 @@
 """Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import pandas as pd
 
 from analysis_lib import capture
+from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import measure
+from analysis_lib.measurement.measuring import measure, measured
 from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models import UNTRAINED, LoadedModel
@@ -73,8 +75,10 @@ def compare(
         corpus = load_corpus(data, limit, seed) if chosen else None
         for name in chosen:
             for trained in (True, False) if twins and not name.endswith(UNTRAINED) else (True,):
-                model = load_model(name if trained else name + UNTRAINED)
-                runs[name, trained] = measure(model, corpus, metrics, **settings)
+                whole = name if trained else name + UNTRAINED
+                of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
+                known = measured(whole, corpus, metrics, **of_vectors)
+                runs[name, trained] = known or measure(load_model(whole), corpus, metrics, **settings)
     return Comparison(runs)
 
 

@@ -1,5 +1,6 @@
 """Corpus x model x metrics -> tidy tables: ``measure(model, corpus, "anisotropy")``."""
 
+import functools
 import importlib.metadata
 import time
 from collections.abc import Iterable
@@ -77,21 +78,37 @@ def measure(
     empty = _applicable(resolve(metrics), model, corpus, settings, skip=metrics == "all")
     if workers < 1:
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
-    finished, report = StoredMeasurements(model, corpus, settings), Report()
+    finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
     with finished.alone():
         missing = []
         for metric in empty:
             known = finished.load(metric)
-            report = report.joined(known) if known else report
+            report = report.joined(known[0]) if known else report
             missing += [] if known else [metric]
         stored = StoredShards(checkpoints, model, corpus, missing, settings)
         if missing:
-            read = _measure(model, corpus, missing, settings, stored, workers, scheduler, progress)
-            for metric in missing:
-                finished.keep(metric, read)
-            report = report.joined(read)
-    run = _description(model, corpus, settings, report, time.monotonic() - started)
-    return Tables(empty, report, run | {"sources": measuring_code(empty)}, stored.folder)
+            report = report.joined(_measure(model, corpus, missing, settings, stored, workers, scheduler, progress))
+        run = _description(model, corpus, settings, report, time.monotonic() - started)
+        run["sources"] = measuring_code(empty)
+        for metric in missing:
+            finished.keep(metric, report, run)
+    return Tables(empty, report, run, stored.folder)
+
+
+def measured(name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], **settings) -> Tables | None:
+    """What ``measure`` has kept of the model of a name, which is not loaded; None where something is missing.
+
+    Args:
+        name: as ``load_model`` takes it.
+        corpus, metrics: as ``measure`` takes them.
+        settings: those of :class:`Settings`.
+    """
+    finished, empty = StoredMeasurements.of_name(name, corpus, Settings(**settings)), resolve(metrics)
+    known = [finished.load(metric) for metric in empty]
+    if metrics == "all" or None in known:
+        return None
+    report = functools.reduce(Report.joined, (read for read, _ in known))
+    return Tables(empty, report, known[0][1] | {"sources": measuring_code(empty)})
 
 
 def _measure(

@@ -9,11 +9,13 @@ import re
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import torch
 
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
@@ -24,7 +26,10 @@ from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.tables import Report, writing
 from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
+from analysis_lib.models.loading import revision_of
+
+ARCHITECTURES = architectures.__name__
 
 
 class StoredMeasurements:
@@ -36,50 +41,69 @@ class StoredMeasurements:
     other kernels.
 
     Attributes:
-        folder: named after model and corpus, and all that the measurement depends on but the metric.
+        folders: named after model and corpus, and all that the measurement depends on but the metric. Those of a
+            network of maps are known by what a vector of it is; which networks have maps only their loading tells.
     """
 
-    def __init__(self, model: LoadedModel, corpus: Corpus, settings: Settings):
-        self.folder = None
-        if model.spec is not None and (home := measurements_directory()):
-            name = re.sub(r"[^\w.@=:+-]+", "_", f"{Path(model.name).name}-on-{Path(corpus.name).name}")[:80]
-            self.folder = home / f"{name}-{_digest(_common(model, corpus, settings))}"
+    def __init__(self, spec: ModelSpec | None, revision: str, corpus: Corpus, settings: Settings):
+        self.folders = []
+        if spec is not None and (home := measurements_directory()):
+            name = re.sub(r"[^\w.@=:+-]+", "_", f"{Path(spec.name).name}-on-{Path(corpus.name).name}")[:80]
+            layouts = (packages.data_directory() / "architectures.yml").read_text(encoding="utf-8")
+            known = [revision, spec.dtype, torch.device(spec.device).type, layouts]
+            for maps in (None, settings.maps):
+                parts = [*known, *_common(corpus, {**asdict(settings), "maps": maps}, {ARCHITECTURES})]
+                self.folders.append(home / f"{name}-{_digest(parts)}")
+
+    @classmethod
+    def of_model(cls, model: LoadedModel, corpus: Corpus, settings: Settings) -> Self:
+        """Those of a model that is loaded."""
+        found = cls(model.spec, model.revision, corpus, settings)
+        found.folders = found.folders[bool(model.layout.maps) :][:1]
+        return found
+
+    @classmethod
+    def of_name(cls, name: str, corpus: Corpus, settings: Settings) -> Self:
+        """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
+        spec = ModelSpec(name, None, "float32", devices.usable(None))
+        return cls(spec, revision_of(name), corpus, settings)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Other processes that want to measure the same wait, and find it measured."""
-        if self.folder is None:
+        if not self.folders:
             yield
             return
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("w")
+        (folder,) = self.folders
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / ".lock").open("w")
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def load(self, metric: Metric) -> Report | None:
-        """Fill an empty metric with what was measured; what was read then, or None where there is nothing to find."""
-        try:
-            with np.load(self._path(metric)) as stored:
-                sums, report = _read(stored)
-        except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile):
-            # Not there, damaged, or in a form of another version.
-            return None
-        metric.sums = sums[metric.name]
-        return report
+    def load(self, metric: Metric) -> tuple[Report, dict] | None:
+        """Fill an empty metric with what was measured; what was read then, and ``run.json``; or None."""
+        for folder in self.folders:
+            try:
+                with np.load(folder / _file(metric)) as stored:
+                    (sums, report), run = _read(stored), json.loads(str(stored["run"]))
+                metric.sums = sums[metric.name]
+                return report, run
+            except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, AnalysisError):
+                # Not there, damaged, in a form of another version, or with a parameter that has no lasting form.
+                continue
+        return None
 
-    def keep(self, metric: Metric, report: Report) -> None:
+    def keep(self, metric: Metric, report: Report, run: dict) -> None:
         """Keep what was measured, unless it cannot be known again."""
-        if path := self._path(metric):
-            _write(path, {metric.name: metric.sums}, report)
+        for folder in self.folders:
+            with suppress(AnalysisError):
+                _write(folder / _file(metric), {metric.name: metric.sums}, report, run=json.dumps(run))
 
-    def _path(self, metric: Metric) -> Path | None:
-        try:
-            return self.folder and self.folder / f"{metric.name}-{_digest(_metric(metric))}.npz"
-        except AnalysisError:
-            # A parameter has no lasting form.
-            return None
+
+def _file(metric: Metric) -> str:
+    return f"{metric.name}-{_digest(_metric(metric))}.npz"
 
 
 def measurements_directory() -> Path | None:
@@ -100,7 +124,9 @@ class StoredShards:
     ):
         self.folder = None
         if folder is not None:
-            parts = [*_common(model, corpus, settings), *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
+            known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
+            known += _common(corpus, asdict(settings), {type(model.model).__module__})
+            parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
             self.folder = Path(folder) / f".unfinished-{_digest(parts)}"
             # Scratch files of a run that was killed.
             for scratch in self.folder.glob("*.tmp"):
@@ -131,7 +157,7 @@ class StoredShards:
             return _read(stored)
 
 
-def _write(path: Path, sums: Mapping[str, Sums], report: Report) -> None:
+def _write(path: Path, sums: Mapping[str, Sums], report: Report, **more: str) -> None:
     """Write sums by metric, and what was read, whole or not at all."""
     # numpy takes no tuples as names: keys are written as JSON.
     arrays = {json.dumps([name, *key]): array for name, of_metric in sums.items() for key, array in of_metric.items()}
@@ -140,7 +166,7 @@ def _write(path: Path, sums: Mapping[str, Sums], report: Report) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with scratch.open("wb") as file:
-                np.savez(file, report=json.dumps(asdict(report)), metrics=json.dumps([*sums]), **arrays)
+                np.savez(file, report=json.dumps(asdict(report)), metrics=json.dumps([*sums]), **more, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(scratch, path)
@@ -152,7 +178,7 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
     """What :func:`_write` has written."""
     found = {name: {} for name in json.loads(str(stored["metrics"]))}
     for name in stored:
-        if name not in ("report", "metrics"):
+        if name not in ("report", "metrics", "run"):
             metric, *key = json.loads(name)
             found[metric][tuple(key)] = stored[name]
     return found, Report(**json.loads(str(stored["report"])))
@@ -163,15 +189,11 @@ def measuring_code(metrics: Iterable[Metric]) -> str:
     return source_hash({shards.__name__, *(type(metric).__module__ for metric in metrics)})[:16]
 
 
-def _common(model: LoadedModel, corpus: Corpus, settings: Settings) -> list:
-    """All that a measurement depends on but its metrics: another model, text, setting or version starts afresh."""
-    parts = {type(part).__module__ for part in (model.model, *corpus.items)}
-    settings = asdict(settings) if model.layout.maps else {**asdict(settings), "maps": None}
+def _common(corpus: Corpus, settings: dict, architecture: set[str]) -> list:
+    """What a measurement depends on besides model and metrics; another text, setting or version starts afresh."""
     return [
-        *(model.revision, str(model.model.dtype), model.device.type, repr(model.layout)),
-        *(corpus.sha256, GROUPS, corpus.units),
-        settings,
-        source_hash({shards.__name__, *parts}),
+        *(corpus.sha256, GROUPS, corpus.units, settings),
+        source_hash({shards.__name__, *architecture, *(type(item).__module__ for item in corpus.items)}),
         [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]
 

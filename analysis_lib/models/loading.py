@@ -12,7 +12,7 @@ import transformers
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
-from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located
+from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located, weights_identity
 from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for
 
 # One of these holds the vocabulary of a tokenizer.
@@ -21,6 +21,8 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
+# Begins the revision of an untrained twin.
+OF_TWIN = "untrained, seed 0, of "
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 
@@ -55,11 +57,16 @@ def load_model(
     # Before the weights are read: an unsupported model may be large.
     layout = layout_for(name, config)
     if name.endswith(UNTRAINED):
-        model, files, identity = _untrained(config, dtype), {}, f"untrained, seed 0, of {identity}"
+        model, files, identity = _untrained(config, dtype), {}, f"{OF_TWIN}{identity}"
     else:
         model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
     model, processor = model.to(device), _read_processor(name, folder, layout.kind)
     return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
+
+
+def revision_of(name: str) -> str:
+    """The ``revision`` of the model that ``load_model`` gives for a name, which is not loaded."""
+    return f"{OF_TWIN if name.endswith(UNTRAINED) else ''}{weights_identity(name)}"
 
 
 def _untrained(config: transformers.PreTrainedConfig, dtype: str) -> transformers.PreTrainedModel:

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure, metrics
-from analysis_lib.measurement import measuring, shipped
+from analysis_lib import Corpus, LoadedModel, compare, load_corpus, load_model, measure, metrics
+from analysis_lib.measurement import comparison, measuring, shipped
 from analysis_lib.measurement.stored import measurements_directory
 
 SILENT = {"progress": False}
@@ -119,3 +119,20 @@ def test_shipped_tables_warn_where_the_code_has_changed(monkeypatch):
     found = shipped("mpnet-base")
     found.run = json.loads(json.dumps(found.run | {"sources": "another"}))
     assert "has changed since mpnet-base was measured" in found.code_warning
+
+
+def test_a_comparison_loads_no_model_whose_measurements_are_kept(minilm, passes, monkeypatch):
+    models = {"news": ["minilm"], "digits": ["digits-resnet", "digits-vit"]}
+    asked = {"metrics": "anisotropy", "limit": 6, "seed": 0, "maps": "positions", **SILENT}
+    first = compare(models, **asked)
+    assert len(passes) == 6
+    monkeypatch.setattr(comparison, "load_model", None)
+    again = compare(models, **asked)
+    pd.testing.assert_frame_equal(first["anisotropy"], again["anisotropy"])
+    assert again.trained["minilm"].run["model"] == "minilm"
+    assert again.trained["minilm"].layers.equals(first.trained["minilm"].layers)
+    # What is no map is the same for every reading of maps.
+    text = compare({"news": ["minilm"]}, **asked | {"maps": "flatten"})
+    assert text["anisotropy"]["cosine"].tolist() == first["anisotropy"].query("model == 'minilm'")["cosine"].tolist()
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        compare({"digits": ["digits-resnet"]}, **asked | {"maps": "flatten"})
