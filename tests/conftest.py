@@ -1,6 +1,7 @@
 """Fixtures that more than one test module uses."""
 
 import csv
+import importlib
 import os
 import shutil
 import signal
@@ -29,10 +30,12 @@ KERNELS = [
 ]
 KERNELS.remove("metrics.accumulator")
 with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "beartype.beartype"):
-    from analysis_lib import LoadedModel, load_corpus, load_model
+    for module in KERNELS:
+        importlib.import_module(f"analysis_lib.{module}")
 
 import tiny  # noqa: E402
 
+from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
 from analysis_lib.book import build_book  # noqa: E402
 
 # Every test measures anew what it measures; those of the store name a folder of their own.

@@ -282,7 +282,9 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.0, 3), (1, 0.1, 3), (2, 0.0, 3)]
     about = json.loads((out / "results.json").read_text())
     assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
-    assert about["settings"] == {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3], "sensitivity_seeds": []}
+    trials = {"limit": 0, "utterances": 1000, "epochs": 50, "patience": 5}
+    asked = {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3], "sensitivity_seeds": []}
+    assert about["settings"] == {**asked, "trials": trials}
     assert str(tmp_path) not in json.dumps(about)
 
 

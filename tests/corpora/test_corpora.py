@@ -857,7 +857,7 @@ def test_a_sample_of_items_keeps_their_labels(classes):
 
 def test_nothing_is_decoded_before_it_is_asked_for(classes, write, tmp_path, monkeypatch):
     write("calls/x.wav", recorded(TONE))
-    monkeypatch.setattr(media, "_DECODERS", {})
+    monkeypatch.setattr(media, "decoded", None)
     assert len(load_corpus(classes, limit=5, seed=0).sha256) == 64
     assert len(load_corpus(str(tmp_path / "calls")).sha256) == 64
 
