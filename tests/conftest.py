@@ -24,8 +24,6 @@ SHARED = ROOT.parent / "shared" / "data"
 KERNELS = [
     "models.loaded",
     "capture",
-    "papers.godey.bias_sweep",
-    "papers.godey.untrained_block",
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
