@@ -13,13 +13,8 @@ from jupyter_client.provisioning import LocalProvisioner
 
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
-# What nearly every notebook imports, and what takes long.
-IMPORTED = [
-    "ipykernel.kernelapp",
-    "seaborn",
-    "sklearn",
-    *(f"analysis_lib.{n}" for n in ("papers", "figures", "training")),
-]
+# What nearly every notebook imports, and what takes long: modules, since a package may import its names late.
+IMPORTED = ["ipykernel.kernelapp", "analysis_lib.papers.claims", "analysis_lib.figures.style"]
 # What must be set before the imports. One thread: a process with several cannot be copied. An executed notebook needs
 # no widgets, and the warning that they are missing would show our paths.
 SETTINGS = dict.fromkeys(THREAD_LIMITS, "1") | {

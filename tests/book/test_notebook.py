@@ -62,6 +62,12 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.ipynb"]
 
 
+def test_a_kernel_begins_with_the_library_imported(tmp_path):
+    code = "import sys\nprint({'transformers', 'seaborn', 'analysis_lib.measurement.measuring'} - {*sys.modules})"
+    out = run_notebook(write(tmp_path / "n.ipynb", code), {}, tmp_path / "out.ipynb")
+    assert outputs(out) == "set()\n"
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_no_kernel_outlives_its_run(tmp_path, end):
     pid = tmp_path / "pid"
