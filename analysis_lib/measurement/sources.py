@@ -17,9 +17,6 @@ from analysis_lib.errors import AnalysisError
 LIBRARY = Path(__file__).parents[1]
 NAME = LIBRARY.name
 
-# Above the imports of a package that come when they are needed.
-_LAZY = "if TYPE_CHECKING"
-
 # The dotted name of a module, and perhaps of what it holds, in its parts.
 Parts = tuple[str, ...]
 
@@ -138,10 +135,15 @@ def _read(code: str, package: str, origin: str) -> _Source:
     bound, uses = _imports(tree, package)
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
     body = tree.body[ast.get_docstring(tree) is not None :]
-    acts = any(not isinstance(node, plain) and ast.unparse(node).partition(":")[0] != _LAZY for node in body)
+    acts = any(not isinstance(node, plain) and not _is_late(node) for node in body)
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return _Source(_digest(tree), uses, bound, names, acts)
+
+
+def _is_late(node: ast.stmt) -> bool:
+    """Whether these are the imports of a package that come when they are needed, see :mod:`analysis_lib.lazy`."""
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
 
 def _parsed(code: str, origin: str) -> ast.Module:

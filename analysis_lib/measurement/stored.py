@@ -1,6 +1,5 @@
 """What is kept on disk: finished measurements, and the finished shards from which an interrupted one goes on."""
 
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -8,8 +7,8 @@ import os
 import re
 import uuid
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -68,19 +67,9 @@ class StoredMeasurements:
         spec = ModelSpec(name, None, "float32", devices.usable(None))
         return cls(spec, revision_of(name), corpus, settings)
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Other processes that want to measure the same wait, and find it measured."""
-        if not self.folders:
-            yield
-            return
-        (folder,) = self.folders
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / ".lock").open("w")
-        with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside it, other processes that want to measure the same wait; they find it measured."""
+        return packages.alone(self.folders[0] / ".lock") if self.folders else nullcontext()
 
     def load(self, metric: Metric) -> tuple[Report, dict] | None:
         """Fill an empty metric with what was measured; what was read then, and ``run.json``; or None."""

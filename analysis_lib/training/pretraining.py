@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib import corpora
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
@@ -24,7 +25,6 @@ from analysis_lib.training.settings import (
     DESCRIPTION,
     SPECIAL,
     Pretraining,
-    alone,
     checkpoint_name,
     finished,
     holds,
@@ -88,7 +88,7 @@ def pretrain(
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
-    with alone(folder / ".pretraining.lock"):
+    with packages.alone(folder / ".pretraining.lock"):
         if not holds(description, identity):
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
@@ -130,7 +130,7 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
-    with alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
+    with packages.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
         if not finished(table_path(folder, seed)):
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()

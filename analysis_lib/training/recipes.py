@@ -12,7 +12,7 @@ from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
-from analysis_lib.training.settings import RECIPES, RECORD, Recipe, alone, files_hash, named_settings, versions
+from analysis_lib.training.settings import RECIPES, RECORD, Recipe, files_hash, named_settings, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ def trained(name: str) -> Path:
     folder = shipped or packages.derived_folder(key, base)
     if folder.is_dir():
         return folder
-    with alone(folder.with_name(f"{folder.name}.lock")):
+    with packages.alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         return packages.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))

@@ -1,13 +1,11 @@
 """What is trained, as settings that have a name, and the folder of a training. It imports no torch."""
 
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -191,18 +189,6 @@ def files_hash(folder: Path) -> str:
     """A short text that changes when the files of a folder do."""
     files = b"\0".join(path.read_bytes() for path in sorted(folder.iterdir()))
     return hashlib.sha256(files).hexdigest()[:12]
-
-
-@contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def holds(description: Path, identity: dict) -> bool:

@@ -23,7 +23,7 @@ from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
 from analysis_lib.training import loop
-from analysis_lib.training.settings import alone, finished, holds, require_whole, versions, write
+from analysis_lib.training.settings import finished, holds, require_whole, versions, write
 from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
@@ -184,7 +184,7 @@ def _trained(
     if folder is None:
         folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
     folder = Path(folder)
-    with alone(folder / ".classifier.lock"), loop.isolated(device):
+    with packages.alone(folder / ".classifier.lock"), loop.isolated(device):
         if not (holds(folder / DESCRIPTION, identity) and finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(loop.drawn_seed(settings.seed, 0))

@@ -79,7 +79,9 @@ def trials(
     if any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row in work):
         raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
     require_names(row["data"] for row in work)
-    known = [_known(row, {"limit": limit, "utterances": utterances, **settings}, untrained) for row in work]
+    asked = {"limit": limit, "utterances": utterances, **settings}
+    shipped = {data: _shipped(data, asked, untrained) for data in dict.fromkeys(row["data"] for row in work)}
+    known = [_of_classifier(shipped[row["data"]], row) for row in work]
     missing = [row for row, found in zip(work, known, strict=True) if found is None]
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
@@ -90,14 +92,20 @@ def trials(
     return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
 
 
-def _known(row: Mapping, settings: dict, untrained: bool) -> pd.DataFrame | None:
-    """The numbers of a classifier that come with the book, with its settings; None where they do not."""
-    path = data_directory() / "measurements" / dataset_name(row["data"]) / f"{_TABLES[untrained]}.csv"
-    if path.parent.name != row["data"] or not path.is_file() or _run(path.parent)["settings"].get("trials") != settings:
+def _shipped(data: str, settings: dict, untrained: bool) -> pd.DataFrame | None:
+    """The numbers of classifiers of a corpus, with these settings, that come with the book; None where they do not."""
+    path = data_directory() / "measurements" / dataset_name(data) / f"{_TABLES[untrained]}.csv"
+    if path.parent.name != data or not path.is_file() or _run(path.parent)["settings"].get("trials") != settings:
         return None
-    table = _read(path).assign(dataset=row["data"])
+    return _read(path).assign(dataset=data)[COLUMNS]
+
+
+def _of_classifier(table: pd.DataFrame | None, row: Mapping) -> pd.DataFrame | None:
+    """The numbers of one classifier; None where there are none."""
+    if table is None:
+        return None
     same = (table[[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1)
-    return table.loc[same, COLUMNS] if same.any() else None
+    return table[same] if same.any() else None
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:

@@ -24,7 +24,6 @@ from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
 from analysis_lib.progress import bar
 from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
-from analysis_lib.training.settings import alone
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which Godey et al. (2024, sec. 5) take the singular vectors.
@@ -136,7 +135,7 @@ def dynamics(
     corpus = corpora.load_corpus(data, limit, seed)
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
-    with alone(packages.derived_folder("", label).with_suffix(".lock")):
+    with packages.alone(packages.derived_folder("", label).with_suffix(".lock")):
         # The last one first: it decides which heads are shown.
         ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
         for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False):
