@@ -71,10 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
     add("--tokens-per-batch", type=int, default=2048, help="default 2048")
 
-    add = command("pretrain", _pretrain, "pretrain a BERT of your own and keep checkpoints")
+    add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
     add("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
     add("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
-    add("--config", type=Path, help="JSON file with what differs from transformers' BertConfig")
+    add("--model-type", help="architecture, as transformers names it (default bert)")
+    add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
     add("--steps", type=int, help="number of batches")
     add("--batch", type=int, help="sequences in a batch")
     add("--length", type=int, help="tokens in a sequence")
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--learning-rate", type=float, help="its largest value")
     add("--warmup", type=float, help="share of the steps during which the learning rate rises")
     add("--weight-decay", type=float, help="of the weight matrices")
+    add("--beta2", type=float, help="of AdamW (default 0.999)")
     _add_seeds(add)
     add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
     add("--device", **device)
@@ -171,7 +173,8 @@ def _measure(options: argparse.Namespace) -> None:
 def _pretrain(options: argparse.Namespace) -> None:
     from analysis_lib.training import Pretraining, pretrain
 
-    names = ("data", "steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
+    names = ("data", "model_type", "steps", "batch", "length", "vocabulary")
+    names += ("learning_rate", "warmup", "weight_decay", "beta2")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.config is not None:
         wanted = 'give a JSON object such as {"hidden_size": 192}'

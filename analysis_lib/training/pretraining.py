@@ -1,4 +1,4 @@
-"""A BERT pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
+"""A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import transformers
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from analysis_lib import corpora
@@ -50,7 +50,7 @@ def pretrain(
     workers: int = 1,
     device: str | None = None,
 ) -> Path:
-    """Pretrain a BERT by masked language modelling, once per seed, and keep checkpoints along the way.
+    """Pretrain a BERT, or its like, by masked language modelling, once per seed, and keep checkpoints along the way.
 
     The tokenizer is trained on the corpus first. Texts are joined by [SEP] and cut into sequences of one length, so
     that nothing is padded. Batch, masks and dropout of a step depend only on the seed and the number of the step: a run
@@ -136,26 +136,30 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
             _Run(folder, settings, device, seed).train()
 
 
-def _configuration(settings: Pretraining, words: int) -> transformers.BertConfig:
-    """The configuration of the model, which is refused if it has an unknown name or makes no BERT."""
+def _configuration(settings: Pretraining, words: int) -> transformers.PreTrainedConfig:
+    """The configuration of the model, which is refused if it has an unknown name or makes no model."""
+    kind = settings.model_type
+    if kind not in (kinds := [*transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES]):
+        raise AnalysisError(f"there is no masked language model {kind!r}: {near_names(kind, kinds)}")
     # No more positions than are trained: the embedding of a later one would stay random.
     chosen = {"max_position_embeddings": settings.length, **settings.configuration}
-    known = transformers.BertConfig().to_dict()
+    known = transformers.AutoConfig.for_model(kind).to_dict()
     if unknown := [name for name in chosen if name not in known]:
-        raise AnalysisError(f"a BERT has no setting {unknown[0]}: {near_names(unknown[0], known)}")
+        raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], known)}")
     for name, value in chosen.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise AnalysisError(f"{name} is {value}: give a number")
     try:
-        config = transformers.BertConfig(vocab_size=words, pad_token_id=SPECIAL.index("[PAD]"), **chosen)
+        pad = SPECIAL.index("[PAD]")
+        config = transformers.AutoConfig.for_model(kind, vocab_size=words, pad_token_id=pad, **chosen)
         # Without memory for its weights.
         with torch.device("meta"):
-            transformers.BertForMaskedLM(config)
+            transformers.AutoModelForMaskedLM.from_config(config)
     except Exception as error:
         # Configurations and layers validate themselves, each with errors of its own.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise AnalysisError(
-            f"the configuration {settings.configuration} makes no BERT ({reason}): change it"
+            f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
         ) from error
     require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
     return config
@@ -194,8 +198,12 @@ class _Run:
         self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
         self.train_on, self.held_out = _sequences(self.tokenizer, settings)
         torch.manual_seed(loop.drawn_seed(seed, 0))
-        self.model = transformers.BertForMaskedLM(_configuration(settings, len(self.tokenizer))).to(device)
-        self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay)
+        config = _configuration(settings, len(self.tokenizer))
+        self.model = transformers.AutoModelForMaskedLM.from_config(config).to(device)
+        # All that follows the base model, whatever its names.
+        base = self.model.base_model_prefix
+        self.head = nn.Sequential(*(part for name, part in self.model.named_children() if name != base))
+        self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay, settings.beta2)
         # One beyond the last step, so that its rate, too, is above zero.
         self.schedule = transformers.get_linear_schedule_with_warmup(
             self.adam, round(settings.warmup * settings.steps), settings.steps + 1
@@ -228,8 +236,8 @@ class _Run:
         predicted = labels != IGNORED
         bfloat16 = self.device.startswith("cuda") and torch.cuda.is_bf16_supported()
         with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=bfloat16):
-            hidden = self.model.bert(input_ids=ids).last_hidden_state
-            logits = self.model.cls(hidden[predicted])
+            hidden = self.model.base_model(input_ids=ids).last_hidden_state
+            logits = self.head(hidden[predicted])
         return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
 
     def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:

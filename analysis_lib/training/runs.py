@@ -23,7 +23,7 @@ from analysis_lib.training.settings import (
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay")
+SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay", "beta2")
 
 
 MULTIBERTS = "multiberts"
