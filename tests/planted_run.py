@@ -24,8 +24,9 @@ def planted(
 ) -> Dynamics:
     """A run whose quantities are given functions of the way, from 0 at the start to 1 at the last checkpoint.
 
-    A mean query points along dimension 0 and its mean key lies in the plane of dimensions 0 and 1. Of the first seed,
-    nine queries and nine keys are sampled around them in each head that is shown.
+    A mean query points along a dimension and its mean key lies in the plane of this and the next; heads and seeds take
+    turns, so that together they are spread over all dimensions. Of the first seed, nine queries and nine keys are
+    sampled around them in each head that is shown.
     """
     alignment, means, entropies, hidden = [], [], [], []
     for seed in seeds:
@@ -39,7 +40,8 @@ def planted(
                     nats = entropy(layer, way)
                     entropies.append((seed, step, layer, head, nats + 0.01 * head, nats / 5))
                     for space, vector in (("query", (1, 0)), ("key", (c, math.sqrt(1 - c**2)))):
-                        values = (*vector, *[0.0] * (WIDTH - 2))
+                        turn = (seed * LAYERS + layer) * HEADS + head
+                        values = np.roll([*vector, *[0.0] * (WIDTH - 2)], turn)
                         means += [(seed, step, space, layer, head, d, (1 + way) * v) for d, v in enumerate(values)]
     front = ["seed", "step"]
     tables = {
@@ -53,6 +55,7 @@ def planted(
             [(s, t, 64 * t, 1e-3, 5 - t / 1000 if t else math.nan, 6 - t / 500) for s in seeds for t in steps],
             columns=[*front, "tokens", "learning_rate", "loss", "held_out"],
         ),
+        "baselines": pd.DataFrame({"baseline": ["unigram", "bigram", "neighbours"], "loss": [5.5, 4.5, 4.2]}),
     }
     shown = set(heads_shown(tables["qk_alignment"]).values())
     tables["vectors"] = _sampled(tables["head_means"], shown, seeds[0])

@@ -34,7 +34,7 @@ def mean_pair_cosine(
     return np.asarray((square - vectors) / pairs)
 
 
-def isotropic_cosine_quantile(dimensions: int, probability: float = 0.95) -> float:
+def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95) -> float:
     r"""The quantile of the cosine of two independent vectors whose directions are uniform in ``dimensions``.
 
     (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so the quantile is exact; for large d it is near
@@ -73,7 +73,7 @@ def isotropic_cosine_density(cosine: Float[np.ndarray, "*points"], dimensions: i
     return np.where(inside, np.exp(constant + special.xlog1py(half - 1, -np.square(np.where(inside, cosine, 0)))), 0.0)
 
 
-def _refuse_a_line(dimensions: int) -> None:
+def _refuse_a_line(dimensions: int | float) -> None:
     if dimensions < 2:
         raise AnalysisError(
             f"a space of {dimensions} dimensions was given: the cosine of random directions has a density in 2 or more"

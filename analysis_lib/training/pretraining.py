@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import torch
 import transformers
 from jaxtyping import Float, Int
@@ -20,7 +21,9 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.training import loop
+from analysis_lib.training.baselines import n_gram_losses
 from analysis_lib.training.settings import (
+    BASELINES,
     COLUMNS,
     DESCRIPTION,
     SPECIAL,
@@ -60,7 +63,8 @@ def pretrain(
     For each seed s and each step t that is kept, the folder then holds a model ``seed_s-step_t`` (configuration,
     safetensors and tokenizer) that ``load_model`` reads. ``seed_s.csv`` has the columns step, tokens (read so far),
     learning_rate, loss (nats per masked token of the batch; missing if none is masked) and held_out (the same for
-    held-out texts, at the steps that are kept). ``pretraining.json`` has settings, data and versions.
+    held-out texts, at the steps that are kept). ``baselines.csv`` has what counting gives at the same held-out tokens,
+    see :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
 
     Args:
         folder: of the run. A run that is finished is not trained again.
@@ -95,7 +99,22 @@ def pretrain(
     seeds = dict.fromkeys(seeds)
     with processes.mapped(min(workers, len(seeds))) as mapped:
         deque(mapped(partial(_train, folder, settings, device), seeds), 0)
+    with packages.alone(folder / ".pretraining.lock"):
+        if not (folder / BASELINES).exists():
+            write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
     return folder
+
+
+def _baselines(folder: Path, settings: Pretraining) -> pd.DataFrame:
+    """The losses of counting, at the tokens of which ``held_out`` is the loss."""
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
+    train, held_out = _sequences(tokenizer, settings)
+    words = len(SPECIAL), len(tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        masked = [mask_tokens(part, *words, tokenizer.mask_token_id) for part in held_out.split(settings.batch)]
+    predicted = torch.cat([labels for _, labels in masked]) != IGNORED
+    return n_gram_losses(train.numpy(), held_out.numpy(), predicted.numpy(), *words)
 
 
 def _sequences(

@@ -10,6 +10,7 @@ from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
 from analysis_lib.training.settings import (
+    BASELINES,
     COLUMNS,
     DESCRIPTION,
     RUNS,
@@ -85,6 +86,15 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
         return pd.DataFrame(columns=columns, dtype=float)
     folder, _ = _find(run)
     return pd.concat([pd.read_csv(table_path(folder, s)).assign(seed=s)[columns] for s in seeds], ignore_index=True)
+
+
+def baselines(run: str) -> "pd.DataFrame":
+    """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none for MultiBERTs."""
+    import pandas as pd
+
+    if run == MULTIBERTS:
+        return pd.DataFrame(columns=["baseline", "loss"])
+    return pd.read_csv(_find(run)[0] / BASELINES)
 
 
 def run_identity(run: str) -> str:

@@ -111,7 +111,7 @@ class Pretraining:
     Attributes:
         data: a corpus of texts, as ``load_corpus`` takes it.
         configuration: changes to transformers' defaults of the architecture; those of ``bert`` are BERT-base's.
-        model_type: the architecture, as transformers names it: ``bert``, or another one that has a masked language model.
+        model_type: the architecture, as transformers names it: ``bert``, or another masked language model.
         vocabulary: the most word pieces.
         length: tokens of a sequence, [CLS] and [SEP] included.
         steps: number of batches.
@@ -169,8 +169,9 @@ RUNS = shipped_settings("runs.yml", Pretraining)
 
 # Of a model of a recipe.
 RECORD = "training.json"
-# Of a pretraining run: what it was made from, and the columns of its losses.
+# Of a pretraining run: what it was made from, the columns of its losses, and the losses of counting.
 DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "loss", "held_out")
+BASELINES = "baselines.csv"
 
 
 def checkpoint_name(seed: int, step: int) -> str:

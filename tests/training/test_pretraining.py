@@ -97,7 +97,7 @@ def test_checkpoints_are_dense_early(steps):
 def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     models = {f"seed_0-step_{step}" for step in range(13)}
     files = {path.name for path in run.iterdir() if path.suffix != ".lock"}
-    assert files == {".tokenizer", "pretraining.json", "seed_0.csv", *models}
+    assert files == {".tokenizer", "baselines.csv", "pretraining.json", "seed_0.csv", *models}
     table = losses(run)
     assert table.columns.tolist() == ["step", "tokens", "learning_rate", "loss", "held_out"]
     assert table["step"].tolist() == list(range(13))

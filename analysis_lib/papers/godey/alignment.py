@@ -17,28 +17,47 @@ from analysis_lib.papers.godey.dynamics import Dynamics
 BAND = 0.99
 
 
-def chance_band(head_width: int) -> float:
-    """The cosine that two independent directions of a head stay below, in magnitude, 99 times in 100.
+def chance_dimensions(run: Dynamics) -> float:
+    r"""The dimensions in which the mean queries and keys of a head are independent directions before training.
+
+    That is d', the width of a head, unless queries and keys are rotated by their positions: their means then keep
+    little of the dimensions that turn fast. With s_j the mean of the squares of dimension j over the unit means of all
+    heads at the first step, the number is the participation ratio (Σ s_j)² / Σ s_j²: in as many dimensions the cosine
+    of independent directions has the same variance. Each s_j² is divided by 1 + 2/n, since the mean of n squares of a
+    Gaussian variable varies.
+
+    Returns:
+        A number from 1 to d'.
+    """
+    start = run["head_means"].query("step == step.min()")
+    means = start.pivot(index=["seed", "layer", "head", "space"], columns="dimension", values="mean").to_numpy()
+    squares = np.square(means / np.linalg.norm(means, axis=1, keepdims=True)).mean(0)
+    ratio = (1 + 2 / len(means)) * squares.sum() ** 2 / np.square(squares).sum()
+    return float(np.clip(ratio, 1, run.head_width))
+
+
+def chance_band(dimensions: float) -> float:
+    """The cosine that two independent directions stay below, in magnitude, 99 times in 100.
 
     >>> round(chance_band(64), 3)
     0.317
     """
-    return isotropic_cosine_quantile(head_width, (1 + BAND) / 2)
+    return isotropic_cosine_quantile(dimensions, (1 + BAND) / 2)
 
 
-def chance_of_cosine(cosine: Float[np.ndarray, "*points"], head_width: int) -> Float[np.ndarray, "*points"]:
-    r"""The probability P(|cos| ≥ |c|) that two independent directions of a head are as much alike, or as opposite.
+def chance_of_cosine(cosine: Float[np.ndarray, "*points"], dimensions: float) -> Float[np.ndarray, "*points"]:
+    r"""The probability P(|cos| ≥ |c|) that two independent directions are as much alike, or as opposite.
 
     (1 + cos) / 2 follows a Beta((d − 1)/2, (d − 1)/2) law, so that it is twice the upper tail at (1 + |c|) / 2.
 
     Args:
         cosine: c, of either sign.
-        head_width: d, the dimensions of the head.
+        dimensions: d, of the directions.
 
     >>> chance_of_cosine(np.array([0.0, 0.5, -0.5]), 3)  # uniform: Archimedes' hat box
     array([1. , 0.5, 0.5])
     """
-    half = (head_width - 1) / 2
+    half = (dimensions - 1) / 2
     return 2 * stats.beta.sf((1 + np.abs(cosine)) / 2, half, half)
 
 
@@ -48,7 +67,7 @@ def aligned_since(run: Dynamics) -> pd.DataFrame:
     Returns:
         Columns seed, layer, head, cosine (at the last step) and step, missing where the head ends within the band.
     """
-    band, rows = chance_band(run.head_width), []
+    band, rows = chance_band(chance_dimensions(run)), []
     for keys, group in run["qk_alignment"].groupby(["seed", "layer", "head"], sort=False):
         ordered = group.sort_values("step")
         inside = np.flatnonzero(ordered["cosine"].abs() <= band)
@@ -87,9 +106,8 @@ def outside_chance(run: Dynamics) -> pd.DataFrame:
     table = run["qk_alignment"]
     thirds = table.assign(part=third_of_layers(table, run.layers))
     parts = pd.concat([thirds, table.assign(part="all")], ignore_index=True)
-    outside = (parts["cosine"].abs() > chance_band(run.head_width)).set_axis(
-        parts.set_index(["seed", "step", "part"]).index
-    )
+    band = chance_band(chance_dimensions(run))
+    outside = (parts["cosine"].abs() > band).set_axis(parts.set_index(["seed", "step", "part"]).index)
     rows = [(*keys, len(heads), *share(heads)) for keys, heads in outside.groupby(level=[0, 1, 2], sort=False)]
     columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)

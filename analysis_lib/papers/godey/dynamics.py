@@ -23,20 +23,21 @@ from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import load_model
 from analysis_lib.progress import bar
-from analysis_lib.training.runs import RUNS, Checkpoint, checkpoints, losses, run_description, run_identity
+from analysis_lib.training.runs import RUNS, Checkpoint, baselines, checkpoints, losses, run_description, run_identity
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
-# The share of all queries and keys of which Godey et al. (2024, sec. 5) take the singular vectors.
-SAMPLED = 0.2
+# The share of all queries and keys of which singular vectors are taken; Godey et al. (2024, sec. 5) take 0.2.
+SAMPLED = 0.1
 DESCRIPTION = "dynamics.json"
 
 
 class Dynamics(dict[str, pd.DataFrame]):
     """The tables of every checkpoint of a run. Each is one DataFrame whose first columns are seed and step.
 
-    Besides those of ``METRICS``: ``losses`` of the training (no rows where they are not known), and ``vectors``, the
-    sampled queries and keys of the heads shown, of the first seed: seed, step, layer, head, space, and one column per
-    dimension, from ``0``. The same tokens are sampled at every step. Shipped measurements may lack ``vectors``.
+    Besides those of ``METRICS``: ``losses`` of the training; ``baselines``, what counting gives on its held-out texts,
+    without seed and step; and ``vectors``, the sampled queries and keys of the heads shown, of the first seed: seed,
+    step, layer, head, space, and one column per dimension, from ``0``. The same tokens are sampled at every step. The
+    first two have no rows where they are not known. Shipped measurements may lack ``vectors``.
 
     Attributes:
         about: run, data, limit, seed and seeds; what identifies run, data and the code that measured (``sources``);
@@ -76,6 +77,13 @@ class Dynamics(dict[str, pd.DataFrame]):
     def head_width(self) -> int:
         """The dimensions of a head."""
         return int(self["head_means"]["dimension"].max()) + 1
+
+    @property
+    def first_seed(self) -> "Dynamics":
+        """The same of the first seed alone."""
+        seed = self.seeds[0]
+        kept = {name: table[table["seed"] == seed] if "seed" in table else table for name, table in self.items()}
+        return Dynamics(kept, {**self.about, "seeds": [seed]})
 
     def save(self, folder: Path) -> None:
         """Write one Parquet file per table, then ``dynamics.json``, which says what was measured."""
@@ -142,7 +150,7 @@ def dynamics(
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
             folder = packages.derived(json.dumps([about, checkpoint.seed, checkpoint.step]), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
-    joined = {"losses": losses(run, asked["seeds"])}
+    joined = {"losses": losses(run, asked["seeds"]), "baselines": baselines(run)}
     for name in (*METRICS, "vectors"):
         joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
     return Dynamics(joined, about)

@@ -22,7 +22,34 @@ def of_heads(cosines: list[list[float]], width: int = 64) -> Dynamics:
     """A run of one step whose heads have these cosines, by layer."""
     rows = [(0, 0, i, j, value) for i, layer in enumerate(cosines, 1) for j, value in enumerate(layer, 1)]
     table = pd.DataFrame(rows, columns=["seed", "step", "layer", "head", "cosine"])
-    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame({"dimension": [0, width - 1]})}, {"seeds": [0]})
+    # Twice as many heads as dimensions, each along one.
+    means = [(0, 0, 1, i, "query", d, float(i % width == d)) for i in range(2 * width) for d in range(width)]
+    columns = ["seed", "step", "layer", "head", "space", "dimension", "mean"]
+    return Dynamics({"qk_alignment": table, "head_means": pd.DataFrame(means, columns=columns)}, {"seeds": [0]})
+
+
+def of_means(spread: np.ndarray, heads: int) -> Dynamics:
+    """A run of one step whose mean queries and keys are Gaussian, with these deviations by dimension."""
+    means = np.random.default_rng(1).normal(size=(heads, 2, len(spread))) * spread
+    index = pd.MultiIndex.from_product([[0], [0], [1], range(heads), ["query", "key"], range(len(spread))])
+    index.names = ["seed", "step", "layer", "head", "space", "dimension"]
+    return Dynamics({"head_means": pd.Series(means.ravel(), index, name="mean").reset_index()}, {"seeds": [0]})
+
+
+def test_independent_directions_of_a_run_have_the_variance_of_as_many_dimensions_as_it_says():
+    even = of_means(np.ones(16), 400)
+    assert alignment.chance_dimensions(even) == pytest.approx(16, abs=0.3)
+    # A third of the dimensions is all that rotation leaves, and half of another.
+    spread = np.array([1.0] * 8 + [0.7] * 8 + [0.01] * 8)
+    run = of_means(spread, 4000)
+    found = alignment.chance_dimensions(run)
+    assert found == pytest.approx((spread**2).sum() ** 2 / (spread**4).sum(), rel=0.03)
+    wide = run["head_means"].pivot(index="head", columns=["space", "dimension"], values="mean")
+    q, k = wide["query"].to_numpy(), wide["key"].to_numpy()
+    cosine = (q * k).sum(1) / np.linalg.norm(q, axis=1) / np.linalg.norm(k, axis=1)
+    assert np.mean(cosine**2) == pytest.approx(1 / found, rel=0.05)
+    assert np.mean(np.abs(cosine) > alignment.chance_band(found)) == pytest.approx(0.01, abs=0.004)
+    assert np.mean(np.abs(cosine) > alignment.chance_band(24)) > 0.02
 
 
 @pytest.mark.parametrize(
