@@ -171,3 +171,17 @@ def test_claims_on_the_first_token_follow_the_planted_dimension():
     away = {"attention_by_token_type": attention({"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12})}
     expected = ["does not hold"] * 4 + ["holds"]
     assert decided("first-token", apart | away) == expected
+
+
+def test_contributions_mark_the_largest_and_the_outliers_of_the_layer_that_is_read():
+    values = {7: 4.0, 12: -2.0, 3: 0.5}
+    rows = [(layer, head, d, "all", values.get(d, 0.01)) for layer in (1, 2) for head in (1, 2) for d in range(20)]
+    table = pd.DataFrame(rows, columns=["layer", "head", "dimension", "key_type", "contribution"])
+    planted = {"contributions": table, "outliers": pd.DataFrame({"layer": [0], "dimension": [7]}), "depth": 2}
+    found = run_cells("outliers/contributions", "largest.drop_duplicates", "isin(shown)", **planted, shown=[1, 2])
+    names = [[text.get_text() for text in axes.texts] for axes in found["grid"].axes.flat]
+    # Dimension 7 is an outlier of hidden layer 0, which attention layer 1 reads; layer 2 reads layer 1.
+    assert names == [["7*", "12", "3"], ["7", "12", "3"]]
+    first, second = found["peaks"].query("layer == 1 and contribution == 4")["dimension"]
+    assert second - first == pytest.approx(0.3)
+    assert found["labels"] == ["1", "2"]
