@@ -23,9 +23,6 @@ from analysis_lib.training.settings import (
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay", "beta2")
-
-
 MULTIBERTS = "multiberts"
 
 
@@ -108,7 +105,7 @@ def run_description(run: str) -> dict:
 
 def _find(run: str) -> tuple[Path, Pretraining | None]:
     """The folder of a run; its settings if it is one of ``RUNS``."""
-    if settings := named_settings(run, RUNS, SETTINGS):
+    if settings := named_settings(run, RUNS):
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(

@@ -53,6 +53,16 @@ def cosines(vectors: Vectors) -> Cosines:
     return unit @ unit.T
 
 
+def mean_cosines(vectors: Vectors, labels: Labels) -> Float[np.ndarray, " pair"]:
+    """The cosine of the mean vectors of every two classes.
+
+    With K classes their mean is at least −1 / (K − 1); where all of them equal that, the K directions are those of a
+    simplex, as far apart as can be.
+    """
+    means = np.stack([vectors[labels == label].mean(0) for label in np.unique(labels)])
+    return cosines(means)[np.triu_indices(len(means), 1)]
+
+
 def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
     """The place of one utterance of each class, drawn among those classified correctly.
 
@@ -121,11 +131,3 @@ def mean_areas(similar: Cosines, labels: Labels, correct: Correct, kept: Kept) -
     """The mean of the :func:`areas` of each class, among the utterances that are kept."""
     similar, own = similar[np.ix_(kept, kept)], labels[kept]
     return np.array([areas(similar, own == label, correct[kept]).mean() for label in np.unique(labels)])
-
-
-def cosines_of_others(
-    similar: Cosines, labels: Labels, correct: Correct, kept: Kept
-) -> list[Float[np.ndarray, " pair"]]:
-    """For each class, the cosines of its representatives to all utterances of other classes, among those kept."""
-    own = [labels[kept] == label for label in np.unique(labels)]
-    return [similar[np.ix_(kept[mine & correct[kept]], kept[~mine])].ravel() for mine in own]

@@ -3,13 +3,11 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from scipy import optimize
 from torch import Tensor
 from torch.nn import functional
 
@@ -69,17 +67,13 @@ def attention_statistics(scores: Scores) -> dict[str, Float[Tensor, " head"]]:
     divergence = (log_weights.exp() * log_weights.masked_fill(~visible, 0)).sum(-1) + count.double().log()
     # Unseen keys come first. NumPy sorts several times faster than PyTorch.
     ordered = torch.from_numpy(np.sort(scores.numpy(), axis=-1))
-
-    def ranked(rank: Int[Tensor, " token"]) -> Float[Tensor, "head token"]:
-        """The weight of each row that this many others exceed."""
-        place = (scores.shape[-1] - 1 - rank).view(-1, 1).expand(len(scores), -1, 1)
-        return (ordered.gather(-1, place).double() - log_sum).exp().squeeze(-1)
-
-    greatest, least = ranked(torch.zeros_like(count)), ranked(count - 1)
+    ranks = torch.stack([torch.zeros_like(count), (count - 1) // 2, count // 2, count - 1], -1)
+    places = (scores.shape[-1] - 1 - ranks).expand(len(scores), -1, -1)
+    greatest, upper, lower, least = (ordered.gather(-1, places).double() - log_sum).exp().unbind(-1)
     several = count > 1
     rows = {
         "row_max": greatest,
-        "row_median": (ranked((count - 1) // 2) + ranked(count // 2)) / 2,
+        "row_median": (upper + lower) / 2,
         "row_min": least,
         "entropy_nats": count.double().log() - divergence,
         "entropy_normalised": 1 - divergence[:, several] / count[several].double().log(),
@@ -121,8 +115,6 @@ def sweep(
     """
     if not len(norms):
         raise AnalysisError("no norm of the bias was given: give some, such as 0, 10 and 20")
-    if wrong := [norm for norm in norms if not (math.isfinite(norm) and norm >= 0)]:
-        raise AnalysisError(f"{wrong[0]} cannot be the norm of a bias: give finite numbers of 0 or more")
     found = defaultdict(list)
     for draw in blocks:
         block = draw.block()
@@ -188,32 +180,3 @@ def excess_norm(block: Block, norm: float) -> float:
     """The mean norm of the outputs minus that of the inputs, E‖T(x + b)‖ − E‖x + b‖, at a bias of this norm."""
     each = [block(hidden).double().norm(dim=-1) - hidden.double().norm(dim=-1) for hidden in block.biased(norm)]
     return float(torch.cat(each).mean())
-
-
-def fixed_points(blocks: Iterable[Draw], highest: float) -> pd.DataFrame:
-    """The norm N* of the bias at which inputs and outputs are equally long on average (Godey et al. 2024, sec. 4.2).
-
-    E‖x + b‖ = E‖T(x + b)‖ is solved on the block itself by Brent's method, between 0 and ``highest``, to five digits.
-
-    Args:
-        blocks: the draws.
-        highest: the norm of the bias at which the search ends.
-
-    Returns:
-        One row per draw. Columns architecture, weights_seed, direction_seed; fixed_point, NaN where the difference has
-        the same sign at both ends; excess and excess_at_highest, the mean norm of outputs minus that of inputs, without
-        bias and with the largest.
-
-    Raises:
-        AnalysisError: ``highest`` is not a positive number.
-    """
-    if not (math.isfinite(highest) and highest > 0):
-        raise AnalysisError(f"a search for a fixed point cannot end at a norm of {highest}: give a positive number")
-    rows = []
-    for draw in blocks:
-        block = draw.block()
-        excess = partial(excess_norm, block)
-        start, end = excess(0.0), excess(highest)
-        root = optimize.brentq(excess, 0.0, highest, xtol=1e-6 * highest, rtol=1e-6) if start * end < 0 else math.nan
-        rows.append({**draw.labels, "fixed_point": root, "excess": start, "excess_at_highest": end})
-    return pd.DataFrame(rows)

@@ -1,7 +1,6 @@
 """Drift against anisotropy: does a layer's mean vector explain how alike its tokens are?"""
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -13,22 +12,6 @@ from analysis_lib.errors import AnalysisError
 SIGNIFICANCE = 0.05
 # 9! is 362,880 orders; of more layers, Student's t is near enough.
 MOST_ENUMERATED = 9
-
-
-def drift_by_layer(tables: Mapping[str, pd.DataFrame], relative: bool = False) -> pd.DataFrame:
-    """The norm of the mean hidden state beside the average cosine: columns layer, norm_of_mean, cosine.
-
-    Args:
-        tables: with ``anisotropy`` and ``mean_vector``, of one model or of several, whose columns model and trained
-            then come first.
-        relative: take the norm of the mean as a share r of the mean norm, in [0, 1]. Were all N vectors of the same
-            length, the average cosine would be (N r² − 1)/(N − 1).
-    """
-    drift, anisotropy = (table[table["space"] == "hidden"] for table in (tables["mean_vector"], tables["anisotropy"]))
-    if relative:
-        drift = drift.assign(norm_of_mean=drift["norm_of_mean"] / drift["mean_norm"])
-    keys = [column for column in ("model", "trained", "layer") if column in drift]
-    return drift.merge(anisotropy, on=keys)[[*keys, "norm_of_mean", "cosine"]]
 
 
 def permutation_p(x: Float[np.ndarray, " layer"], y: Float[np.ndarray, " layer"]) -> float:

@@ -6,6 +6,7 @@ run on x + b as N grows. What is measured has the names of ``measure``: layer 0 
 T(x + b), and the attention is that of layer 1.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -138,6 +139,12 @@ class Block:
         return output[0] if isinstance(output, tuple) else output
 
     def biased(self, norm: float) -> Iterator[Hidden]:
-        """x + b, one sequence at a time."""
+        """x + b, one sequence at a time.
+
+        Raises:
+            AnalysisError: the norm is negative or not finite.
+        """
+        if not (math.isfinite(norm) and norm >= 0):
+            raise AnalysisError(f"{norm} cannot be the norm of a bias: give finite numbers of 0 or more")
         for inputs in self.inputs.split(1):
             yield inputs + norm * self.direction
