@@ -49,10 +49,8 @@ def query_key_clouds(clouds: pd.DataFrame, steps: Sequence[int]) -> Figure:
             corner = {"transform": axes.transAxes, "va": "top", "fontsize": 10, "fontweight": "bold"}
             axes.text(0.03, 0.97, f"step {step_label(step)}", **corner)
         column[0].set_title(head, fontsize=10)
-        for axis, values in (("x", cloud["x"]), ("y", cloud["y"])):
-            low, high = min(values.min(), 0), max(values.max(), 0)
-            margin = 0.05 * (high - low)
-            column[0].set(**{f"{axis}lim": (low - margin, high + margin)})
+        column[0].update_datalim([(0, 0), *cloud[["x", "y"]].to_numpy()])
+        column[0].autoscale_view()
     figure.supylabel("second direction", fontsize=11)
     _one_legend(figure)
     return figure

@@ -14,7 +14,6 @@ from analysis_lib.training.settings import (
     DESCRIPTION,
     RUNS,
     Pretraining,
-    checkpoint_name,
     finished,
     named_settings,
     table_path,
@@ -67,7 +66,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"or leave the seed out"
         )
     steps = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
-    return [Checkpoint(s, step, os.fspath(folder / checkpoint_name(s, step))) for s in seeds for step in steps]
+    return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":

@@ -172,11 +172,6 @@ RECORD = "training.json"
 DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "loss", "held_out")
 
 
-def checkpoint_name(seed: int, step: int) -> str:
-    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
-    return f"seed_{seed}-step_{step}"
-
-
 def table_path(folder: Path, seed: int) -> Path:
     """The losses of a seed of the run in the folder."""
     return folder / f"seed_{seed}.csv"

@@ -82,8 +82,8 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert gap["largest_dimension"].tolist() == [3] * 12
     np.testing.assert_allclose(gap["largest_share"], 0.75)
     assert maruta.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
-    assert maruta.dominated_heads(dominated).tolist() == [1.0] * 12
-    np.testing.assert_allclose(maruta.outlier_share(dominated), 0.75)
+    assert maruta.outlier_part(dominated)["heads"].tolist() == [1.0] * 12
+    np.testing.assert_allclose(maruta.outlier_part(dominated)["share"], 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
     expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
     assert decided("contributions", dominated) == expected
@@ -125,7 +125,7 @@ def test_without_an_outlier_or_a_type_nothing_is_decided():
     tables = contribution_tables(outlier=3.0, rest=1.0)
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
     assert math.isnan(maruta.type_distance(without))
-    assert maruta.dominated_heads(without).tolist() == [0.0] * 12
+    assert maruta.outlier_part(without)["heads"].tolist() == [0.0] * 12
     weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
     found = decided("attention", {"attention_by_token_type": weights})
     assert found == ["holds", "undecided", "undecided"]

@@ -80,7 +80,8 @@ def trials(
     require_names(row["data"] for row in work)
     asked = {"limit": limit, "utterances": utterances, **settings}
     shipped = {data: _shipped(data, asked, untrained) for data in dict.fromkeys(row["data"] for row in work)}
-    known = [_of_classifier(shipped[row["data"]], row) for row in work]
+    same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
+    known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
     missing = [row for row, found in zip(work, known, strict=True) if found.empty]
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
@@ -96,11 +97,6 @@ def _shipped(data: str, settings: dict, untrained: bool) -> pd.DataFrame:
     run, table = shipping.descriptions(_RECORD).get(data), _TABLES[untrained]
     found = _read(table) if run and run["settings"].get("trials") == settings else {}
     return found[data].assign(dataset=data)[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
-
-
-def _of_classifier(table: pd.DataFrame, row: Mapping) -> pd.DataFrame:
-    """The numbers of one classifier; no rows where there are none."""
-    return table[(table[[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1).astype(bool)]
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:

@@ -8,8 +8,8 @@ from fosse_cells import run_cells
 
 from analysis_lib import AnalysisError, load_model
 from analysis_lib.corpora import Corpus
-from analysis_lib.papers.fosse import cones
-from analysis_lib.papers.fosse.cones import attention_vectors, cone
+from analysis_lib.papers.fosse import directions
+from analysis_lib.papers.fosse.directions import attention_vectors, cone
 from tests import tiny
 
 
@@ -82,9 +82,9 @@ def test_heads_count_from_one(head):
 def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside(monkeypatch):
     values = np.array([[3**0.5, 1.0], [3**0.5, -1.0]])
     outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
-    monkeypatch.setattr(cones, "attention_vectors", lambda *_: (values[None], outputs[None]))
+    monkeypatch.setattr(directions, "attention_vectors", lambda *_: (values[None], outputs[None]))
     names = {"models": {"planted": None}, "test": Corpus("texts", ["a text"]), "representatives": {0: 0}}
-    grid = run_cells("direction", "cones.attention_vectors", **names, layer=1, head=1)["grid"]
+    grid = run_cells("direction", "directions.attention_vectors", **names, layer=1, head=1)["grid"]
     (axes,) = grid.axes.flat
     side = np.sign(grid.data["aside"].iloc[0])
     # Before these, seaborn puts empty lines for its legend.

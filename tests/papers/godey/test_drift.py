@@ -14,7 +14,7 @@ from scipy import stats
 from analysis_lib import AnalysisError
 from analysis_lib.figures import verdict_table
 from analysis_lib.measurement import Comparison
-from analysis_lib.papers.godey.drift import drift_correlation, permutation_p
+from analysis_lib.papers.godey.anisotropy import drift_correlation, permutation_p
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
