@@ -19,8 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         options.command(options)
     except KeyboardInterrupt as error:
-        kept = "interrupted: what was finished is kept, and the same command continues from there"
-        print(str(error) or kept, file=sys.stderr)
+        kept = "what was finished is kept, and the same command continues from there"
+        kept = "nothing was written" if options.command is _train else kept
+        print(str(error) or f"interrupted: {kept}", file=sys.stderr)
         return 130
     except Exception as error:
         if options.debug:

@@ -1,15 +1,15 @@
-"""The queries and keys of heads along training: their clouds, and the paths of their means."""
+"""The queries and keys of heads along training: their clouds, the paths of their means, and the axis of its steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.steps import step_label
 from analysis_lib.figures.style import WIDTH
 
 MARKERS = {"query": "o", "key": "s"}
@@ -49,10 +49,8 @@ def query_key_clouds(clouds: pd.DataFrame, steps: Sequence[int]) -> Figure:
             corner = {"transform": axes.transAxes, "va": "top", "fontsize": 10, "fontweight": "bold"}
             axes.text(0.03, 0.97, f"step {step_label(step)}", **corner)
         column[0].set_title(head, fontsize=10)
-        for axis, values in (("x", cloud["x"]), ("y", cloud["y"])):
-            low, high = min(values.min(), 0), max(values.max(), 0)
-            margin = 0.05 * (high - low)
-            column[0].set(**{f"{axis}lim": (low - margin, high + margin)})
+        column[0].update_datalim([(0, 0), *cloud[["x", "y"]].to_numpy()])
+        column[0].autoscale_view()
     figure.supylabel("second direction", fontsize=11)
     _one_legend(figure)
     return figure
@@ -102,3 +100,30 @@ def _one_legend(figure: Figure) -> None:
     for axes in figure.axes:
         axes.get_legend().remove()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+
+
+def step_axis(axes: Axes, steps: Iterable[int]) -> None:
+    """Give the steps one scale: linear up to the first checkpoint after the start, logarithmic from there.
+
+    Args:
+        axes: whose horizontal axis it is.
+        steps: of the checkpoints.
+    """
+    steps = list(steps)
+    first, last = min((step for step in steps if step), default=1), max(*steps, 1)
+    axes.set_xscale("symlog", linthresh=first, linscale=0.5)
+    # More numbers, or one close to the first checkpoint, would touch in a narrow panel.
+    between = (round(last / part) for part in (10, 100, 1000) if last / part > 2 * first)
+    ticks = sorted({0, first, last, *between})
+    axes.set_xticks(ticks, [step_label(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(-0.15 * first, last * 1.15)
+
+
+def step_label(step: int) -> str:
+    """A step as short as an axis needs it.
+
+    >>> step_label(800), step_label(20_000), step_label(2_000_000)
+    ('800', '20k', '2M')
+    """
+    return f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1e3:g}k" if step >= 1e4 else f"{step:g}"

@@ -66,7 +66,8 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """
     more = {"above": "more", "below": "less"}
     numbers = [
-        f"{row.quantity}: **{row.value:z.3f}**{_bracketed(row.ci_low, row.ci_high)}; "
+        f"{row.quantity}: **{row.value:z.3f}**"
+        f"{'' if np.isnan(row.ci_low) else f' [{row.ci_low:z.3f}, {row.ci_high:z.3f}]'}; "
         f"the claim needs {more[row.direction]} than {row.bound:g}"
         for row in verdicts.itertuples()
     ]
@@ -82,8 +83,3 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             shown.insert(0, group, verdicts[group])
     # In full precision, for those who gather the verdicts of the pages.
     return Table(shown, name, caption, metadata={"verdicts": json.loads(verdicts.to_json(orient="records"))})
-
-
-def _bracketed(low: float, high: float) -> str:
-    """An interval after its number; nothing where there is none."""
-    return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]"

@@ -1,15 +1,36 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics import resolve
+
+
+def home() -> Path:
+    """The folder of the measurements that come with the book."""
+    return packages.data_directory() / "measurements"
+
+
+def descriptions(file: str) -> dict[str, dict]:
+    """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or ``results.json`` of each."""
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(home().glob(f"*/{file}"))}
+
+
+def code_warning(runs: Mapping[str, dict], sources: str) -> str:
+    """For a page to show: which of the runs may not be what the code gives today, or an empty text."""
+    if not (changed := [name for name, run in runs.items() if run.get("sources") != sources]):
+        return ""
+    return (
+        f"The code that measures has changed since the numbers of {', '.join(changed)} were recorded; "
+        f"data/README.md says how to record them anew."
+    )
 
 
 class Shipped(LazyTables):
@@ -28,12 +49,7 @@ class Shipped(LazyTables):
     @property
     def code_warning(self) -> str:
         """For a page to show: that the tables may not be what the code gives today, or an empty text."""
-        if self.run["sources"] == measuring_code(resolve(list(self))):
-            return ""
-        return (
-            f"The code that measures has changed since {self.run['model']} was measured; data/README.md says how to "
-            f"measure it anew."
-        )
+        return code_warning({self.run["model"]: self.run}, measuring_code(resolve(list(self))))
 
 
 def shipped(model: str) -> Shipped:
@@ -42,8 +58,6 @@ def shipped(model: str) -> Shipped:
     Raises:
         AnalysisError: none comes with it (with the nearest names of those that do).
     """
-    folder = data_directory() / "measurements"
-    known = [path.parent.name for path in folder.glob("*/run.json")]
-    if model not in known:
+    if model not in (known := descriptions("run.json")):
         raise AnalysisError(f"no measurement of {model} comes with the book: {near_names(model, known)}")
-    return Shipped(folder / model)
+    return Shipped(home() / model)

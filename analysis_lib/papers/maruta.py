@@ -65,24 +65,19 @@ def type_distance(tables: TableSet) -> float:
 # --- Attention by type of token -----------------------------------------------------------------------
 
 
-def _weights(tables: TableSet) -> pd.DataFrame:
-    """Mean weight per key over the heads: one row per attention layer, one column per type of key."""
-    weights = tables["attention_by_token_type"].pivot_table("weight", "layer", "key_type", aggfunc="mean")
-    return weights.reindex(columns=TOKEN_TYPES)
-
-
-def weights_in(tables: TableSet, part: str) -> pd.DataFrame:
+def weights_in(tables: TableSet, part: str | None = None) -> pd.DataFrame:
     """Mean weight per key over the heads, in a part of :func:`named_layers`.
 
     Args:
         tables: with ``attention_by_token_type``.
-        part: early, middle or last.
+        part: early, middle or last; all layers unless given.
 
     Returns:
         One row per attention layer, one column per type of key: a weight in [0, 1], NaN where there is no such key.
     """
-    weights = _weights(tables)
-    return weights.reindex(named_layers(int(weights.index.max()))[part])
+    weights = tables["attention_by_token_type"].pivot_table("weight", "layer", "key_type", aggfunc="mean")
+    weights = weights.reindex(columns=TOKEN_TYPES)
+    return weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
 
 
 def weight_margin(tables: TableSet, part: str, key_type: str) -> float:
@@ -108,35 +103,22 @@ def _outliers_read(tables: TableSet) -> pd.MultiIndex:
     return pd.MultiIndex.from_arrays([outliers["layer"] + 1, outliers["dimension"]], names=["layer", "dimension"])
 
 
-def _sizes(tables: TableSet) -> pd.Series:
-    """|C_j| over all keys, by attention layer, head and dimension."""
-    contributions = tables["score_contributions"]
-    overall = contributions[contributions["key_type"] == "all"]
-    return overall.set_index(["layer", "dimension", "head"])["contribution"].abs()
-
-
-def dominated_heads(tables: TableSet) -> pd.Series:
-    """By attention layer, the share of heads whose largest |C_j| is that of an outlier dimension of their input.
+def outlier_part(tables: TableSet) -> pd.DataFrame:
+    """How much the outlier dimensions of its input contribute to the scores of each attention layer.
 
     Args:
         tables: with ``score_contributions`` and ``outlier_dimensions``.
+
+    Returns:
+        By layer: heads, the share of heads whose largest |C_j| is that of an outlier dimension; and share, that of
+        Σ_j |C_j| which outlier dimensions add, mean over heads.
     """
-    sizes = _sizes(tables)
-    largest = pd.MultiIndex.from_tuples(sizes.groupby(["layer", "head"]).idxmax(), names=sizes.index.names)
-    hit = largest.droplevel("head").isin(_outliers_read(tables))
-    return pd.Series(hit, index=largest).groupby("layer").mean()
-
-
-def outlier_share(tables: TableSet) -> pd.Series:
-    """By attention layer, the share of Σ_j |C_j| that outlier dimensions of its input add, mean over heads.
-
-    Args:
-        tables: with ``score_contributions`` and ``outlier_dimensions``.
-    """
-    sizes = _sizes(tables)
+    overall = tables["score_contributions"].query("key_type == 'all'").set_index(["layer", "dimension", "head"])
+    sizes = overall["contribution"].abs()
     outlying = sizes.where(sizes.index.droplevel("head").isin(_outliers_read(tables)), 0.0)
-    by_head = [part.groupby(["layer", "head"]).sum() for part in (outlying, sizes)]
-    return (by_head[0] / by_head[1]).groupby("layer").mean()
+    theirs, whole = (part.groupby(["layer", "head"]).agg(["max", "sum"]) for part in (outlying, sizes))
+    by_head = pd.DataFrame({"heads": theirs["max"] == whole["max"], "share": theirs["sum"] / whole["sum"]})
+    return by_head.groupby("layer").mean()
 
 
 def _typed_outliers_read(tables: TableSet) -> pd.MultiIndex:
@@ -169,7 +151,7 @@ def explained_gap(tables: TableSet, rival: str = "other", preferred: str | None 
     means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
     means["outlier"], means["typed"] = (means.index.isin(f(tables)) for f in (_outliers_read, _typed_outliers_read))
     rows = []
-    for layer, weight in _weights(tables).iterrows():
+    for layer, weight in weights_in(tables).iterrows():
         key_type = preferred or weight.drop("other").idxmax()
         against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
         part = means.loc[layer]

@@ -28,7 +28,6 @@ from analysis_lib.training.settings import (
     DESCRIPTION,
     SPECIAL,
     Pretraining,
-    checkpoint_name,
     finished,
     holds,
     require_whole,
@@ -210,8 +209,6 @@ def mask_tokens(
 
 
 class _Run:
-    """One seed of a run."""
-
     def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
         self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
         self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
@@ -241,7 +238,6 @@ class _Run:
         log.finish()
 
     def _step(self, step: int) -> float | None:
-        """Train on a batch; its loss."""
         torch.manual_seed(loop.drawn_seed(self.seed, 2, step))
         losses = self._losses(_batch(self.train_on, self.settings.batch, self.seed, step))
         value = self._mean(losses, step)
@@ -273,7 +269,8 @@ class _Run:
             losses = [self._losses(part) for part in self.held_out.split(self.settings.batch)]
         self.model.train()
         held_out = self._mean(torch.cat(losses), step)
-        if not (whole := self.folder / checkpoint_name(self.seed, step)).is_dir():
+        # Named in the style of the MultiBERTs.
+        if not (whole := self.folder / f"seed_{self.seed}-step_{step}").is_dir():
             unfinished = self.folder / f".unfinished-{whole.name}"
             self.model.save_pretrained(unfinished)
             self.tokenizer.save_pretrained(unfinished)

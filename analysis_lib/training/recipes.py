@@ -12,12 +12,11 @@ from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import Maker, register
-from analysis_lib.training.settings import RECIPES, RECORD, Recipe, files_hash, named_settings, versions
+from analysis_lib.training.settings import RECIPES, RECORD, Recipe, named_settings, versions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "seed")
 COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline")
 
 
@@ -30,7 +29,7 @@ def trained(name: str) -> Path:
     at once, one trains it. The caller's random numbers do not change.
 
     Args:
-        name: one of ``RECIPES``, with any of ``SETTINGS`` changed as in ``digits-vit@steps=50@seed=1``.
+        name: one of ``RECIPES``, with any number of its settings changed as in ``digits-vit@steps=50@seed=1``.
 
     Raises:
         AnalysisError: there is no such recipe or setting, or the data are missing.
@@ -72,8 +71,8 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
 def model_identity(name: str) -> str:
     """A short text that changes when the model of ``trained(name)`` would. Trains nothing."""
     _, identity, shipped = _recipe(name)
-    hashed = files_hash(shipped) if shipped else hashlib.sha256(_key(identity).encode()).hexdigest()[:12]
-    return f"{identity['recipe']}@{hashed}"
+    files = b"\0".join(path.read_bytes() for path in sorted(shipped.iterdir())) if shipped else _key(identity).encode()
+    return f"{identity['recipe']}@{hashlib.sha256(files).hexdigest()[:12]}"
 
 
 def held_out_scores(names: Iterable[str]) -> "pd.DataFrame":
@@ -110,7 +109,7 @@ def _is_recipe(name: str) -> bool:
 
 def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
     """The recipe with its changes; all that decides the weights but the versions; the folder if that is shipped."""
-    if not (recipe := named_settings(name, RECIPES, SETTINGS)):
+    if not (recipe := named_settings(name, RECIPES)):
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
     base, data = name.partition("@")[0], corpora.data_identity(recipe.data)
     identity = {"recipe": base, "settings": recipe.settings(), "data": data}

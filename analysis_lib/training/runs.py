@@ -15,7 +15,6 @@ from analysis_lib.training.settings import (
     DESCRIPTION,
     RUNS,
     Pretraining,
-    checkpoint_name,
     finished,
     named_settings,
     table_path,
@@ -23,9 +22,6 @@ from analysis_lib.training.settings import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SETTINGS = ("steps", "batch", "length", "vocabulary", "learning_rate", "warmup", "weight_decay", "beta2")
-
 
 MULTIBERTS = "multiberts"
 
@@ -71,7 +67,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"or leave the seed out"
         )
     steps = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
-    return [Checkpoint(s, step, os.fspath(folder / checkpoint_name(s, step))) for s in seeds for step in steps]
+    return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
@@ -118,7 +114,7 @@ def run_description(run: str) -> dict:
 
 def _find(run: str) -> tuple[Path, Pretraining | None]:
     """The folder of a run; its settings if it is one of ``RUNS``."""
-    if settings := named_settings(run, RUNS, SETTINGS):
+    if settings := named_settings(run, RUNS):
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(

@@ -1,11 +1,10 @@
 """What is trained, as settings that have a name, and the folder of a training. It imports no torch."""
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -33,15 +32,15 @@ def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
     return {name: kind(**fields) for name, fields in yaml.safe_load(text).items()}
 
 
-def named_settings(name: str, known: Mapping[str, Settings], choices: Sequence[str]) -> Settings | None:
+def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
     """The settings that a name stands for: ``digits-vit@steps=50`` is ``digits-vit`` with 50 steps.
 
-    They are None if the name is not a known one. ``choices`` are the settings that a name may change.
+    They are None if the name is not a known one. A name may change the settings that are numbers.
     """
     base, *changes = name.split("@")
     if base not in known:
         return None
-    given = {}
+    given, choices = {}, [setting.name for setting in dataclasses.fields(known[base]) if setting.type in (int, float)]
     for change in changes:
         setting, _, value = change.partition("=")
         if setting not in choices:
@@ -174,11 +173,6 @@ DESCRIPTION, COLUMNS = "pretraining.json", ("step", "tokens", "learning_rate", "
 BASELINES = "baselines.csv"
 
 
-def checkpoint_name(seed: int, step: int) -> str:
-    """The name of a checkpoint, in the style of the MultiBERTs: ``seed_0-step_200``."""
-    return f"seed_{seed}-step_{step}"
-
-
 def table_path(folder: Path, seed: int) -> Path:
     """The losses of a seed of the run in the folder."""
     return folder / f"seed_{seed}.csv"
@@ -189,12 +183,6 @@ def write(path: Path, text: str) -> None:
     unfinished = path.with_name(f".unfinished-{path.name}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.rename(path)
-
-
-def files_hash(folder: Path) -> str:
-    """A short text that changes when the files of a folder do."""
-    files = b"\0".join(path.read_bytes() for path in sorted(folder.iterdir()))
-    return hashlib.sha256(files).hexdigest()[:12]
 
 
 def holds(description: Path, identity: dict) -> bool:

@@ -82,8 +82,8 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert gap["largest_dimension"].tolist() == [3] * 12
     np.testing.assert_allclose(gap["largest_share"], 0.75)
     assert maruta.explained_gap(dominated, "runner-up")["rival"].tolist() == ["cls"] * 12
-    assert maruta.dominated_heads(dominated).tolist() == [1.0] * 12
-    np.testing.assert_allclose(maruta.outlier_share(dominated), 0.75)
+    assert maruta.outlier_part(dominated)["heads"].tolist() == [1.0] * 12
+    np.testing.assert_allclose(maruta.outlier_part(dominated)["share"], 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
     expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
     assert decided("contributions", dominated) == expected
@@ -125,7 +125,7 @@ def test_without_an_outlier_or_a_type_nothing_is_decided():
     tables = contribution_tables(outlier=3.0, rest=1.0)
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
     assert math.isnan(maruta.type_distance(without))
-    assert maruta.dominated_heads(without).tolist() == [0.0] * 12
+    assert maruta.outlier_part(without)["heads"].tolist() == [0.0] * 12
     weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
     found = decided("attention", {"attention_by_token_type": weights})
     assert found == ["holds", "undecided", "undecided"]
@@ -171,3 +171,17 @@ def test_claims_on_the_first_token_follow_the_planted_dimension():
     away = {"attention_by_token_type": attention({"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12})}
     expected = ["does not hold"] * 4 + ["holds"]
     assert decided("first-token", apart | away) == expected
+
+
+def test_contributions_mark_the_largest_and_the_outliers_of_the_layer_that_is_read():
+    values = {7: 4.0, 12: -2.0, 3: 0.5}
+    rows = [(layer, head, d, "all", values.get(d, 0.01)) for layer in (1, 2) for head in (1, 2) for d in range(20)]
+    table = pd.DataFrame(rows, columns=["layer", "head", "dimension", "key_type", "contribution"])
+    planted = {"contributions": table, "outliers": pd.DataFrame({"layer": [0], "dimension": [7]}), "depth": 2}
+    found = run_cells("outliers/contributions", "largest.drop_duplicates", "isin(shown)", **planted, shown=[1, 2])
+    names = [[text.get_text() for text in axes.texts] for axes in found["grid"].axes.flat]
+    # Dimension 7 is an outlier of hidden layer 0, which attention layer 1 reads; layer 2 reads layer 1.
+    assert names == [["7*", "12", "3"], ["7", "12", "3"]]
+    first, second = found["peaks"].query("layer == 1 and contribution == 4")["dimension"]
+    assert second - first == pytest.approx(0.3)
+    assert found["labels"] == ["1", "2"]

@@ -31,7 +31,7 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
     return tuple(stratified(corpus, size or len(corpus), seed) for corpus, size in zip(whole, limits, strict=True))
 
 
-def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0, seed: int = 0) -> list[Corpus]:
+def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> list[Corpus]:
     """The same corpora with only the classes of which the first corpus has most, and as many examples of each class.
 
     Args:
@@ -39,7 +39,6 @@ def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0, seed:
         count: how many classes are kept, two or more.
         limit: of the first corpus, about how many examples are kept, ⌈limit / count⌉ of each class; 0 for as many as
             each class has, which is what the other corpora keep.
-        seed: of the draw of the examples.
 
     Raises:
         AnalysisError: fewer than two classes, or more than there are, are asked for; or a corpus lacks one of them.
@@ -54,7 +53,7 @@ def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0, seed:
         if not (size := min(names.count(name) for name in kept)):
             raise AnalysisError(f"{corpus.name} lacks some of the {count} classes: ask for fewer")
         size = min(size, -(-limit // count)) if corpus is first and limit else size
-        chosen = drawn(names, dict.fromkeys(kept, size), seed)
+        chosen = drawn(names, dict.fromkeys(kept, size))
         labels = [kept.index(names[i]) for i in chosen]
         found.append(Corpus(corpus.name, [corpus.items[i] for i in chosen], labels=labels, classes=kept))
     return found

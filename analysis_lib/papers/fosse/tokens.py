@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 import transformers
 from jaxtyping import Bool, Float, Int
@@ -20,8 +19,6 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training.text_classifiers import Classification, encode
-
-REMOVED = ("the largest contribution", "the largest weight", "a token at random")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,51 +92,3 @@ def one_block(folder: Path | str) -> OneBlock:
     }
     classes = [model.config.id2label[label] for label in range(model.config.num_labels)]
     return OneBlock(tokenizer, classes, **{name: a.detach().numpy() for name, a in arrays.items()}, epsilon=norm.eps)
-
-
-def token_contributions(block: OneBlock, corpus: Corpus) -> pd.DataFrame:
-    """What each token of each text contributes to the margin of each class.
-
-    Args:
-        block: from :func:`one_block`.
-        corpus: with classes.
-
-    Returns:
-        Columns utterance (its place), token, special (whether it is [CLS] or [SEP]), weight
-        (a_0j), class (by name), contribution, and chosen (whether the class is the one that is given).
-    """
-    frames = []
-    for place, ids in enumerate(block.read(corpus)):
-        tokens, start = block.terms(ids)
-        chosen = (tokens.sum(1) + start + block.constants).argmax()
-        columns = {
-            "utterance": place,
-            "token": block.tokenizer.convert_ids_to_tokens(ids.tolist()),
-            "special": block.special(ids),
-            "weight": block.weights(ids),
-        }
-        frames += [
-            pd.DataFrame({**columns, "class": name, "contribution": tokens[label], "chosen": label == chosen})
-            for label, name in enumerate(block.classes)
-        ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def removals(block: OneBlock, corpus: Corpus, seed: int = 0) -> Bool[np.ndarray, "utterance removed"]:
-    """Whether another class is given to each text once a token is removed, for each of ``REMOVED``.
-
-    The first is the token that contributes most to the margin of the class that is given. Special tokens stay, and
-    texts that would hold no other token afterwards are left out.
-
-    Args:
-        seed: of the tokens that are drawn at random.
-    """
-    random, flips = np.random.default_rng(seed), []
-    for ids in block.read(corpus):
-        words = np.flatnonzero(~block.special(ids))
-        if len(words) > 1:
-            chosen = block.margins(ids).argmax()
-            contributed = block.terms(ids)[0][chosen, words]
-            places = contributed.argmax(), block.weights(ids)[words].argmax(), random.integers(len(words))
-            flips.append([block.margins(np.delete(ids, words[place])).argmax() != chosen for place in places])
-    return np.array(flips, dtype=bool).reshape(-1, len(REMOVED))

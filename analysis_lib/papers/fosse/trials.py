@@ -9,10 +9,9 @@ import pandas as pd
 import torch
 
 from analysis_lib.corpora import SPLITS, Corpus
-from analysis_lib.corpora.packages import data_directory
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import grouped, measure, processes
+from analysis_lib.measurement import grouped, measure, processes, shipping
 from analysis_lib.measurement.sources import code_hash, source_hash
 from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.metrics import resolve
@@ -81,31 +80,23 @@ def trials(
     require_names(row["data"] for row in work)
     asked = {"limit": limit, "utterances": utterances, **settings}
     shipped = {data: _shipped(data, asked, untrained) for data in dict.fromkeys(row["data"] for row in work)}
-    known = [_of_classifier(shipped[row["data"]], row) for row in work]
-    missing = [row for row, found in zip(work, known, strict=True) if found is None]
+    same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
+    known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
+    missing = [row for row, found in zip(work, known, strict=True) if found.empty]
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
     one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
     with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
         fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
         fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
-        tables = [next(fresh) if found is None else found for found in known]
+        tables = [next(fresh) if found.empty else found for found in known]
     return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
 
 
-def _shipped(data: str, settings: dict, untrained: bool) -> pd.DataFrame | None:
-    """The numbers of classifiers of a corpus, with these settings, that come with the book; None where they do not."""
-    path = data_directory() / "measurements" / dataset_name(data) / f"{_TABLES[untrained]}.csv"
-    if path.parent.name != data or not path.is_file() or _run(path.parent)["settings"].get("trials") != settings:
-        return None
-    return _read(path).assign(dataset=data)[COLUMNS]
-
-
-def _of_classifier(table: pd.DataFrame | None, row: Mapping) -> pd.DataFrame | None:
-    """The numbers of one classifier; None where there are none."""
-    if table is None:
-        return None
-    same = (table[[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1)
-    return table[same] if same.any() else None
+def _shipped(data: str, settings: dict, untrained: bool) -> pd.DataFrame:
+    """The numbers of classifiers of a corpus, with these settings, that come with the book."""
+    run, table = shipping.descriptions(_RECORD).get(data), _TABLES[untrained]
+    found = _read(table) if run and run["settings"].get("trials") == settings else {}
+    return found[data].assign(dataset=data)[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:
@@ -212,43 +203,29 @@ def recorded(table: str = "trials") -> pd.DataFrame:
     Raises:
         AnalysisError: none come with it.
     """
-    paths = {name: data_directory() / "measurements" / name / f"{table}.csv" for name in DATASETS}
-    if not (frames := {name: _read(path) for name, path in paths.items() if path.is_file()}):
+    found = _read(table)
+    if not (frames := {name: found[name] for name in DATASETS if name in found}):
         raise AnalysisError(f"no {table} of the paper come with the book: data/README.md says how they are made")
     return grouped(frames, "dataset")
 
 
+def _read(table: str) -> dict[str, pd.DataFrame]:
+    paths = shipping.home().glob(f"*/{table}.csv")
+    return {path.parent.name: pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float}) for path in paths}
+
+
 def recorded_runs() -> dict[str, dict]:
     """How the results of :func:`recorded` were made, ``results.json`` of each corpus: texts, classes, settings, ..."""
-    return {name: run for name, run in _runs().items() if name in DATASETS}
+    found = shipping.descriptions(_RECORD)
+    return {name: found[name] for name in DATASETS if name in found}
 
 
 def code_warning() -> str:
     """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
-    if not (changed := [name for name, run in _runs().items() if run.get("sources") != _sources()]):
-        return ""
-    return (
-        f"The code that trains and measures has changed since the numbers of {', '.join(changed)} were recorded; "
-        f"data/README.md says how to record them anew."
-    )
+    return shipping.code_warning(shipping.descriptions(_RECORD), _sources())
 
 
 def _sources() -> str:
     """The hash of the code that trains and measures: classifiers, their splits, the metrics, and this module."""
     parts = source_hash({splits.__module__, text_classifiers.__name__})[:16], code_hash(Path(__file__))[:16]
     return " ".join((measuring_code(resolve(METRICS)), *parts))
-
-
-def _runs() -> dict[str, dict]:
-    folders = (path.parent for path in (data_directory() / "measurements").glob(f"*/{_RECORD}"))
-    found = {folder.name: _run(folder) for folder in folders}
-    # In the order of the paper, then the others.
-    return {name: found[name] for name in dict.fromkeys((*DATASETS, *sorted(found))) if name in found}
-
-
-def _run(folder: Path) -> dict:
-    return json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-
-
-def _read(path: Path) -> pd.DataFrame:
-    return pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float})

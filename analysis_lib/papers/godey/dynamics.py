@@ -15,6 +15,7 @@ from jaxtyping import Float
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.sources import code_hash
 from analysis_lib.measurement.stored import measuring_code
@@ -51,12 +52,7 @@ class Dynamics(dict[str, pd.DataFrame]):
     @property
     def code_warning(self) -> str:
         """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
-        if self.about.get("sources") == _sources():
-            return ""
-        return (
-            f"The code that measures has changed since {self.about['run']} was measured. To measure it anew: "
-            f"`python -m analysis_lib dynamics {self.about['run']} --out FOLDER`."
-        )
+        return shipping.code_warning({self.about["run"]: self.about}, _sources())
 
     @property
     def seeds(self) -> list[int]:
@@ -125,8 +121,8 @@ def dynamics(
         progress: whether to show a bar, on a terminal.
     """
     asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(dict.fromkeys(seeds))}
-    if (shipped := _shipped(run)) is not None:
-        found = Dynamics.load(shipped)
+    if run in RUNS and run in shipping.descriptions(DESCRIPTION):
+        found = Dynamics.load(shipping.home() / run)
         if all(found.about[name] == value for name, value in asked.items()):
             return found
     corpora.check_draw(limit, seed)
@@ -154,12 +150,6 @@ def dynamics(
     for name in (*METRICS, "vectors"):
         joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
     return Dynamics(joined, about)
-
-
-def _shipped(run: str) -> Path | None:
-    """Where the measurements of a run lie whose weights are not shipped."""
-    folder = packages.data_directory() / "measurements" / run
-    return folder if run in RUNS and (folder / DESCRIPTION).is_file() else None
 
 
 def _sources() -> str:

@@ -4,9 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fosse_cells import run_cells
 
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.papers.fosse.cones import attention_vectors, cone
+from analysis_lib.corpora import Corpus
+from analysis_lib.papers.fosse import directions
+from analysis_lib.papers.fosse.directions import attention_vectors, cone
 from tests import tiny
 
 
@@ -74,3 +77,21 @@ def test_heads_count_from_one(head):
     assert lengths.tolist() == pytest.approx(np.linalg.norm([*values[1], *outputs[1]], axis=1).tolist())
     with pytest.raises(AnalysisError, match=f"no head {head}: give one from 1 to 2"):
         cone((values, outputs), head)
+
+
+def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside(monkeypatch):
+    values = np.array([[3**0.5, 1.0], [3**0.5, -1.0]])
+    outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
+    monkeypatch.setattr(directions, "attention_vectors", lambda *_: (values[None], outputs[None]))
+    names = {"models": {"planted": None}, "test": Corpus("texts", ["a text"]), "representatives": {0: 0}}
+    grid = run_cells("direction", "directions.attention_vectors", **names, layer=1, head=1)["grid"]
+    (axes,) = grid.axes.flat
+    side = np.sign(grid.data["aside"].iloc[0])
+    # Before these, seaborn puts empty lines for its legend.
+    *_, one, other, widest = (line.get_xydata() for line in axes.lines)
+    assert np.degrees(np.arctan2(*widest.T))[[0, 2]] == pytest.approx([-30, 30])
+    ends = np.array([[1, 3**0.5], [-1, 3**0.5], [0, 3**0.5], [0.8, 3**0.5]]) * [side, 1]
+    np.testing.assert_allclose(axes.collections[0].get_offsets(), ends, atol=1e-12)
+    np.testing.assert_allclose([one, other], [[[0, 0], [end * side, 3**0.5]] for end in (1, -1)], atol=1e-12)
+    assert axes.get_aspect() == 1
+    assert axes.get_title() == "planted"

@@ -9,9 +9,9 @@ from fosse_cells import run_cells
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse import counts
-from analysis_lib.papers.fosse.counts import mean_cosines
+from analysis_lib.papers.fosse.directions import mean_cosines
 from analysis_lib.papers.fosse.splits import largest_classes
+from analysis_lib.training import self_attention
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
@@ -79,7 +79,8 @@ def test_the_least_width_is_the_first_that_gives_the_share():
     assert table.loc[9, ["largest", "wanted"]].tolist() == pytest.approx([0.8, 0.72])
 
 
-SETTINGS = {"epochs": 8, "patience": 8, "batch": 8, "vocabulary": 120, "learning_rate": 0.02}
+SETTINGS = {"batch": 8, "vocabulary": 120, "learning_rate": 0.02}
+EPOCHS = {"epochs": 8, "patience": 8}
 
 
 @pytest.fixture
@@ -94,15 +95,17 @@ def words(monkeypatch, tmp_path):
         return Corpus("words", items, labels=labels, classes=names)
 
     corpora = load(96), load(48), load(48)
-    monkeypatch.setattr(counts, "splits", lambda data: corpora)
-    folders = (tmp_path / str(i) for i in range(100))
-    train = counts.self_attention
-    monkeypatch.setattr(counts, "self_attention", lambda *args, **rest: train(*args, next(folders), **rest))
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    monkeypatch.setattr("analysis_lib.papers.fosse.splits.splits", lambda data: corpora)
+    trained = "analysis_lib.training.self_attention"
+    monkeypatch.setattr(trained, lambda *texts, **rest: self_attention(*texts, **{**rest, **SETTINGS}), raising=False)
     return corpora
 
 
 def test_planted_classes_have_directions_of_their_own(words):
-    found = counts.by_count("words", [2, 4], [16], [0, 1], utterances=40, **SETTINGS)
+    names = {"data": "words", "class_counts": [2, 4], "width": 16, "seeds": 2, "train_limit": 0, "test_limit": 40}
+    cells = ("chosen = {", "schedule, rows", "def area_and_cosine", "found = pd.DataFrame(rows)")
+    found = run_cells("classes", *cells, **names, **EPOCHS)["found"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
     assert found["chance"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert (found["accuracy"] > 0.9).all()
@@ -118,14 +121,15 @@ def test_planted_classes_have_directions_of_their_own(words):
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
-    found = counts.by_count("words", [4], [2, 16], [0], **SETTINGS).set_index("width")
+    names = {"data": "words", "class_counts": [4], "widths": [2, 16], "seeds": 1, "train_limit": 0, "narrow": EPOCHS}
+    found = run_cells("classes", "chosen = {", "accuracies = pd", **names)["accuracies"].set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
     assert found.loc[16, "accuracy"] > 0.9
 
 
 def test_the_circle_is_a_circle(words):
-    narrow = {"epochs": 8, "patience": 8, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
+    narrow = {**EPOCHS, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
     found = run_cells("classes", "plane = ", corpora=words, **narrow)["circle"]
     assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(np.full(48, 3**0.5), abs=1e-4)
     assert sorted(set(found["class"])) == ["ant", "bee", "cat", "dog"]

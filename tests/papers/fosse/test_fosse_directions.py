@@ -15,7 +15,6 @@ from analysis_lib.papers.fosse.directions import (
     areas,
     class_vectors,
     cosines,
-    cosines_of_others,
     draw_representatives,
     mean_areas,
     over_utterances,
@@ -121,7 +120,8 @@ def test_intervals_leave_every_twentieth_utterance_out_of_all_that_is_computed()
 def test_cosines_of_others_are_all_of_a_representative_and_another_class():
     _, cones, labels = cloud_and_cones(30)
     correct, kept, similar = np.arange(30) % 3 > 0, np.arange(5, 28), cosines(cones)
-    found = cosines_of_others(similar, labels, correct, kept)
+    names = {"after": similar, "labels": labels, "correct": correct}
+    found = run_cells("direction", "def cosines_of", **names)["cosines_of_others"](kept)
     for label in range(2):
         chosen = [r for r in kept if correct[r] and labels[r] == label]
         rest = [similar[r, j] for r in chosen for j in kept if labels[j] != label]
@@ -157,7 +157,7 @@ def judged(before: np.ndarray, after: np.ndarray, labels: np.ndarray, correct: n
     correct = np.arange(len(labels)) % 4 > 0 if correct is None else correct
     names = {"before": cosines(before), "after": cosines(after), "classes": np.unique(labels), "models": "12"}
     names |= {"labels": labels, "correct": correct, "display": lambda _: None}
-    return run_cells("direction", "def areas_and_gain", "def numbers", **names)["verdicts"]
+    return run_cells("direction", "def areas_and_gain", "def cosines_of", "def numbers", **names)["verdicts"]
 
 
 def planted_cones(classes: int, noise: float, angle: float = 90.0) -> tuple[np.ndarray, np.ndarray]:

@@ -55,12 +55,22 @@ def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
     return torch.softmax(query @ key.T / hidden.shape[-1] ** 0.5, -1)[0]
 
 
+def contributions(block: tokens.OneBlock, texts: Corpus) -> pd.DataFrame:
+    """The table of one classifier on the page."""
+    return run_cells("tokens", "measured.append", blocks=[block], test=texts)["measured"][0]
+
+
+def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray:
+    """Whether the decisions change, on the page, with the random numbers of the classifier at this place."""
+    return run_cells("tokens", "flips.append", blocks=(seed + 1) * [block], test=texts)["flips"][seed]
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("bias", [True, False])
 def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias):
     model, tokenizer = saved(tmp_path, classes, bias)
     block = tokens.one_block(tmp_path)
-    found = tokens.token_contributions(block, corpus(classes))
+    found = contributions(block, corpus(classes))
     for place, text in enumerate(TEXTS):
         ids = torch.tensor(tokenizer(text)["input_ids"])
         with torch.no_grad():
@@ -124,7 +134,7 @@ def trained(tmp_path_factory):
 
 def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
-    found = tokens.token_contributions(block, texts)
+    found = contributions(block, texts)
     planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
     words = run_cells("tokens", "means.agg", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
@@ -196,13 +206,13 @@ def test_the_share_of_the_word_is_that_of_its_variance(noise, expected):
 
 def test_removing_is_reading_the_text_without_the_token(trained):
     block, texts = trained
-    flips = tokens.removals(block, texts, seed=3)
+    flips = removals(block, texts, seed=3)
     assert flips.shape == (160, 3)
     kept = [word for word in texts.items[0].split() if word not in ("good", "bad")]
     without = block.margins(np.array(block.tokenizer(" ".join(kept))["input_ids"])).argmax()
     given = block.margins(np.array(block.tokenizer(texts.items[0])["input_ids"])).argmax()
     assert flips[0, 0] == (without != given)
-    assert (flips == tokens.removals(block, texts, seed=3)).all()
+    assert (flips == removals(block, texts, seed=3)).all()
     # Without its only word of a class, half of the texts fall to the other class.
     assert flips[:, 0].mean() > flips[:, 2].mean()
 
@@ -210,4 +220,4 @@ def test_removing_is_reading_the_text_without_the_token(trained):
 def test_texts_of_one_token_are_left_out_of_removals(trained):
     block, _ = trained
     short = Corpus("short", ["good", "good one"], labels=[0, 0], classes=["fresh"])
-    assert len(tokens.removals(block, short)) == 1
+    assert len(removals(block, short)) == 1

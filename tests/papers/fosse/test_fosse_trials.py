@@ -111,7 +111,7 @@ def small(yelphat, tmp_path, monkeypatch):
     """What is recorded, of small classifiers and one variant, and where."""
     monkeypatch.setattr(runs, "VARIANTS", {"as here": {}})
     monkeypatch.setattr(runs, "trials", lambda asked, **rest: trials(asked, **rest, **SMALL, **SHORT))
-    monkeypatch.setattr(runs, "data_directory", lambda: tmp_path / "data")
+    monkeypatch.setattr(runs.shipping, "home", lambda: tmp_path / "data" / "measurements")
     folder = tmp_path / "data" / "measurements" / "yelphat"
     record(str(yelphat), folder, layers=[1], entropy_weights=[0.1], seeds=[0])
     return folder

@@ -8,7 +8,7 @@ from planted import run_cells
 
 from analysis_lib.metrics.intervals import seed_interval
 from analysis_lib.papers import claims
-from analysis_lib.papers.godey import bias_sweep
+from analysis_lib.papers.godey import untrained_block
 from analysis_lib.papers.godey.untrained_block import DRAW_COLUMNS
 
 
@@ -16,7 +16,7 @@ def test_over_seeds_averages_heads_first_and_gives_students_interval():
     rows = [("bert", seed, seed, 1.0, h, value) for seed, pair in enumerate([(0, 2), (2, 2), (1, 5)])
             for h, value in enumerate(pair)]  # fmt: skip
     table = pd.DataFrame(rows, columns=[*DRAW_COLUMNS, "bias_norm", "head", "score"])
-    (row,) = bias_sweep.over_seeds(table, "score").itertuples()
+    (row,) = untrained_block.over_seeds(table, "score").itertuples()
     assert (row.architecture, row.bias_norm, row.value) == ("bert", 1.0, 2.0)
     # The draws have 1, 2 and 3: t = 4.303 with two degrees of freedom, s/√n = 1/√3.
     assert row.ci_high - row.value == pytest.approx(4.3027 / math.sqrt(3), rel=1e-4)
@@ -101,7 +101,7 @@ def test_claims_on_attention(rises):
 
 
 def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
-    score = bias_sweep.by_norm(planted([1.0, 0.0], score=[1.0, 2.0]), "score")
+    score = untrained_block.by_norm(planted([1.0, 0.0], score=[1.0, 2.0]), "score")
     assert score.columns.tolist() == [0.0, 1.0]
     numbers = score.sum(axis=1).rename("godey-scores-leave-zero").droplevel("direction_seed").to_frame()
     (row,) = claims.verdicts_over_seeds(numbers).itertuples()

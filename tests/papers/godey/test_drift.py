@@ -14,7 +14,7 @@ from scipy import stats
 from analysis_lib import AnalysisError
 from analysis_lib.figures import verdict_table
 from analysis_lib.measurement import Comparison
-from analysis_lib.papers.godey.drift import drift_by_layer, drift_correlation, permutation_p
+from analysis_lib.papers.godey.anisotropy import drift_correlation, permutation_p
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
@@ -118,21 +118,23 @@ def tables_of(norms: list[float], cosines: list[float]) -> Planted:
     return Planted(mean_vector=table("norm_of_mean", norms), anisotropy=table("cosine", cosines))
 
 
+def by_layer(tables: Planted, *keys: str) -> pd.DataFrame:
+    return run_cells("anisotropy/drift", "def by_layer")["by_layer"](tables, *keys)
+
+
 def test_drift_by_layer_joins_the_hidden_states_alone():
-    found = drift_by_layer(tables_of([1.0, 2.0], [0.1, 0.2]))
-    assert found.columns.tolist() == ["layer", "norm_of_mean", "cosine"]
-    assert found.to_numpy().tolist() == [[0, 1, 0.1], [1, 2, 0.2]]
+    found = by_layer(tables_of([1.0, 2.0], [0.1, 0.2]))
+    assert found[["layer", "norm_of_mean", "cosine"]].to_numpy().tolist() == [[0, 1, 0.1], [1, 2, 0.2]]
 
 
-def test_vectors_of_one_length_have_the_cosine_that_their_relative_drift_says():
-    directions = np.random.default_rng(0).normal(size=(12, 5)) + 1
-    vectors = 3 * directions / np.linalg.norm(directions, axis=1, keepdims=True)
-    cosines = vectors @ vectors.T / 9
-    tables = tables_of([np.linalg.norm(vectors.mean(0))], [cosines[~np.eye(12, dtype=bool)].mean()])
-    tables["mean_vector"] = tables["mean_vector"].assign(mean_norm=3.0)
-    found = drift_by_layer(tables, relative=True).iloc[0]
-    assert found["norm_of_mean"] == pytest.approx(np.linalg.norm(vectors.mean(0)) / 3)
-    assert found["cosine"] == pytest.approx((12 * found["norm_of_mean"] ** 2 - 1) / 11)
+def test_the_share_of_the_drift_is_that_of_the_mean_norm():
+    norms, cosines = [2.0, 2.0, 2.0, 2.0, 2.0], [0.1, 0.2, 0.3, 0.4, 0.5]
+    trained = layers("m", norms, cosines).assign(mean_norm=[10.0, 5, 4, 3, 2])
+    tables = {"mean_vector": trained.assign(space="hidden", trained=True)}
+    names = {"trained": trained, "tables": tables, "correlations": drift_correlation(trained), "printed": str}
+    found = run_cells("anisotropy/drift", 'columns = {"growth"', **names, display=lambda _: None)
+    assert found["share"]["spearman"].tolist() == pytest.approx([1])
+    assert found["columns"]["growth"].tolist() == [5]
 
 
 def test_drift_by_layer_keeps_models_and_twins_apart():
@@ -141,8 +143,7 @@ def test_drift_by_layer_keeps_models_and_twins_apart():
         name: pd.concat([model[name].assign(model="m", trained=True), twin[name].assign(model="m", trained=False)])
         for name in model
     }
-    found = drift_by_layer(both)
-    assert found.columns.tolist() == ["model", "trained", "layer", "norm_of_mean", "cosine"]
+    found = by_layer(both, "model", "trained")
     assert found["trained"].tolist() == [True, True, False, False]
     assert found["cosine"].tolist() == [0.1, 0.2, 0.3, 0.4]
 
@@ -160,7 +161,7 @@ def test_drift_by_layer_keeps_models_and_twins_apart():
 def test_the_claim_on_drift_goes_by_the_p_value_alone(norms, cosines, expected):
     comparison = Comparison({("m", True): tables_of(norms, cosines)})
     names = {"comparison": comparison, "conv_models": [], "shipped_models": []}
-    found = run_cells("anisotropy/drift", "def significance", **names)["verdicts"]
+    found = run_cells("anisotropy/drift", "def by_layer", "def significance", **names)["verdicts"]
     assert found["verdict"].tolist() == expected
     row = correlation(norms, cosines)
     if expected[0] != "undecided":

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from planted import run_cells
 from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey import bias_sweep, untrained_block
+from analysis_lib.papers.godey import untrained_block
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16
@@ -138,7 +139,7 @@ def naive_head(seen: tuple[dict, ...], h: int) -> dict[str, float]:
 @pytest.mark.parametrize("norm", [0.0, NORM])
 def test_a_sweep_is_what_the_formulas_say(architecture, norm):
     draw = tiny(architecture)
-    tables, naive = bias_sweep.sweep([draw], [norm]), naive_tables(draw, norm)
+    tables, naive = untrained_block.sweep([draw], [norm]), naive_tables(draw, norm)
     found = {(r.space, r.layer, None if pd.isna(r.head) else r.head): r for r in tables["vectors"].itertuples()}
     assert found.keys() == naive["vectors"].keys()
     for key, expected in naive["vectors"].items():
@@ -169,12 +170,12 @@ def test_the_block_without_bias_is_the_models_own_block_on_the_embeddings(archit
 def test_histograms_count_every_visible_pair_in_its_bin(architecture):
     draw = tiny(architecture)
     edges = np.linspace(-0.02, 0.02, 9)
-    counted = bias_sweep.sweep([draw], [NORM], edges)["scores"]
+    counted = untrained_block.sweep([draw], [NORM], edges)["scores"]
     length = TINY["length"]
     visible = length * (length + 1) // 2 if architecture == "gpt2" else length**2
     assert (counted.groupby("head")["count"].sum() == TINY["sequences"] * visible).all()
     block = draw.block()
-    scores = torch.cat([bias_sweep.attend(block, hidden)[-1] for hidden in block.biased(NORM)]).numpy()
+    scores = torch.cat([untrained_block.attend(block, hidden)[-1] for hidden in block.biased(NORM)]).numpy()
     for head, part in counted.groupby("head"):
         finite = scores[:, head - 1][np.isfinite(scores[:, head - 1])]
         expected = np.histogram(finite.clip(-0.0199999, 0.0199999), edges)[0]
@@ -186,9 +187,9 @@ def test_histograms_count_every_visible_pair_in_its_bin(architecture):
 
 def test_a_histogram_puts_scores_where_numpy_does_and_keeps_what_is_outside():
     scores, edges = torch.tensor([[[-9.0, -0.9], [0.1, 9.0]]]), np.array([-1.0, 0.0, 1.0])
-    np.testing.assert_array_equal(bias_sweep.histogram(scores, edges), [[2, 2]])
+    np.testing.assert_array_equal(untrained_block.histogram(scores, edges), [[2, 2]])
     causal = scores.masked_fill(~torch.ones(2, 2, dtype=torch.bool).tril(), -math.inf)
-    np.testing.assert_array_equal(bias_sweep.histogram(causal, edges), [[1, 2]])
+    np.testing.assert_array_equal(untrained_block.histogram(causal, edges), [[1, 2]])
 
 
 @every_architecture
@@ -244,12 +245,16 @@ def test_weights_are_drawn_as_the_architecture_says():
 # --- The fixed point ------------------------------------------------------------------------------
 
 
+def fixed_points(blocks: list[untrained_block.Draw], highest: float) -> pd.DataFrame:
+    return run_cells("untrained/fixed-point", "optimize.brentq", blocks=blocks, search_to=highest)["fixed"]
+
+
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
     draw = tiny("bert")
-    (found,) = bias_sweep.fixed_points([draw], 20.0)["fixed_point"]
+    (found,) = fixed_points([draw], 20.0)["fixed_point"]
     block = draw.block()
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([bias_sweep.excess_norm(block, norm) for norm in grid])
+    excess = np.array([untrained_block.excess_norm(block, norm) for norm in grid])
     crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
@@ -261,13 +266,13 @@ def test_the_fixed_point_is_where_a_dense_grid_crosses():
 def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
     draw = tiny("vit")
     block = draw.block()
-    vectors = bias_sweep.sweep([draw], [NORM], edges=None)["vectors"]
+    vectors = untrained_block.sweep([draw], [NORM], edges=None)["vectors"]
     inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert bias_sweep.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
+    assert untrained_block.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
-    found = bias_sweep.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
+    found = fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
     longer = (found["excess"] > 0) & (found["excess_at_highest"] > 0)
     assert longer.any()
     assert found.loc[longer, "fixed_point"].isna().all()
@@ -278,8 +283,8 @@ def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
 
 
 def test_a_sweep_labels_every_row_and_leaves_out_what_was_not_asked_for():
-    blocks = untrained_block.draws(["bert", "vit"], 2, **TINY)
-    tables = bias_sweep.sweep(blocks, [0, NORM], edges=None)
+    blocks = [untrained_block.Draw(name, seed, seed, **TINY) for name in ("bert", "vit") for seed in range(2)]
+    tables = untrained_block.sweep(blocks, [0, NORM], edges=None)
     assert list(tables) == ["vectors"]
     rows = tables["vectors"].groupby([*untrained_block.DRAW_COLUMNS, "bias_norm"]).size()
     assert (rows == 2 + 2 * HEADS).all()
@@ -308,20 +313,21 @@ def test_what_makes_no_block_is_refused(wrong, said):
 
 
 @pytest.mark.parametrize(
-    ("norms", "said"), [([], "no norm"), ([1, -2], "-2"), ([math.nan], "nan"), ([0, math.inf], "inf")]
+    ("norms", "said"), [([], "0 norms"), ([1, -2], "-2"), ([math.nan], "nan"), ([0, math.inf], "inf")]
 )
 def test_what_is_no_norm_is_refused(norms, said):
     with pytest.raises(AnalysisError, match=said):
-        bias_sweep.sweep([tiny()], norms)
+        untrained_block.sweep([tiny()], norms)
 
 
-@pytest.mark.parametrize("highest", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("highest", [-1.0, math.nan, math.inf])
 def test_a_search_needs_an_end(highest):
-    with pytest.raises(AnalysisError, match="positive"):
-        bias_sweep.fixed_points([tiny()], highest)
+    with pytest.raises(AnalysisError, match="cannot be the norm of a bias"):
+        fixed_points([tiny()], highest)
 
 
-@pytest.mark.parametrize("given", [([], 3), (["bert"], 0)])
-def test_nothing_to_draw_is_refused(given):
-    with pytest.raises(AnalysisError, match="one or more of each"):
-        untrained_block.draws(*given)
+@pytest.mark.parametrize(("architectures", "seeds"), [([], 3), (["bert"], 0)])
+def test_nothing_to_draw_is_refused(architectures, seeds):
+    names = {"architectures": architectures, "seeds": seeds, "sequences": 1, "length": 8, "norms": [0]}
+    with pytest.raises(AnalysisError, match="0 blocks"):
+        run_cells("untrained/fixed-point", "kinds = ", **names)
