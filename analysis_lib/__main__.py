@@ -15,25 +15,25 @@ from analysis_lib.errors import AnalysisError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
-    options = _parser().parse_args(arguments)
+    options, status = _parser().parse_args(arguments), 1
     try:
         options.command(options)
+        status = 0
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
         kept = "interrupted: what was finished is kept, and the same command continues from there"
         print(str(error) or kept, file=sys.stderr)
-        return 130
+        status = 130
     except Exception as error:
         if options.debug:
             raise
         unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
         print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
-        return 1
-    try:
-        sys.stdout.flush()
-    except (BrokenPipeError, AttributeError):
-        # The work is done; only the reader of the output, such as `head`, has gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,19 +13,28 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
+import yaml
 
 from analysis_lib.errors import AnalysisError
 
 # One platform for everyone, so that the same files come down on every machine: they are only read.
 PLATFORM = ("--implementation", "cp", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
+Entry = TypeVar("Entry")
 _CLONE, _INSTALLED = (Path(__file__).resolve().parents[above] / "data" for above in (2, 1))
 
 
 def data_directory() -> Path:
     """The pins, published tables, claims and measurements: ``data/`` in a clone, ``analysis_lib/data`` in a wheel."""
     return _INSTALLED if _INSTALLED.is_dir() else _CLONE
+
+
+def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
+    """What ``make`` makes of the fields of each entry of a YAML file in ``data/``, by name."""
+    found = yaml.safe_load((data_directory() / file).read_text(encoding="utf-8"))
+    return {name: make(**fields) for name, fields in found.items()}
 
 
 def package_directory() -> Path:

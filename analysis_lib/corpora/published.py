@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-import yaml
-
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
 from analysis_lib.corpora.media import ArchivedFile, ParquetRow, parquet_file
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
 
@@ -132,10 +130,8 @@ def _no_yelphat(*_: object) -> NoReturn:
     )
 
 
-_DATASETS = yaml.safe_load((data_directory() / "corpora.yml").read_text(encoding="utf-8"))
-
 PUBLISHED = {
-    **{name: Dataset(**described).source() for name, described in _DATASETS.items()},
+    **{name: dataset.source() for name, dataset in entries("corpora.yml", Dataset).items()},
     "yelphat": Source(
         "YelpHat, restaurant reviews of two classes (not on the hub: give a folder, FOLDER/yelphat:train)",
         dict.fromkeys(SPLITS, _no_yelphat),
