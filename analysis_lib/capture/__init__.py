@@ -17,24 +17,3 @@ from analysis_lib.capture.interface import IMPLEMENTATION, attended_by
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors
-
-__all__ = [
-    "IMPLEMENTATION",
-    "SCORES",
-    "SPACES",
-    "WEIGHTS",
-    "Activations",
-    "AttentionRows",
-    "Batch",
-    "Reading",
-    "ScoreSums",
-    "Settings",
-    "Tokens",
-    "Vectors",
-    "Visibility",
-    "attended_by",
-    "batches",
-    "longest",
-    "run",
-    "unpadded",
-]

@@ -1,7 +1,5 @@
 """Anisotropy: the expected cosine of two tokens of the corpus."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -99,10 +97,10 @@ class Anisotropy(Metric):
     direction: it is left out, and ``tokens`` is smaller for it.
     """
 
-    name: ClassVar[str] = "anisotropy"
-    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
-    interval: ClassVar[str] = "cosine"
-    counts: ClassVar[str] = "tokens"
+    name = "anisotropy"
+    needs = frozenset(VECTOR_SPACES)
+    interval = "cosine"
+    counts = "tokens"
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):

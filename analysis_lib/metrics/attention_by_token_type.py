@@ -1,7 +1,5 @@
 """Where attention goes: weight per type of key."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -18,8 +16,8 @@ class AttentionByTokenType(Metric):
     weight of a pair of a query and a key of the type that it may see. A type that does not occur has no row.
     """
 
-    name: ClassVar[str] = "attention_by_token_type"
-    needs: ClassVar[frozenset[str]] = frozenset({WEIGHTS})
+    name = "attention_by_token_type"
+    needs = frozenset({WEIGHTS})
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:

@@ -1,7 +1,5 @@
 """Entropy of the attention rows."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -17,8 +15,8 @@ class AttentionEntropy(Metric):
     entropy 0 and no normalised one: it counts in the first mean alone (normalised is NaN where no row has two keys).
     """
 
-    name: ClassVar[str] = "attention_entropy"
-    needs: ClassVar[frozenset[str]] = frozenset({WEIGHTS})
+    name = "attention_entropy"
+    needs = frozenset({WEIGHTS})
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:

@@ -1,7 +1,5 @@
 """Mean value of every dimension of the hidden state."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -17,8 +15,8 @@ class DimensionMeans(Metric):
     hidden state (Maruta and Matsuzaki 2024, sec. 2.1 and 3). A type that does not occur has no row.
     """
 
-    name: ClassVar[str] = "dimension_means"
-    needs: ClassVar[frozenset[str]] = frozenset({"hidden"})
+    name = "dimension_means"
+    needs = frozenset({"hidden"})
 
     def update(self, activations: Activations) -> None:
         if (hidden := activations.spaces.get("hidden")) is not None:

@@ -1,7 +1,5 @@
 """The mean query, key and value of each head."""
 
-from typing import ClassVar
-
 import pandas as pd
 
 from analysis_lib.capture import Activations
@@ -15,8 +13,8 @@ class HeadMeans(Metric):
     vectors.
     """
 
-    name: ClassVar[str] = "head_means"
-    needs: ClassVar[frozenset[str]] = frozenset({"query", "key", "value"})
+    name = "head_means"
+    needs = frozenset({"query", "key", "value"})
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):

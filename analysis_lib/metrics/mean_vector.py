@@ -1,7 +1,5 @@
 """The mean vector of a space: drift."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -16,8 +14,8 @@ class MeanVector(Metric):
     vectors; 0 ≤ norm_of_mean ≤ mean_norm. Zero vectors count.
     """
 
-    name: ClassVar[str] = "mean_vector"
-    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
+    name = "mean_vector"
+    needs = frozenset(VECTOR_SPACES)
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):

@@ -1,7 +1,5 @@
 """Dimensions whose mean lies far from the others."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
@@ -33,7 +31,7 @@ class OutlierDimensions(DimensionMeans):
     layer without an outlier has no row. The means run over all tokens (Maruta and Matsuzaki 2024, sec. 2.1).
     """
 
-    name: ClassVar[str] = "outlier_dimensions"
+    name = "outlier_dimensions"
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(layer: int) -> pd.DataFrame:

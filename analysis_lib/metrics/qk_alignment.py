@@ -1,7 +1,5 @@
 """Alignment of queries and keys."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -15,8 +13,8 @@ class QueryKeyAlignment(Metric):
     Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero) and dot, before the 1/√d' scaling.
     """
 
-    name: ClassVar[str] = "qk_alignment"
-    needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
+    name = "qk_alignment"
+    needs = frozenset({"query", "key"})
 
     def update(self, activations: Activations) -> None:
         if "query" not in activations.spaces:

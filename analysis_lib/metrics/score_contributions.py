@@ -1,7 +1,5 @@
 """What each dimension of the keys' input adds to the attention scores."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 
@@ -23,8 +21,8 @@ class ScoreContributions(Metric):
     occur has no row.
     """
 
-    name: ClassVar[str] = "score_contributions"
-    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
+    name = "score_contributions"
+    needs = frozenset({SCORES})
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -60,8 +58,8 @@ class ScoreTerms(Metric):
     DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture lacks has no row.
     """
 
-    name: ClassVar[str] = "score_terms"
-    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
+    name = "score_terms"
+    needs = frozenset({SCORES})
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:

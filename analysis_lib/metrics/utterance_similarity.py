@@ -1,7 +1,5 @@
 """Similarity inside an utterance."""
 
-from typing import ClassVar
-
 import numpy as np
 import pandas as pd
 import torch
@@ -19,11 +17,11 @@ class UtteranceSimilarity(Metric):
     [−1, 1], its 95 % interval, and utterances, how many counted.
     """
 
-    name: ClassVar[str] = "utterance_similarity"
-    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
-    interval: ClassVar[str] = "similarity"
-    counts: ClassVar[str] = "utterances"
-    of_pairs_within_utterances: ClassVar[bool] = True
+    name = "utterance_similarity"
+    needs = frozenset(VECTOR_SPACES)
+    interval = "similarity"
+    counts = "utterances"
+    of_pairs_within_utterances = True
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):

@@ -10,6 +10,7 @@ import torch
 from clouds import accumulated, activations_of, repeatable, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import run_cells
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
 
@@ -111,6 +112,13 @@ def test_a_zero_vector_has_no_direction_and_is_a_point_of_the_cloud():
     assert isotropy_of(cloud)["isoscore"] == pytest.approx(published_isoscore(cloud))
 
 
+def ranked_on_page(table: pd.DataFrame) -> pd.DataFrame:
+    """What the page makes of an ``isotropy`` table of trained models of one layer."""
+    table = table.assign(model=[f"m{i}" for i in range(len(table))], layer=1, trained=True)
+    cells = ('isotropy["participation"] =', "ranks = ")
+    return run_cells("anisotropy/isotropy", *cells, isotropy=table, measured=["dimensions"])["ranked"]
+
+
 def test_far_and_round_disagrees_with_centred_and_flat():
     rng = np.random.default_rng(0)
     round_cloud = rng.normal(size=(200, 4))
@@ -122,11 +130,10 @@ def test_far_and_round_disagrees_with_centred_and_flat():
         "the same": np.ones((2, 4)),
     }
     table = pd.DataFrame([isotropy_of(cloud) for cloud in clouds.values()], list(clouds))
-    found = isotropy.against_isoscore(table)
-    pd.testing.assert_frame_equal(found[table.columns], table)
+    found = ranked_on_page(table)
+    assert found.index.tolist() == [*clouds][:-1]  # What has no IsoScore has no rank.
     assert found["disagreement"].idxmax() == "far and round"
     assert found["disagreement"].idxmin() == "centred and flat"
-    assert math.isnan(found.loc["the same", "disagreement"])
     # The participation ratio of the covariance, from its eigenvalues.
     for name in ("far and round", "centred and flat"):
         variances = np.linalg.eigvalsh(np.cov(clouds[name].T))
@@ -136,10 +143,10 @@ def test_far_and_round_disagrees_with_centred_and_flat():
 
 def test_measures_that_order_layers_alike_do_not_disagree():
     table = pd.DataFrame({"deviations": [1.0, 2, 3], "isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
-    found = isotropy.against_isoscore(table)
+    found = ranked_on_page(table)
     assert found["disagreement"].tolist() == [0, 0, 0]
     assert found["participation"].tolist() == pytest.approx([10, 6, 2])
-    reverse = isotropy.against_isoscore(table.assign(isoscore=[0.1, 0.5, 0.9]))
+    reverse = ranked_on_page(table.assign(isoscore=[0.1, 0.5, 0.9]))
     assert reverse["disagreement"].tolist() == [-1, 0, 1]
 
 
