@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-import analysis_lib
-
 LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in ("figures", "measurement", "models", "training")))
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
-from analysis_lib.corpora.media import ArchivedFile, ParquetRow, parquet_file
+from analysis_lib.corpora.media import MediaFile, parquet_file, read_bytes, row_group
 from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
@@ -82,11 +82,17 @@ def _cells(columns: Sequence[str], path: Path) -> Iterable[tuple]:
     return zip(*(table[name].to_pylist() for name in columns), strict=True)
 
 
-def _images(path: Path) -> Iterator[tuple[ParquetRow, int]]:
+def _images(path: Path) -> Iterator[tuple[MediaFile, int]]:
     with parquet_file(path) as rows:
         groups = [rows.read_row_group(i, columns=["label"])["label"] for i in range(rows.num_row_groups)]
     for i, labels in enumerate(groups):
-        yield from ((ParquetRow("image", path, i, row), label) for row, label in enumerate(labels.to_pylist()))
+        for row, label in enumerate(labels.to_pylist()):
+            place = f"row {row} of row group {i} in {path}"
+            yield MediaFile("image", place, partial(_image_content, path, i, row)), label
+
+
+def _image_content(path: Path, group: int, row: int) -> bytes:
+    return row_group(path, group, "image")[row].as_py()["bytes"]
 
 
 _COMMON_VOICE = ("mozilla-foundation/common_voice_11_0", "3a1ecdc235db65ef38a7e97dd04b603ea68a5810")
@@ -104,7 +110,7 @@ def _withdrawn() -> Iterator[None]:
 
 
 @_withdrawn()
-def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
+def _common_voice(part: str) -> list[tuple[MediaFile, None]]:
     """The English clips that the table of a part names, in its order, out of the part's archive."""
     table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
     archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
@@ -120,7 +126,11 @@ def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
     if missing := [name for name in names if name not in members]:
         raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")
     found = (members[name] for name in names)
-    return [(ArchivedFile("audio", archive, clip.name, clip.offset_data, clip.size), None) for clip in found]
+    read = partial(read_bytes, archive)
+    return [
+        (MediaFile("audio", f"{clip.name} in {archive}", partial(read, clip.offset_data, clip.size)), None)
+        for clip in found
+    ]
 
 
 def _no_yelphat(*_: object) -> NoReturn:
