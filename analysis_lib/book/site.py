@@ -78,7 +78,7 @@ def build_book(
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
-        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
+        builder = source_hash(["analysis_lib.book.site"])
         key = digest(file_hashes(stage), installed(), packages.pin("django-static-mathjax"), builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
@@ -152,7 +152,7 @@ async def _watch(folder: Path, bar: tqdm) -> None:
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
     """Pages, executed notebooks, configuration and the status page, as one folder for Sphinx."""
-    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints")
+    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints", "__pycache__")
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
         (stage / task.name).parent.mkdir(parents=True, exist_ok=True)
