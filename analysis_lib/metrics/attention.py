@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import Metric, Sums, crossed, head_rows, tabulated
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -64,13 +64,8 @@ class AttentionByTokenType(Metric):
         def rows(layer: int) -> pd.DataFrame:
             total, pairs = sums["mass", layer], sums["pairs", layer]
             occurs = pairs > 0
-            heads = len(total)
-            columns = {
-                "head": pd.array(np.repeat(np.arange(1, heads + 1), occurs.sum()), dtype="Int64"),
-                "key_type": np.tile(np.array(TOKEN_TYPES)[occurs], heads),
-                "mass": (total / sums["queries", layer])[:, occurs].ravel(),
-                "weight": (total[:, occurs] / pairs[occurs]).ravel(),
-            }
-            return pd.DataFrame({"layer": layer, **columns})
+            axes = {"head": range(1, len(total) + 1), "key_type": np.array(TOKEN_TYPES)[occurs]}
+            mass, weight = total / sums["queries", layer], total[:, occurs] / pairs[occurs]
+            return crossed(layer, axes, mass=mass[:, occurs], weight=weight)
 
         return tabulated(sums, "mass", rows)

@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, tabulated, type_means
+from analysis_lib.metrics.accumulator import Metric, Sums, crossed, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
@@ -46,13 +46,8 @@ class DimensionMeans(Metric):
         def rows(layer: int) -> pd.DataFrame:
             by_type, tokens = sums["sum", layer], sums["tokens", layer]
             means, _, types = type_means(by_type, tokens, TOKEN_TYPES[-len(tokens) :])
-            width = by_type.shape[-1]
-            columns = {
-                "dimension": np.tile(np.arange(width), len(types)),
-                "token_type": np.repeat(types, width),
-                "mean": means.ravel(),
-            }
-            return pd.DataFrame({"layer": layer, **columns})
+            table = crossed(layer, {"token_type": types, "dimension": range(by_type.shape[-1])}, mean=means)
+            return table[["layer", "dimension", "token_type", "mean"]]
 
         return tabulated(sums, "sum", rows)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, crossed, head_rows, tabulated
 
 
 class MeanVector(Metric):
@@ -50,12 +50,12 @@ class HeadMeans(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> pd.DataFrame:
-            means = pd.DataFrame(sums["sum", space, layer] / sums["tokens", space, layer])
-            means.index += 1
-            rows = means.rename_axis("head").stack().rename_axis(["head", "dimension"]).rename("mean").reset_index()
-            return rows.assign(space=space, layer=layer)[["space", "layer", "head", "dimension", "mean"]]
+            means = sums["sum", space, layer] / sums["tokens", space, layer]
+            heads, width = means.shape
+            table = crossed(layer, {"head": range(1, heads + 1), "dimension": range(width)}, mean=means)
+            return table.assign(space=space)[["space", *table]]
 
-        return tabulated(sums, "sum", rows).astype({"head": "Int64"})
+        return tabulated(sums, "sum", rows)
 
 
 class QueryKeyAlignment(Metric):
