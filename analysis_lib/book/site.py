@@ -68,7 +68,10 @@ def build_book(
     """
     started, root = time.monotonic(), root.resolve()
     build, out = root / "_build", out or root / "_build" / "html"
-    tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
+    tasks = []
+    for name, values in resolve(profile, parameters or {}, root).items():
+        notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
+        tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
     stale = [task for task in tasks if not task.up_to_date]
     try:
         asyncio.run(_execute(stale))
@@ -101,12 +104,6 @@ def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
         f"executed {len(stale)} of {len(tasks)} notebooks{names}; {len(tasks) - len(stale)} were up to date; "
         f"{seconds:.0f} s, {busy:.0f} s of processors"
     )
-
-
-def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
-    notebook = root / "book" / f"{name}.ipynb"
-    out = root / "_build" / "executed" / profile / f"{name}.ipynb"
-    return Task(name, notebook, parameters, out, notebook_key(notebook, parameters, root))
 
 
 async def _execute(tasks: list[Task]) -> None:

@@ -58,7 +58,7 @@ def imported_modules(code: str) -> set[str]:
     """
     _refresh()
     plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
-    return _providers(_imports(_parsed(plain, "the code"), "")[1])
+    return {module for parts in _imports(_parsed(plain, "the code"), "")[1] for module in _provider(parts)}
 
 
 def _refresh() -> None:
@@ -74,20 +74,11 @@ def _reached(modules: set[str]) -> set[str]:
     reached, waiting = set(), set(modules)
     while waiting:
         reached |= waiting
-        found = {module for name in waiting for module in _providers(_source(name).uses)}
-        waiting = (found | {package for name in waiting for package in _acting_packages(name)}) - reached
+        found = {module for name in waiting for parts in _source(name).uses for module in _provider(parts)}
+        # The packages around a module may do more than define names once they are imported, such as registering them.
+        around = {".".join(parts[:n]) for parts in (name.split(".") for name in waiting) for n in range(1, len(parts))}
+        waiting = (found | {package for package in around if _source(package).acts}) - reached
     return reached
-
-
-def _acting_packages(module: str) -> list[str]:
-    """The packages around a module that do more than define names once they are imported, such as registering them."""
-    parts = module.split(".")
-    packages = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return [package for package in packages if _source(package).acts]
-
-
-def _providers(uses: Iterable[Parts]) -> set[str]:
-    return {module for parts in uses for module in _provider(parts)}
 
 
 @cache

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from scipy import special, stats
+from scipy import stats
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
@@ -41,41 +41,10 @@ def isotropic_cosine_quantile(dimensions: int, probability: float = 0.95) -> flo
     >>> round(isotropic_cosine_quantile(2, 0.75), 6)  # cos 45°
     0.707107
     """
-    _refuse_a_line(dimensions)
+    if dimensions < 2:
+        raise AnalysisError(f"{dimensions} dimensions were given: random directions have an angle in 2 or more")
     half = (dimensions - 1) / 2
     return float(2 * stats.beta.ppf(probability, half, half) - 1)
-
-
-def isotropic_cosine_density(cosine: Float[np.ndarray, "*points"], dimensions: int) -> Float[np.ndarray, "*points"]:
-    r"""The density of the cosine of two independent vectors whose directions are uniform in ``dimensions``.
-
-    f(c) = Γ(d/2) / (√π Γ((d − 1)/2)) · (1 − c²)^((d − 3)/2): the share of the unit sphere at the angle arccos c to
-    a fixed direction. Its mean is 0 and its variance 1/d; for large d it is nearly normal. Exact, where Godey et al.
-    2024, app. B (Fig. 17), draw samples.
-
-    Args:
-        cosine: c; the density is 0 outside [−1, 1].
-        dimensions: d, at least 2; in the plane (d = 2) the density has poles at −1 and 1.
-
-    Raises:
-        AnalysisError: on a line (d = 1) the cosine is −1 or 1, and has no density.
-
-    >>> isotropic_cosine_density(np.array([-0.5, 0.0, 1.0]), 3)  # uniform: Archimedes' hat box
-    array([0.5, 0.5, 0.5])
-    """
-    _refuse_a_line(dimensions)
-    half = (dimensions - 1) / 2
-    # Logarithms: in thousands of dimensions the gamma function itself overflows.
-    constant = special.gammaln(dimensions / 2) - special.gammaln(half) - np.log(np.pi) / 2
-    inside = np.abs(cosine) <= 1
-    return np.where(inside, np.exp(constant + special.xlog1py(half - 1, -np.square(np.where(inside, cosine, 0)))), 0.0)
-
-
-def _refuse_a_line(dimensions: int) -> None:
-    if dimensions < 2:
-        raise AnalysisError(
-            f"a space of {dimensions} dimensions was given: the cosine of random directions has a density in 2 or more"
-        )
 
 
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:

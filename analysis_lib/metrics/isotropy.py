@@ -139,7 +139,9 @@ class Isotropy(Metric):
         def rows(space: str, layer: int) -> pd.DataFrame:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
-            low, high = jackknife_interval(deviations, self._left_out(space, layer))
+            by_group = (self.sums[name, space, layer] for name in ("unit_sum", "vectors"))
+            without = (sums.sum(0) - sums[self.occupied_groups()] for sums in by_group)
+            low, high = jackknife_interval(deviations, _deviations(*without))
             square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
             with np.errstate(divide="ignore"):
                 effective = 1 / square
@@ -161,12 +163,6 @@ class Isotropy(Metric):
         table = super().table()
         refuse_few_vectors(table, "isotropy", "data")
         return table
-
-    def _left_out(self, space: str, layer: int) -> Float[np.ndarray, "group head"]:
-        """The deviations without each group of utterances in turn."""
-        unit_sum, vectors = self.sums["unit_sum", space, layer], self.sums["vectors", space, layer]
-        groups = self.occupied_groups()
-        return _deviations(unit_sum.sum(0) - unit_sum[groups], vectors.sum(0) - vectors[groups])
 
     def without(self, group: int) -> pd.DataFrame:
         """Refused: the second moments hold every group.

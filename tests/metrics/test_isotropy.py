@@ -21,13 +21,12 @@ from analysis_lib.measurement import shards
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import isotropy
 from analysis_lib.metrics.accumulator import GROUPS
-from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
+from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 
 # --- The density of the cosine --------------------------------------------------------------------
 
 
-def density(cosine: float, dimensions: int) -> float:
-    return float(isotropic_cosine_density(np.array(cosine), dimensions))
+density = run_cells("anisotropy/isotropy", "def density")["density"]
 
 
 @pytest.mark.parametrize("dimensions", [3, 4, 16, 768, 10**6])
@@ -47,11 +46,11 @@ def test_the_density_integrates_to_one_and_to_the_percentile(dimensions):
 def test_the_density_by_hand():
     # In the plane the angle is uniform: 1 / (π √(1 − c²)), with poles at the ends.
     np.testing.assert_allclose(
-        isotropic_cosine_density(np.array([-1.0, 0.0, 0.6, 1.0]), 2), [np.inf, 1 / np.pi, 1 / (0.8 * np.pi), np.inf]
+        density(np.array([-1.0, 0.0, 0.6, 1.0]), 2), [np.inf, 1 / np.pi, 1 / (0.8 * np.pi), np.inf]
     )
-    np.testing.assert_allclose(isotropic_cosine_density(np.array([-1.0, 0.3, 1.0]), 3), 0.5)
+    np.testing.assert_allclose(density(np.array([-1.0, 0.3, 1.0]), 3), 0.5)
     # Of an angle to a direction in five dimensions: 3/4 (1 − c²).
-    np.testing.assert_allclose(isotropic_cosine_density(np.array([-2.0, 0.5, 1.0, 1.1]), 5), [0, 9 / 16, 0, 0])
+    np.testing.assert_allclose(density(np.array([-2.0, 0.5, 1.0, 1.1]), 5), [0, 9 / 16, 0, 0])
     # In very many dimensions, a normal law of variance 1/d.
     assert density(1e-3, 10**6) == pytest.approx(stats.norm(scale=1e-3).pdf(1e-3), rel=1e-5)
 
@@ -61,13 +60,11 @@ def test_the_density_is_that_of_drawn_directions():
     first, second = rng.normal(size=(2, 20_000, 12))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     grid = np.linspace(-1, 1, 2001)
-    cumulated = integrate.cumulative_simpson(isotropic_cosine_density(grid, 12), x=grid, initial=0)
+    cumulated = integrate.cumulative_simpson(density(grid, 12), x=grid, initial=0)
     assert stats.kstest(cosines, lambda c: np.interp(c, grid, cumulated)).pvalue > 0.01
 
 
-def test_a_line_has_no_density():
-    with pytest.raises(AnalysisError, match="1 dimensions"):
-        density(0.0, 1)
+def test_a_line_has_no_angles():
     with pytest.raises(AnalysisError, match="1 dimensions"):
         isotropic_cosine_quantile(1)
 
