@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -295,11 +296,9 @@ def _print_names(names: dict[str, str]) -> None:
 
 def _refuse_unwritable(folder: Path) -> None:
     """Raise, before hours of work, if the folder cannot be written."""
-    probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error

@@ -46,7 +46,10 @@ class HookedAttention:
             return  # CANINE's local attention has more windows to come.
         windows, self.windows = self.windows, []
         query, key, value, key_input = joined(windows)
-        visibility = visibility_of_windows(windows, tokens, self._key_tokens(query.shape[2], key.shape[2]))
+        keys = tokens
+        if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
+            keys = layer.unpadded(key.shape[2], int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum()))
+        visibility = visibility_of_windows(windows, tokens, keys)
         layer.take(query, key, value, key_input, visibility.keys)
         if SCORES in layer.needs:
             position, position_query = _position_terms(module, call.arguments, query, tokens)
@@ -56,13 +59,6 @@ class HookedAttention:
             )
         if WEIGHTS in layer.needs:
             layer.activations.rows = rows_of_windows(windows, visibility)
-
-    def _key_tokens(self, queries: int, keys: int) -> Tokens:
-        """CvT reduces the map that keys are projected from: its keys are fewer than its queries."""
-        tokens = self.layer.activations.tokens
-        if queries == keys:
-            return tokens
-        return self.layer.unpadded(keys, int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum()))
 
 
 def _position_terms(

@@ -1,4 +1,4 @@
-"""What is kept on disk: finished measurements, and the finished shards from which an interrupted one goes on."""
+"""Finished measurements on disk, shards from which an interrupted one goes on, and what comes with the book."""
 
 import hashlib
 import importlib.metadata
@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import pandas as pd
 import torch
 
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.definitions import definition_hash
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
-from analysis_lib.measurement.tables import Report, writing
+from analysis_lib.measurement.tables import LazyTables, Report, writing
+from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
 from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
@@ -176,6 +178,43 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
 def measuring_code(metrics: Iterable[Metric]) -> str:
     """The hash of the code that measures: the metrics, and all that they and a shard need."""
     return source_hash({shards.__name__, *(type(metric).__module__ for metric in metrics)})[:16]
+
+
+class Shipped(LazyTables):
+    """The tables that the command ``measure`` has written, by name, each read when first asked for.
+
+    Attributes:
+        run: parameters, model, data, versions and duration: ``run.json``.
+        layers: one row per layer, see :class:`~analysis_lib.measurement.tables.Tables`.
+    """
+
+    def __init__(self, folder: Path):
+        self.run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, pd.read_parquet)
+        self.layers = pd.DataFrame(self.run["layers"])
+
+    @property
+    def code_warning(self) -> str:
+        """For a page to show: that the tables may not be what the code gives today, or an empty text."""
+        if self.run["sources"] == measuring_code(resolve(list(self))):
+            return ""
+        return (
+            f"The code that measures has changed since {self.run['model']} was measured; data/README.md says how to "
+            f"measure it anew."
+        )
+
+
+def shipped(model: str) -> Shipped:
+    """The measurement of a model that comes with the book, in ``data/measurements``.
+
+    Raises:
+        AnalysisError: none comes with it (with the nearest names of those that do).
+    """
+    folder = packages.data_directory() / "measurements"
+    known = [path.parent.name for path in folder.glob("*/run.json")]
+    if model not in known:
+        raise AnalysisError(f"no measurement of {model} comes with the book: {near_names(model, known)}")
+    return Shipped(folder / model)
 
 
 def _common(corpus: Corpus, settings: dict, architecture: set[str]) -> list:

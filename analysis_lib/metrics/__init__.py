@@ -9,13 +9,12 @@ from collections.abc import Iterable
 
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.anisotropy import Anisotropy
+from analysis_lib.metrics.anisotropy import Anisotropy, UtteranceSimilarity
 from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
 from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
 from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
 from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
-from analysis_lib.metrics.utterance_similarity import UtteranceSimilarity
 
 _ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
 _DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
