@@ -27,7 +27,7 @@ def located(spec: str, known: Iterable[str]) -> Located:
     path, column = _path_and_column(spec, known)
     if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
         kind, files, labels = _media(path)
-        items = [MediaFile(kind, str(file.absolute()), partial(read_bytes, file.absolute())) for file in files]
+        items = [MediaFile(kind, file.absolute()) for file in files]
         return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
     read = partial(_lines, path) if column is None else partial(read_column, path, column)
     return Located(
@@ -45,7 +45,7 @@ def _media_identity(folder: Path, kind: str, files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
-        digest.update(name + b"\0" + hashlib.sha256(read_bytes(file)).digest())
+        digest.update(name + b"\0" + MediaFile(kind, file).digest())
     return f"{PLURAL[kind]} of sha256:{digest.hexdigest()}"
 
 

@@ -58,22 +58,39 @@ class ArrayImage:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+def read_bytes(path: Path, offset: int = 0, size: int = -1) -> bytes:
+    """The content of a file, or ``size`` bytes of it from ``offset`` on; an AnalysisError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
 class MediaFile:
     """An image or a sound in a file of its own, or in a larger one.
 
     Attributes:
         kind: image or audio.
-        place: where it lies, for errors: the path of a file of its own.
-        content: reads it as it is stored.
+        path: the file.
+        part: which part of a larger file it is, for errors.
+        read: reads it as it is stored, from the path and ``at``, where in the file it lies.
     """
 
     kind: str
-    place: str
-    content: Callable[[], bytes]
+    path: Path
+    part: str = ""
+    read: Callable[..., bytes] = read_bytes
+    at: tuple = ()
 
     def __str__(self) -> str:
-        return self.place
+        return f"{self.part} in {self.path}" if self.part else str(self.path)
+
+    def content(self) -> bytes:
+        """The image or sound as it is stored."""
+        return self.read(self.path, *self.at)
 
     def load(self) -> "Image | Sound":
         """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate, in [-1, 1].
@@ -85,7 +102,7 @@ class MediaFile:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
                 that are not finite or not scaled to [-1, 1].
         """
-        return decoded(self.kind, self.content(), self.place)
+        return decoded(self.kind, self.content(), str(self))
 
     def digest(self) -> bytes:
         """sha256 of the content."""
@@ -95,16 +112,6 @@ class MediaFile:
 def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":
     """An image or a sound out of its file's content; ``place`` says for errors where that lies."""
     return {"image": _image, "audio": _sound}[kind](io.BytesIO(content), place)
-
-
-def read_bytes(path: Path, offset: int = 0, size: int = -1) -> bytes:
-    """The content of a file, or ``size`` bytes of it from ``offset`` on; an AnalysisError if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except OSError as error:
-        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
 
 
 # Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
-from analysis_lib.corpora.media import MediaFile, parquet_file, read_bytes, row_group
+from analysis_lib.corpora.media import MediaFile, parquet_file, row_group
 from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
@@ -87,8 +87,7 @@ def _images(path: Path) -> Iterator[tuple[MediaFile, int]]:
         groups = [rows.read_row_group(i, columns=["label"])["label"] for i in range(rows.num_row_groups)]
     for i, labels in enumerate(groups):
         for row, label in enumerate(labels.to_pylist()):
-            place = f"row {row} of row group {i} in {path}"
-            yield MediaFile("image", place, partial(_image_content, path, i, row)), label
+            yield MediaFile("image", path, f"row {row} of row group {i}", _image_content, (i, row)), label
 
 
 def _image_content(path: Path, group: int, row: int) -> bytes:
@@ -126,11 +125,7 @@ def _common_voice(part: str) -> list[tuple[MediaFile, None]]:
     if missing := [name for name in names if name not in members]:
         raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")
     found = (members[name] for name in names)
-    read = partial(read_bytes, archive)
-    return [
-        (MediaFile("audio", f"{clip.name} in {archive}", partial(read, clip.offset_data, clip.size)), None)
-        for clip in found
-    ]
+    return [(MediaFile("audio", archive, clip.name, at=(clip.offset_data, clip.size)), None) for clip in found]
 
 
 def _no_yelphat(*_: object) -> NoReturn:

@@ -575,7 +575,7 @@ def test_a_folder_of_images_of_every_format(write, tmp_path):
     write("photos/.cache/x.png", b"")
     corpus = load_corpus(str(tmp_path / "photos"))
     assert (corpus.kind, corpus.labels, corpus.blank, len(corpus)) == ("image", None, 0, len(FORMATS))
-    assert [Path(item.place).name for item in corpus.items] == [f"{i}.{suffix}" for i, suffix in enumerate(FORMATS)]
+    assert [item.path.name for item in corpus.items] == [f"{i}.{suffix}" for i, suffix in enumerate(FORMATS)]
     for i, (item, kind) in enumerate(zip(corpus.items, FORMATS.values(), strict=True)):
         image = item.load()
         assert (image.mode, image.size) == ("RGB", (32, 24))
@@ -628,7 +628,7 @@ def test_sub_folders_are_searched_and_are_the_labels(write, tmp_path):
         write(f"photos/{name}", encoded(picture(len(name)), "PNG"))
     write("photos/notes/read.txt", "no image here")
     corpus = load_corpus(str(tmp_path / "photos"))
-    found = [str(Path(item.place).relative_to(tmp_path / "photos")) for item in corpus.items]
+    found = [str(item.path.relative_to(tmp_path / "photos")) for item in corpus.items]
     assert found == ["a/4.png", "a/deep/3.png", "b/1.PNG", "b/2.png", "c d/x.png"]
     assert list(corpus.labels) == [0, 0, 1, 1, 2]
     write("photos/loose.png", encoded(picture(0), "PNG"))
@@ -642,7 +642,7 @@ def test_links_are_followed_but_not_round(write, tmp_path):
     (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos")
     (tmp_path / "linked").symlink_to(tmp_path / "photos")
     for folder in ("photos", "linked"):
-        assert [Path(item.place).name for item in load_corpus(str(tmp_path / folder)).items] == ["1.png", "2.png"]
+        assert [item.path.name for item in load_corpus(str(tmp_path / folder)).items] == ["1.png", "2.png"]
 
 
 def unreadable(path: str, *words: str) -> None:
