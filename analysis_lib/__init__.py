@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from analysis_lib.lazy import lazily
 
 # For the models that it gives a name.
-from analysis_lib.training import recipes  # noqa: F401
+from analysis_lib.training import recipes
 
 if TYPE_CHECKING:
     from analysis_lib import metrics
@@ -22,15 +22,3 @@ if TYPE_CHECKING:
     from analysis_lib.models import LoadedModel, load_model
 
 __getattr__, __dir__ = lazily(__name__)
-__all__ = [
-    "AnalysisError",
-    "Comparison",
-    "Corpus",
-    "LoadedModel",
-    "Tables",
-    "compare",
-    "load_corpus",
-    "load_model",
-    "measure",
-    "metrics",
-]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,26 +16,26 @@ from analysis_lib.errors import AnalysisError
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
-    options = _parser().parse_args(arguments)
+    options, status = _parser().parse_args(arguments), 1
     try:
         options.command(options)
+        status = 0
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
         kept = "what was finished is kept, and the same command continues from there"
         kept = "nothing was written" if options.command is _train else kept
         print(str(error) or f"interrupted: {kept}", file=sys.stderr)
-        return 130
+        status = 130
     except Exception as error:
         if options.debug:
             raise
         unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
         print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
-        return 1
-    try:
-        sys.stdout.flush()
-    except (BrokenPipeError, AttributeError):
-        # The work is done; only the reader of the output, such as `head`, has gone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -264,7 +265,7 @@ def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.papers import claims
 
     if options.executed:
-        from analysis_lib.book.verdicts import verdicts
+        from analysis_lib.book.notebook import verdicts
 
         print(verdicts(options.executed).to_csv(index=False), end="")
         return
@@ -296,11 +297,9 @@ def _print_names(names: dict[str, str]) -> None:
 
 def _refuse_unwritable(folder: Path) -> None:
     """Raise, before hours of work, if the folder cannot be written."""
-    probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error

@@ -519,3 +519,8 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
         ["bash", "-c", f"{command} --out {tmp_path / 'o'} 2>&1 | head -c 0; exit ${{PIPESTATUS[0]}}"], check=False
     )
     assert (tmp_path / "o" / "run.json").is_file() == (result.returncode == 0)
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib datasets | head -c 0"
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-import analysis_lib
-
 LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in ("figures", "measurement", "models", "training")))
 
 
@@ -38,7 +36,3 @@ def test_what_needs_no_model_imports_no_torch(arguments):
     code += "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_exported_names_are_those_that_are_imported_late():
-    assert analysis_lib.__all__ == sorted(importlib.import_module("analysis_lib.lazy").homes("analysis_lib"), key=str)

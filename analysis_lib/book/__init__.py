@@ -3,5 +3,3 @@
 from analysis_lib.book.notebook import run_notebook
 from analysis_lib.book.parameters import book_parameters, coerce, notebook_parameters
 from analysis_lib.book.site import build_book
-
-__all__ = ["book_parameters", "build_book", "coerce", "notebook_parameters", "run_notebook"]

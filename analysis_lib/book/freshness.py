@@ -35,17 +35,13 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
         parameters,
         source_hash(modules),
-        [path.read_text(encoding="utf-8") for path in _library_data()],
+        # What the library reads beside its own sources.
+        *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
+        (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),
         _inputs(parameters),
         {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
         installed(),
     )
-
-
-def _library_data() -> list[Path]:
-    """What the library reads beside its own sources."""
-    tables = (data_directory() / f"{name}.yml" for name in ("architectures", "folders"))
-    return [*tables, LIBRARY / "figures" / "theme.mplstyle"]
 
 
 def digest(*parts: object) -> str:

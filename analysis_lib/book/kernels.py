@@ -3,7 +3,8 @@
 import os
 import signal
 import threading
-from multiprocessing import forkserver, get_context
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
 
@@ -47,31 +48,26 @@ class _Copied(LocalProvisioner):
     arguments: tuple
 
     async def launch_kernel(self, cmd: list[str], **_: object) -> dict:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        forkserver.set_forkserver_preload(IMPORTED)
         with mock.patch.dict(os.environ, SETTINGS):
             forkserver.ensure_running()
-        process = context.Process(target=_be_kernel, args=self.arguments)
+        self.process = process = _Process(target=_be_kernel, args=self.arguments)
         process.start()
-        self.process, self.pid, self.pgid, self.cwd = _Process(process), process.pid, process.pid, Path.cwd()
+        self.pid, self.pgid, self.cwd = process.pid, process.pid, Path.cwd()
         return self.connection_info
 
 
-class _Process:
-    """A process of multiprocessing, as jupyter_client wants it: like a Popen."""
+class _Process(ForkServerProcess):
+    """A process of multiprocessing that is also like a Popen, as jupyter_client wants it."""
 
     stdin = stdout = stderr = None
 
-    def __init__(self, process):
-        self._process, self.pid = process, process.pid
-        self.kill, self.terminate = process.kill, process.terminate
-
     def poll(self) -> int | None:
-        return self._process.exitcode
+        return self.exitcode
 
     def wait(self) -> int:
-        self._process.join()
-        return self._process.exitcode
+        self.join()
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

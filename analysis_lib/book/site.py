@@ -68,7 +68,10 @@ def build_book(
     """
     started, root = time.monotonic(), root.resolve()
     build, out = root / "_build", out or root / "_build" / "html"
-    tasks = [_task(root, profile, name, values) for name, values in resolve(profile, parameters or {}, root).items()]
+    tasks = []
+    for name, values in resolve(profile, parameters or {}, root).items():
+        notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
+        tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
     stale = [task for task in tasks if not task.up_to_date]
     try:
         asyncio.run(_execute(stale))
@@ -78,7 +81,7 @@ def build_book(
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, profile, tasks, stage)
-        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.copying"])
+        builder = source_hash(["analysis_lib.book.site"])
         key = digest(file_hashes(stage), installed(), packages.pin("django-static-mathjax"), builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
@@ -101,12 +104,6 @@ def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
         f"executed {len(stale)} of {len(tasks)} notebooks{names}; {len(tasks) - len(stale)} were up to date; "
         f"{seconds:.0f} s, {busy:.0f} s of processors"
     )
-
-
-def _task(root: Path, profile: str, name: str, parameters: Parameters) -> Task:
-    notebook = root / "book" / f"{name}.ipynb"
-    out = root / "_build" / "executed" / profile / f"{name}.ipynb"
-    return Task(name, notebook, parameters, out, notebook_key(notebook, parameters, root))
 
 
 async def _execute(tasks: list[Task]) -> None:
@@ -152,7 +149,7 @@ async def _watch(folder: Path, bar: tqdm) -> None:
 
 def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
     """Pages, executed notebooks, configuration and the status page, as one folder for Sphinx."""
-    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints")
+    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints", "__pycache__")
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
         (stage / task.name).parent.mkdir(parents=True, exist_ok=True)

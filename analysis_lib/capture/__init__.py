@@ -4,8 +4,8 @@ Items become batches (``batching.py``). A batch goes through the model once the 
 against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive the activations of each layer
 (``activations.py``): vectors (``vectors.py``), attention rows (``attention_rows.py``) and sums of scores
 (``score_sums.py``, where the formula of C_j is). Hidden states come from hooks on the blocks; queries, keys and values
-from transformers' attention interface (``interface.py``), or from hooks where a model does not call it (``hooked.py``,
-``deberta.py``). What the vectors of a stack stand for is in ``stack_tokens.py``.
+from transformers' attention interface (``interface.py``), or from hooks where a model does not call it (``hooked.py``).
+What the vectors of a stack stand for is in ``stack_tokens.py``.
 """
 
 from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Activations
@@ -17,24 +17,3 @@ from analysis_lib.capture.interface import IMPLEMENTATION, attended_by
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
 from analysis_lib.capture.vectors import Vectors
-
-__all__ = [
-    "IMPLEMENTATION",
-    "SCORES",
-    "SPACES",
-    "WEIGHTS",
-    "Activations",
-    "AttentionRows",
-    "Batch",
-    "Reading",
-    "ScoreSums",
-    "Settings",
-    "Tokens",
-    "Vectors",
-    "Visibility",
-    "attended_by",
-    "batches",
-    "longest",
-    "run",
-    "unpadded",
-]

@@ -1,7 +1,7 @@
 """Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE and CvT.
 
 Hooks on the projections see queries, keys and values; a hook on the dropout of the attention weights sees the weights.
-What these models add to q·k is in ``deberta.py`` and :func:`_position_terms`. CANINE's local attention runs window by
+What these models add to q·k is in :func:`_position_terms`. CANINE's local attention runs window by
 window; the windows are captured as one attention over all tokens.
 """
 
@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionRows
-from analysis_lib.capture.deberta import disentangled_terms
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.models import TOKEN_TYPES
@@ -46,7 +45,10 @@ class HookedAttention:
             return  # CANINE's local attention has more windows to come.
         windows, self.windows = self.windows, []
         query, key, value, key_input = joined(windows)
-        visibility = visibility_of_windows(windows, tokens, self._key_tokens(query.shape[2], key.shape[2]))
+        keys = tokens
+        if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
+            keys = layer.unpadded(key.shape[2], int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum()))
+        visibility = visibility_of_windows(windows, tokens, keys)
         layer.take(query, key, value, key_input, visibility.keys)
         if SCORES in layer.needs:
             position, position_query = _position_terms(module, call.arguments, query, tokens)
@@ -56,13 +58,6 @@ class HookedAttention:
             )
         if WEIGHTS in layer.needs:
             layer.activations.rows = rows_of_windows(windows, visibility)
-
-    def _key_tokens(self, queries: int, keys: int) -> Tokens:
-        """CvT reduces the map that keys are projected from: its keys are fewer than its queries."""
-        tokens = self.layer.activations.tokens
-        if queries == keys:
-            return tokens
-        return self.layer.unpadded(keys, int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum()))
 
 
 def _position_terms(
@@ -75,6 +70,55 @@ def _position_terms(
     if arguments.get("rel_embeddings") is not None:
         return disentangled_terms(module, arguments, query, tokens)
     return None, None
+
+
+def disentangled_terms(
+    module: nn.Module,
+    arguments: dict[str, object],
+    query: Float[Tensor, "utterance head token head_dim"],
+    tokens: Tokens,
+) -> tuple[Float[Tensor, "utterance head token token"] | None, Float[Tensor, "utterance head token head_dim"] | None]:
+    """What relative positions add to the scores q_m · k_n of DeBERTa, before scaling; None for a term that it lacks.
+
+    Its disentangled attention has scores between contents and relative positions (He et al. 2021).
+
+    Args:
+        module: the attention module of DeBERTa or DeBERTa-v2.
+        arguments: of its call, by name.
+
+    Returns:
+        The content-to-position score of each pair, q_m · r^K(m − n); and for each key n, Σ_m r^Q(n − m) over the
+        counted queries m: the position-to-content score of a pair is r^Q(n − m) · k_n.
+    """
+    count, relative = query.shape[2], arguments["relative_pos"]
+    embeddings = arguments["rel_embeddings"]
+    if hasattr(module, "pos_ebd_size"):
+        span = module.pos_ebd_size
+        embeddings = embeddings[: 2 * span]
+        names = ("key_proj", "query_proj") if module.share_att_key else ("pos_key_proj", "pos_query_proj")
+    else:
+        span = min(count, module.max_relative_positions)
+        embeddings = embeddings[module.max_relative_positions - span : module.max_relative_positions + span]
+        names = ("pos_proj", "pos_q_proj")
+    relative = relative.reshape(-1, count, count)[0].long()
+    heads = query.shape[1]
+    # Each of shape head x distance x head_dim, for 2 span distances.
+    by_distance = {
+        kind: getattr(module, name)(embeddings).unflatten(-1, (heads, -1)).transpose(0, 1)
+        for kind, name in zip(("c2p", "p2c"), names, strict=True)
+        if kind in module.pos_att_type
+    }
+    position = position_query = None
+    if "c2p" in by_distance:
+        index = (relative + span).clamp(0, 2 * span - 1)
+        position = (query @ by_distance["c2p"].transpose(1, 2)).gather(-1, index.expand(*query.shape[:2], -1, -1))
+    if "p2c" in by_distance:
+        # Row n holds the distance at which each query m meets key n: it is enough to count how often each occurs.
+        index = (-relative + span).clamp(0, 2 * span - 1).expand(len(query), -1, -1)
+        occurs = query.new_zeros(len(query), count, 2 * span)
+        occurs.scatter_add_(2, index, tokens.counted.to(query.dtype).unsqueeze(1).expand(-1, count, -1))
+        position_query = occurs.unsqueeze(1) @ by_distance["p2c"]
+    return position, position_query
 
 
 class Window(NamedTuple):

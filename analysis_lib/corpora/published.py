@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-import yaml
-
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
-from analysis_lib.corpora.media import ArchivedFile, ParquetRow, parquet_file
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.media import MediaFile, parquet_file, row_group
+from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
 
@@ -84,11 +82,16 @@ def _cells(columns: Sequence[str], path: Path) -> Iterable[tuple]:
     return zip(*(table[name].to_pylist() for name in columns), strict=True)
 
 
-def _images(path: Path) -> Iterator[tuple[ParquetRow, int]]:
+def _images(path: Path) -> Iterator[tuple[MediaFile, int]]:
     with parquet_file(path) as rows:
         groups = [rows.read_row_group(i, columns=["label"])["label"] for i in range(rows.num_row_groups)]
     for i, labels in enumerate(groups):
-        yield from ((ParquetRow("image", path, i, row), label) for row, label in enumerate(labels.to_pylist()))
+        for row, label in enumerate(labels.to_pylist()):
+            yield MediaFile("image", path, f"row {row} of row group {i}", _image_content, (i, row)), label
+
+
+def _image_content(path: Path, group: int, row: int) -> bytes:
+    return row_group(path, group, "image")[row].as_py()["bytes"]
 
 
 _COMMON_VOICE = ("mozilla-foundation/common_voice_11_0", "3a1ecdc235db65ef38a7e97dd04b603ea68a5810")
@@ -106,7 +109,7 @@ def _withdrawn() -> Iterator[None]:
 
 
 @_withdrawn()
-def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
+def _common_voice(part: str) -> list[tuple[MediaFile, None]]:
     """The English clips that the table of a part names, in its order, out of the part's archive."""
     table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
     archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
@@ -122,7 +125,7 @@ def _common_voice(part: str) -> list[tuple[ArchivedFile, None]]:
     if missing := [name for name in names if name not in members]:
         raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")
     found = (members[name] for name in names)
-    return [(ArchivedFile("audio", archive, clip.name, clip.offset_data, clip.size), None) for clip in found]
+    return [(MediaFile("audio", archive, clip.name, at=(clip.offset_data, clip.size)), None) for clip in found]
 
 
 def _no_yelphat(*_: object) -> NoReturn:
@@ -132,10 +135,8 @@ def _no_yelphat(*_: object) -> NoReturn:
     )
 
 
-_DATASETS = yaml.safe_load((data_directory() / "corpora.yml").read_text(encoding="utf-8"))
-
 PUBLISHED = {
-    **{name: Dataset(**described).source() for name, described in _DATASETS.items()},
+    **{name: dataset.source() for name, dataset in entries("corpora.yml", Dataset).items()},
     "yelphat": Source(
         "YelpHat, restaurant reviews of two classes (not on the hub: give a folder, FOLDER/yelphat:train)",
         dict.fromkeys(SPLITS, _no_yelphat),

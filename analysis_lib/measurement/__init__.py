@@ -11,5 +11,3 @@ if TYPE_CHECKING:
     from analysis_lib.measurement.tables import Tables, grouped
 
 __getattr__, __dir__ = lazily(__name__)
-
-__all__ = ["Comparison", "Tables", "compare", "grouped", "measure", "shipped"]

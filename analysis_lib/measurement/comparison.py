@@ -5,16 +5,12 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from analysis_lib import capture
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.capture.vectors import Vectors
-from analysis_lib.corpora import Corpus
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured
 from analysis_lib.measurement.tables import LazyTables, Tables
-from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.models import UNTRAINED, LoadedModel
+from analysis_lib.models import UNTRAINED
 from analysis_lib.models.loading import load_model
 
 
@@ -80,22 +76,3 @@ def compare(
                 known = measured(whole, corpus, metrics, **of_vectors)
                 runs[name, trained] = known or measure(load_model(whole), corpus, metrics, **settings)
     return Comparison(runs)
-
-
-def pixel_cosine(model: LoadedModel, images: Corpus) -> float:
-    """The average cosine of two images of a corpus before any layer: of their flattened pixels, as a model reads them.
-
-    It says how similar the images themselves are, and is the baseline for the cosine of flattened maps.
-
-    Raises:
-        AnalysisError: the corpus holds no images, or the model reads none.
-    """
-    if (model.kind, images.kind) != ("image", "image"):
-        raise AnalysisError(f"{model.name} on {images.name}: give a model that reads images, and images")
-    total, count = 0, 0
-    for batch in capture.batches(model, images.items, [0] * len(images), capture.Settings(), capture.Reading()):
-        pixels = batch.inputs["pixel_values"].double().flatten(1)[:, None, None]
-        vectors = Vectors(pixels, capture.unpadded(batch.groups, 1))
-        total = total + vectors.unit_sum.sum((0, 1))
-        count = count + vectors.nonzero.sum()
-    return float(mean_pair_cosine(total.cpu().numpy(), count.cpu().numpy()))

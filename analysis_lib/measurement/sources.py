@@ -7,7 +7,7 @@ module is its code: an edit of a docstring, a comment or the layout changes no h
 import ast
 import hashlib
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,8 @@ NAME = LIBRARY.name
 
 # The dotted name of a module, and perhaps of what it holds, in its parts.
 Parts = tuple[str, ...]
+# The files of the library and when they were last written, as of what is kept of them.
+_state: list[tuple[Path, int]] = []
 
 
 def source_hash(modules: Iterable[str]) -> str:
@@ -34,6 +36,7 @@ def source_hash(modules: Iterable[str]) -> str:
     Raises:
         AnalysisError: the library has no such module, or it is no valid Python.
     """
+    _refresh()
     modules = {module for module in modules if module.split(".")[0] == NAME}
     for module in modules:
         if _path(module) is None:
@@ -53,37 +56,39 @@ def imported_modules(code: str) -> set[str]:
     >>> sorted(imported_modules("from analysis_lib import load_model, metrics; metrics.Anisotropy()"))
     ['analysis_lib.metrics.anisotropy', 'analysis_lib.models.loading']
     """
+    _refresh()
     plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
-    return _providers(_imports(_parsed(plain, "the code"), "")[1])
+    return {module for parts in _imports(_parsed(plain, "the code"), "")[1] for module in _provider(parts)}
+
+
+def _refresh() -> None:
+    """Forget the library as it was read, if a file of it has changed since."""
+    state = sorted((path, path.stat().st_mtime_ns) for path in LIBRARY.rglob("*.py"))
+    if state != _state:
+        _state[:] = state
+        for known in (_path, _source, _provider):
+            known.cache_clear()
 
 
 def _reached(modules: set[str]) -> set[str]:
     reached, waiting = set(), set(modules)
     while waiting:
         reached |= waiting
-        found = {module for name in waiting for module in _providers(_source(name).uses)}
-        waiting = (found | {package for name in waiting for package in _acting_packages(name)}) - reached
+        found = {module for name in waiting for parts in _source(name).uses for module in _provider(parts)}
+        # The packages around a module may do more than define names once they are imported, such as registering them.
+        around = {".".join(parts[:n]) for parts in (name.split(".") for name in waiting) for n in range(1, len(parts))}
+        waiting = (found | {package for package in around if _source(package).acts}) - reached
     return reached
 
 
-def _acting_packages(module: str) -> list[str]:
-    """The packages around a module that do more than define names once they are imported, such as registering them."""
-    parts = module.split(".")
-    packages = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return [package for package in packages if _source(package).acts]
-
-
-def _providers(uses: Iterable[Parts]) -> set[str]:
-    return {module for parts in uses for module in _provider(parts)}
-
-
+@cache
 def _provider(parts: Parts) -> set[str]:
     """The module that defines what a dotted name stands for; a package's own imports are followed."""
     module = parts[0]
     for i, name in enumerate(parts[1:], 1):
         if _path(f"{module}.{name}") is not None:
             module = f"{module}.{name}"
-        elif not _is_package(module):
+        elif _path(module).name != "__init__.py":
             break
         elif name in (source := _source(module)).bound:
             return _provider((*source.bound[name], *parts[i + 1 :]))
@@ -95,15 +100,12 @@ def _provider(parts: Parts) -> set[str]:
     return {module}
 
 
+@cache
 def _path(module: str) -> Path | None:
     """The file of a module of the library."""
     path = LIBRARY.joinpath(*module.split(".")[1:])
     file = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
     return file if file.is_file() else None
-
-
-def _is_package(module: str) -> bool:
-    return _path(module).name == "__init__.py"
 
 
 def _below(package: str) -> set[str]:
@@ -123,16 +125,11 @@ class _Source(NamedTuple):
     acts: bool  # whether it does more than define names when it is imported
 
 
+@cache
 def _source(module: str) -> _Source:
     path = _path(module)
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    return _read(path.read_text(encoding="utf-8"), package, str(path))
-
-
-@lru_cache(maxsize=1024)
-def _read(code: str, package: str, origin: str) -> _Source:
-    tree = _parsed(code, origin)
-    bound, uses = _imports(tree, package)
+    tree = _parsed(path.read_text(encoding="utf-8"), str(path))
+    bound, uses = _imports(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
     body = tree.body[ast.get_docstring(tree) is not None :]
     acts = any(not isinstance(node, plain) and not _is_late(node) for node in body)

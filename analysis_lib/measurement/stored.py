@@ -1,4 +1,4 @@
-"""What is kept on disk: finished measurements, and the finished shards from which an interrupted one goes on."""
+"""Finished measurements on disk, shards from which an interrupted one goes on, and what comes with the book."""
 
 import hashlib
 import importlib.metadata

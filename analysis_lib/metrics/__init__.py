@@ -1,6 +1,6 @@
-"""One file per quantity; each is an accumulator that merges.
+"""The quantities, each an accumulator that merges.
 
-To add a quantity, subclass :class:`Metric` in a file of its own and list it in ``METRICS``. ``tests/reference.py``
+To add a quantity, subclass :class:`Metric` and list it in ``METRICS``. ``tests/reference.py``
 computes the same table naively, unless it is made on request: its columns go into ``COLUMNS``, at the same place, its
 name into ``OF_HIDDEN_STATES`` if it needs no attention, and a method of its name gives its rows.
 """
@@ -9,35 +9,17 @@ from collections.abc import Iterable
 
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.anisotropy import Anisotropy
-from analysis_lib.metrics.attention_by_token_type import AttentionByTokenType
-from analysis_lib.metrics.attention_entropy import AttentionEntropy
-from analysis_lib.metrics.dimension_means import DimensionMeans
-from analysis_lib.metrics.head_means import HeadMeans
+from analysis_lib.metrics.anisotropy import Anisotropy, UtteranceSimilarity
+from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
+from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
 from analysis_lib.metrics.isotropy import Isotropy
-from analysis_lib.metrics.mean_vector import MeanVector
-from analysis_lib.metrics.outlier_dimensions import OutlierDimensions
-from analysis_lib.metrics.qk_alignment import QueryKeyAlignment
+from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
 from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
-from analysis_lib.metrics.utterance_similarity import UtteranceSimilarity
 
-METRICS: dict[str, type[Metric]] = {
-    metric.name: metric
-    for metric in (
-        Anisotropy,
-        MeanVector,
-        UtteranceSimilarity,
-        QueryKeyAlignment,
-        HeadMeans,
-        AttentionEntropy,
-        AttentionByTokenType,
-        DimensionMeans,
-        OutlierDimensions,
-        ScoreContributions,
-        ScoreTerms,
-        Isotropy,
-    )
-}
+_ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
+_DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
+_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy)
+METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in _EVERY}
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:

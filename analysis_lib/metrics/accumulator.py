@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 import numpy as np
@@ -202,6 +202,15 @@ def head_rows(layer: int, columns: dict[str, np.ndarray], space: str | None = No
     rows = len(next(iter(columns.values())))
     head = pd.array([pd.NA] if space == "hidden" else range(1, rows + 1), dtype="Int64")
     return pd.DataFrame({**({} if space is None else {"space": space}), "layer": layer, "head": head, **columns})
+
+
+def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> pd.DataFrame:
+    """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes."""
+    places = pd.MultiIndex.from_product(axes.values(), names=[*axes]).to_frame(index=False)
+    shape = [len(axis) for axis in axes.values()]
+    columns = {name: np.broadcast_to(cells, shape).ravel() for name, cells in values.items()}
+    table = pd.DataFrame({"layer": layer, **places, **columns})
+    return table.astype({"head": "Int64"}) if "head" in axes else table
 
 
 def type_means(

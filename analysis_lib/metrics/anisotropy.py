@@ -1,11 +1,10 @@
-"""Anisotropy: the expected cosine of two tokens of the corpus."""
-
-from typing import ClassVar
+"""Anisotropy: the expected cosine of two tokens, of the corpus or of one utterance."""
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
-from scipy import special, stats
+from scipy import stats
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
@@ -43,41 +42,10 @@ def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95
     >>> round(isotropic_cosine_quantile(2, 0.75), 6)  # cos 45°
     0.707107
     """
-    _refuse_a_line(dimensions)
+    if dimensions < 2:
+        raise AnalysisError(f"{dimensions} dimensions were given: random directions have an angle in 2 or more")
     half = (dimensions - 1) / 2
     return float(2 * stats.beta.ppf(probability, half, half) - 1)
-
-
-def isotropic_cosine_density(cosine: Float[np.ndarray, "*points"], dimensions: int) -> Float[np.ndarray, "*points"]:
-    r"""The density of the cosine of two independent vectors whose directions are uniform in ``dimensions``.
-
-    f(c) = Γ(d/2) / (√π Γ((d − 1)/2)) · (1 − c²)^((d − 3)/2): the share of the unit sphere at the angle arccos c to
-    a fixed direction. Its mean is 0 and its variance 1/d; for large d it is nearly normal. Exact, where Godey et al.
-    2024, app. B (Fig. 17), draw samples.
-
-    Args:
-        cosine: c; the density is 0 outside [−1, 1].
-        dimensions: d, at least 2; in the plane (d = 2) the density has poles at −1 and 1.
-
-    Raises:
-        AnalysisError: on a line (d = 1) the cosine is −1 or 1, and has no density.
-
-    >>> isotropic_cosine_density(np.array([-0.5, 0.0, 1.0]), 3)  # uniform: Archimedes' hat box
-    array([0.5, 0.5, 0.5])
-    """
-    _refuse_a_line(dimensions)
-    half = (dimensions - 1) / 2
-    # Logarithms: in thousands of dimensions the gamma function itself overflows.
-    constant = special.gammaln(dimensions / 2) - special.gammaln(half) - np.log(np.pi) / 2
-    inside = np.abs(cosine) <= 1
-    return np.where(inside, np.exp(constant + special.xlog1py(half - 1, -np.square(np.where(inside, cosine, 0)))), 0.0)
-
-
-def _refuse_a_line(dimensions: int | float) -> None:
-    if dimensions < 2:
-        raise AnalysisError(
-            f"a space of {dimensions} dimensions was given: the cosine of random directions has a density in 2 or more"
-        )
 
 
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
@@ -99,10 +67,10 @@ class Anisotropy(Metric):
     direction: it is left out, and ``tokens`` is smaller for it.
     """
 
-    name: ClassVar[str] = "anisotropy"
-    needs: ClassVar[frozenset[str]] = frozenset(VECTOR_SPACES)
-    interval: ClassVar[str] = "cosine"
-    counts: ClassVar[str] = "tokens"
+    name = "anisotropy"
+    needs = frozenset(VECTOR_SPACES)
+    interval = "cosine"
+    counts = "tokens"
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):
@@ -120,4 +88,41 @@ class Anisotropy(Metric):
     def table(self) -> pd.DataFrame:
         table = super().table()
         refuse_few_vectors(table, "anisotropy", "text")
+        return table
+
+
+class UtteranceSimilarity(Metric):
+    """Mean cosine of the token pairs of an utterance, averaged over utterances (Fosse et al. 2023, eq. 3).
+
+    For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens or more
+    count, each once, however long. Columns: space, layer, head (missing for hidden), similarity in
+    [−1, 1], its 95 % interval, and utterances, how many counted.
+    """
+
+    name = "utterance_similarity"
+    needs = frozenset(VECTOR_SPACES)
+    interval = "similarity"
+    counts = "utterances"
+    of_pairs_within_utterances = True
+
+    def update(self, activations: Activations) -> None:
+        for space, vectors in self.vectors(activations):
+            count = vectors.nonzero
+            square = vectors.unit_sum.double().square().sum(-1)
+            similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
+            self.add(("similarity", space, activations.layer), similarity, activations)
+            self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> pd.DataFrame:
+            count = sums["utterances", space, layer]
+            mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
+            return head_rows(layer, {"similarity": mean, "utterances": count.astype(int)}, space)
+
+        return tabulated(sums, "similarity", rows)
+
+    def table(self) -> pd.DataFrame:
+        table = super().table()
+        if (table["utterances"] == 0).any():
+            raise AnalysisError("utterance_similarity needs an utterance of two tokens or more: give longer text")
         return table

@@ -1,7 +1,6 @@
 """Isotropy: how far a cloud of vectors is from one that has no preferred direction."""
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -72,25 +71,6 @@ def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarra
     return np.asarray((participation - 1) / (dimensions - 1 if dimensions > 1 else np.nan))
 
 
-def against_isoscore(table: pd.DataFrame) -> pd.DataFrame:
-    r"""The isotropy table, with IsoScore in units of dimensions, and where it and the mean cosine disagree.
-
-    Two columns are added. ``participation``, 1 + (d − 1) · IsoScore, is the participation ratio of the covariance: how
-    many dimensions the cloud uses around its mean, where ``effective_dimension`` says how many it uses around the
-    origin. ``disagreement``, in [−1, 1], is where ``deviations`` ranks a layer among those of the table plus where
-    ``isoscore`` does, from 0 (the least) to 1, minus 1. It is 0 where the two order the layers alike, 1 for a cloud far
-    from the origin and round, and −1 for one that is centred and flat; missing where IsoScore is.
-
-    Args:
-        table: rows of the ``isotropy`` table, of one model or of several.
-    """
-    ranks = table[["deviations", "isoscore"]].rank() - 1
-    return table.assign(
-        participation=1 + (table["dimensions"] - 1) * table["isoscore"],
-        disagreement=ranks.sum(axis=1, skipna=False) / max(len(table) - 1, 1) - 1,
-    )
-
-
 class Isotropy(Metric):
     r"""How far the vectors of a layer are from an isotropic cloud of as many dimensions.
 
@@ -119,9 +99,9 @@ class Isotropy(Metric):
         spaces: which of hidden, query, key and value to measure.
     """
 
-    name: ClassVar[str] = "isotropy"
+    name = "isotropy"
     needs: frozenset[str] = frozenset({"hidden"})
-    on_request: ClassVar[bool] = True
+    on_request = True
 
     def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
         super().__init__()
@@ -159,7 +139,9 @@ class Isotropy(Metric):
         def rows(space: str, layer: int) -> pd.DataFrame:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
-            low, high = jackknife_interval(deviations, self._left_out(space, layer))
+            by_group = (self.sums[name, space, layer] for name in ("unit_sum", "vectors"))
+            without = (sums.sum(0) - sums[self.occupied_groups()] for sums in by_group)
+            low, high = jackknife_interval(deviations, _deviations(*without))
             square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
             with np.errstate(divide="ignore"):
                 effective = 1 / square
@@ -181,12 +163,6 @@ class Isotropy(Metric):
         table = super().table()
         refuse_few_vectors(table, "isotropy", "data")
         return table
-
-    def _left_out(self, space: str, layer: int) -> Float[np.ndarray, "group head"]:
-        """The deviations without each group of utterances in turn."""
-        unit_sum, vectors = self.sums["unit_sum", space, layer], self.sums["vectors", space, layer]
-        groups = self.occupied_groups()
-        return _deviations(unit_sum.sum(0) - unit_sum[groups], vectors.sum(0) - vectors[groups])
 
     def without(self, group: int) -> pd.DataFrame:
         """Refused: the second moments hold every group.

@@ -1,12 +1,9 @@
 """What each dimension of the keys' input adds to the attention scores."""
 
-from typing import ClassVar
-
-import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, tabulated, type_means
+from analysis_lib.metrics.accumulator import Metric, Sums, crossed, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -23,8 +20,8 @@ class ScoreContributions(Metric):
     occur has no row.
     """
 
-    name: ClassVar[str] = "score_contributions"
-    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
+    name = "score_contributions"
+    needs = frozenset({SCORES})
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -38,14 +35,9 @@ class ScoreContributions(Metric):
             heads, _, width = means.shape
             # Codes of categories are a tenth of the size of words, and there are many rows.
             types = pd.Categorical(types, ["all", *TOKEN_TYPES])
-            columns = {
-                "head": pd.array(np.repeat(np.arange(1, heads + 1), len(types) * width), dtype="Int64"),
-                "dimension": np.tile(np.arange(width), heads * len(types)),
-                "key_type": types.take(np.tile(np.repeat(np.arange(len(types)), width), heads)),
-                "contribution": means.ravel(),
-                "pairs": np.tile(np.repeat(pairs, width), heads),
-            }
-            return pd.DataFrame({"layer": layer, **columns})
+            axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
+            table = crossed(layer, axes, contribution=means, pairs=pairs[:, None])
+            return table[["layer", "head", "dimension", "key_type", "contribution", "pairs"]]
 
         return tabulated(sums, "sum", rows)
 
@@ -60,8 +52,8 @@ class ScoreTerms(Metric):
     DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture lacks has no row.
     """
 
-    name: ClassVar[str] = "score_terms"
-    needs: ClassVar[frozenset[str]] = frozenset({SCORES})
+    name = "score_terms"
+    needs = frozenset({SCORES})
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -73,14 +65,8 @@ class ScoreTerms(Metric):
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(term: str, layer: int) -> pd.DataFrame:
             means, pairs, types = type_means(sums["sum", term, layer], sums["pairs", layer])
-            columns = {
-                "head": pd.array(np.repeat(np.arange(1, len(means) + 1), len(types)), dtype="Int64"),
-                "key_type": np.tile(types, len(means)),
-                "term": term,
-                "contribution": means.ravel(),
-                "pairs": np.tile(pairs, len(means)),
-            }
-            return pd.DataFrame({"layer": layer, **columns})
+            axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
+            return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
 
         table = tabulated(sums, "sum", rows)
         return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)

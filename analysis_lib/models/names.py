@@ -100,23 +100,18 @@ def _maker(name: str) -> Maker | None:
 
 def known_models() -> dict[str, str]:
     """Name and description of every model known by name; those of the MultiBERTs are one line."""
-    made = {name: text for maker in _makers for name, text in maker.descriptions.items()}
     every = multibert("S", "T")
     steps = "BERT after T = 0, 20, ..., 200, 300, ..., 2000 thousand steps of pretraining, S = 0 to 4"
-    on_hub = {name: known for name, known in MODELS.items() if known.repository}
-    on_hub[every] = KnownModel(steps, repository=f"google/{every}")
-    return (
-        {name: f"{known.description} ({_source(known)})" for name, known in MODELS.items() if known.packages}
-        | made
-        | {
-            name: f"{known.description} (hub: {known.repository}{'' if known.revision else '; no pinned revision'})"
-            for name, known in on_hub.items()
-        }
-    )
-
-
-def _source(known: KnownModel) -> str:
-    return "downloaded at first use" if any(map(packages.on_demand, known.packages)) else "bundled"
+    found, on_hub = {}, {}
+    for name, known in (MODELS | {every: KnownModel(steps, repository=f"google/{every}")}).items():
+        if known.packages:
+            source = "downloaded at first use" if any(map(packages.on_demand, known.packages)) else "bundled"
+            found[name] = f"{known.description} ({source})"
+        else:
+            unpinned = "" if known.revision else "; no pinned revision"
+            on_hub[name] = f"{known.description} (hub: {known.repository}{unpinned})"
+    made = {name: text for maker in _makers for name, text in maker.descriptions.items()}
+    return found | made | on_hub
 
 
 def known_model(name: str) -> KnownModel | None:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-import yaml
 from transformers import PreTrainedConfig
 
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
 
 
@@ -95,8 +94,7 @@ def _layout(stacks: list[dict], **settings) -> Layout:
     return Layout(tuple(_stack(**row) for row in stacks), **settings)
 
 
-_ROWS = yaml.safe_load((data_directory() / "architectures.yml").read_text(encoding="utf-8"))
-MODEL_LAYOUTS = {model_type: _layout(**row) for model_type, row in _ROWS.items()}
+MODEL_LAYOUTS = entries("architectures.yml", _layout)
 
 
 def layout_for(name: str, config: PreTrainedConfig) -> Layout:

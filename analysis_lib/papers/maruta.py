@@ -4,7 +4,7 @@ import math
 
 import pandas as pd
 
-from analysis_lib.metrics.outlier_dimensions import THRESHOLD, magnitude_zscores
+from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers.claims import TableSet
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
@@ -24,12 +22,6 @@ Settings = TypeVar("Settings")
 
 
 # --- Settings -------------------------------------------------------------------------------------
-
-
-def shipped_settings(file: str, kind: type[Settings]) -> dict[str, Settings]:
-    """The settings by name, each a ``kind``, that a YAML file in ``data/`` holds."""
-    text = (packages.data_directory() / file).read_text(encoding="utf-8")
-    return {name: kind(**fields) for name, fields in yaml.safe_load(text).items()}
 
 
 def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
@@ -160,8 +152,8 @@ def spread(steps: int) -> list[int]:
     return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
 
 
-RECIPES = shipped_settings("recipes.yml", Recipe)
-RUNS = shipped_settings("runs.yml", Pretraining)
+RECIPES = packages.entries("recipes.yml", Recipe)
+RUNS = packages.entries("runs.yml", Pretraining)
 
 
 # --- Folders --------------------------------------------------------------------------------------

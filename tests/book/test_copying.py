@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from analysis_lib.book.copying import scripts
+from copying import scripts
 
 
 def needed(*cells: str) -> list[str]:

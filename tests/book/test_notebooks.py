@@ -10,9 +10,9 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
+from copying import analyse
 from sphinx_external_toc.parsing import parse_toc_yaml
 
-from analysis_lib.book.copying import analyse
 from analysis_lib.book.parameters import TYPES, notebook_parameters
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from planted import run_cells
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.measurement.comparison import compare, pixel_cosine
+from analysis_lib.measurement.comparison import compare
 
 
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):
@@ -41,14 +42,14 @@ def test_what_cannot_be_compared_is_refused(models, message):
         compare(models, "anisotropy")
 
 
-def test_pixel_cosine_is_the_mean_over_all_pairs_of_prepared_images(tiny_folder, tmp_path, minilm):
+def test_the_page_gives_the_mean_cosine_of_all_pairs_of_prepared_images(tiny_folder, tmp_path):
     draws = np.random.default_rng(0).integers(0, 256, (7, 9, 9, 3), dtype=np.uint8)
     for i, pixels in enumerate(draws):
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    images, model = load_corpus(str(tmp_path)), load_model(str(tiny_folder("vit")))
+    name, names = str(tiny_folder("vit")), {"image_data": str(tmp_path), "limit": None, "seed": None}
+    images, model = load_corpus(str(tmp_path)), load_model(name)
     read = [model.processor(images=item.load(), return_tensors="pt")["pixel_values"].flatten() for item in images.items]
     cosines = cosine_similarity(torch.stack(read).double())
     expected = cosines[~np.eye(7, dtype=bool)].mean()
-    assert pixel_cosine(model, images) == pytest.approx(expected, abs=1e-12)
-    with pytest.raises(AnalysisError, match="minilm on"):
-        pixel_cosine(minilm, images)
+    found = run_cells("anisotropy/convolution", "def unit_pixels", conv_models=[], image_models=[name], **names)
+    assert found["before"][name] == pytest.approx(expected, abs=1e-12)

@@ -10,6 +10,7 @@ import torch
 from clouds import accumulated, activations_of, repeatable, seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from planted import run_cells
 from scipy import integrate, stats
 from sklearn.decomposition import PCA
 
@@ -20,13 +21,12 @@ from analysis_lib.measurement import shards
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import isotropy
 from analysis_lib.metrics.accumulator import GROUPS
-from analysis_lib.metrics.anisotropy import isotropic_cosine_density, isotropic_cosine_quantile
+from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 
 # --- The density of the cosine --------------------------------------------------------------------
 
 
-def density(cosine: float, dimensions: int) -> float:
-    return float(isotropic_cosine_density(np.array(cosine), dimensions))
+density = run_cells("anisotropy/isotropy", "def density")["density"]
 
 
 @pytest.mark.parametrize("dimensions", [3, 4, 16, 768, 10**6])
@@ -46,11 +46,11 @@ def test_the_density_integrates_to_one_and_to_the_percentile(dimensions):
 def test_the_density_by_hand():
     # In the plane the angle is uniform: 1 / (π √(1 − c²)), with poles at the ends.
     np.testing.assert_allclose(
-        isotropic_cosine_density(np.array([-1.0, 0.0, 0.6, 1.0]), 2), [np.inf, 1 / np.pi, 1 / (0.8 * np.pi), np.inf]
+        density(np.array([-1.0, 0.0, 0.6, 1.0]), 2), [np.inf, 1 / np.pi, 1 / (0.8 * np.pi), np.inf]
     )
-    np.testing.assert_allclose(isotropic_cosine_density(np.array([-1.0, 0.3, 1.0]), 3), 0.5)
+    np.testing.assert_allclose(density(np.array([-1.0, 0.3, 1.0]), 3), 0.5)
     # Of an angle to a direction in five dimensions: 3/4 (1 − c²).
-    np.testing.assert_allclose(isotropic_cosine_density(np.array([-2.0, 0.5, 1.0, 1.1]), 5), [0, 9 / 16, 0, 0])
+    np.testing.assert_allclose(density(np.array([-2.0, 0.5, 1.0, 1.1]), 5), [0, 9 / 16, 0, 0])
     # In very many dimensions, a normal law of variance 1/d.
     assert density(1e-3, 10**6) == pytest.approx(stats.norm(scale=1e-3).pdf(1e-3), rel=1e-5)
 
@@ -60,13 +60,11 @@ def test_the_density_is_that_of_drawn_directions():
     first, second = rng.normal(size=(2, 20_000, 12))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
     grid = np.linspace(-1, 1, 2001)
-    cumulated = integrate.cumulative_simpson(isotropic_cosine_density(grid, 12), x=grid, initial=0)
+    cumulated = integrate.cumulative_simpson(density(grid, 12), x=grid, initial=0)
     assert stats.kstest(cosines, lambda c: np.interp(c, grid, cumulated)).pvalue > 0.01
 
 
-def test_a_line_has_no_density():
-    with pytest.raises(AnalysisError, match="1 dimensions"):
-        density(0.0, 1)
+def test_a_line_has_no_angles():
     with pytest.raises(AnalysisError, match="1 dimensions"):
         isotropic_cosine_quantile(1)
 
@@ -111,6 +109,13 @@ def test_a_zero_vector_has_no_direction_and_is_a_point_of_the_cloud():
     assert isotropy_of(cloud)["isoscore"] == pytest.approx(published_isoscore(cloud))
 
 
+def ranked_on_page(table: pd.DataFrame) -> pd.DataFrame:
+    """What the page makes of an ``isotropy`` table of trained models of one layer."""
+    table = table.assign(model=[f"m{i}" for i in range(len(table))], layer=1, trained=True)
+    cells = ('isotropy["participation"] =', "ranks = ")
+    return run_cells("anisotropy/isotropy", *cells, isotropy=table, measured=["dimensions"])["ranked"]
+
+
 def test_far_and_round_disagrees_with_centred_and_flat():
     rng = np.random.default_rng(0)
     round_cloud = rng.normal(size=(200, 4))
@@ -122,11 +127,10 @@ def test_far_and_round_disagrees_with_centred_and_flat():
         "the same": np.ones((2, 4)),
     }
     table = pd.DataFrame([isotropy_of(cloud) for cloud in clouds.values()], list(clouds))
-    found = isotropy.against_isoscore(table)
-    pd.testing.assert_frame_equal(found[table.columns], table)
+    found = ranked_on_page(table)
+    assert found.index.tolist() == [*clouds][:-1]  # What has no IsoScore has no rank.
     assert found["disagreement"].idxmax() == "far and round"
     assert found["disagreement"].idxmin() == "centred and flat"
-    assert math.isnan(found.loc["the same", "disagreement"])
     # The participation ratio of the covariance, from its eigenvalues.
     for name in ("far and round", "centred and flat"):
         variances = np.linalg.eigvalsh(np.cov(clouds[name].T))
@@ -136,10 +140,10 @@ def test_far_and_round_disagrees_with_centred_and_flat():
 
 def test_measures_that_order_layers_alike_do_not_disagree():
     table = pd.DataFrame({"deviations": [1.0, 2, 3], "isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
-    found = isotropy.against_isoscore(table)
+    found = ranked_on_page(table)
     assert found["disagreement"].tolist() == [0, 0, 0]
     assert found["participation"].tolist() == pytest.approx([10, 6, 2])
-    reverse = isotropy.against_isoscore(table.assign(isoscore=[0.1, 0.5, 0.9]))
+    reverse = ranked_on_page(table.assign(isoscore=[0.1, 0.5, 0.9]))
     assert reverse["disagreement"].tolist() == [-1, 0, 1]
 
 

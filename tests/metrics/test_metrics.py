@@ -19,8 +19,8 @@ from analysis_lib.capture.vectors import Vectors
 from analysis_lib.corpora import ArrayImage, Corpus
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.metrics.dimensions import magnitude_zscores
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.metrics.outlier_dimensions import magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 
 

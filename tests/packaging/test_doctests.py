@@ -15,7 +15,7 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", ["analysis_lib", *MODULES])
+@pytest.mark.parametrize("name", ["analysis_lib", "copying", *MODULES])
 def test_examples(name, capsys):
     # The package's attribute `measure` is the function, so the module comes from the import system.
     results = doctest.testmod(importlib.import_module(name))

@@ -20,7 +20,6 @@ from analysis_lib import AnalysisError, Corpus, load_corpus, load_model
 from analysis_lib.corpora import data_identity, hub, packages
 from analysis_lib.measurement import sources
 from analysis_lib.papers.godey import dynamics as module
-from analysis_lib.papers.godey.alignment import outside_chance
 from analysis_lib.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
 from analysis_lib.training import Pretraining, checkpoints, pretrain, pretraining, runs
 from analysis_lib.training import settings as run_settings
