@@ -1,6 +1,7 @@
 """The command line, ``python -m analysis_lib COMMAND``: measure, train, execute notebooks, list what is known."""
 
 import argparse
+import dataclasses
 import fcntl
 import json
 import os
@@ -85,8 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--learning-rate", type=float, help="its largest value")
     add("--warmup", type=float, help="share of the steps during which the learning rate rises")
     add("--weight-decay", type=float, help="of the weight matrices")
-    add("--beta2", type=float, help="of AdamW (default 0.999)")
-    _add_seeds(add)
+    add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
     add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
     add("--device", **device)
 
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
     add("--limit", type=int, default=128, help="number of texts (default 128)")
     add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
-    _add_seeds(add)
+    add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
 
     add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
     add("--data", required=True, help="a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label")
@@ -112,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=50, help="at most (default 50)")
     add("--patience", type=int, default=5, help="epochs without a gain after which training stops (default 5)")
     add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
-    _add_seeds(add, "0,1,2,3,4")
+    add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
     add = command("run", _run, "execute one notebook with new parameters")
     add("notebook", type=Path, metavar="NOTEBOOK")
@@ -128,10 +128,6 @@ def _parser() -> argparse.ArgumentParser:
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
     return parser
-
-
-def _add_seeds(add: Callable, default: str = "0") -> None:
-    add("--seeds", default=default, help=f"seeds of the run, comma-separated (default {default})")
 
 
 def _measure(options: argparse.Namespace) -> None:
@@ -175,9 +171,8 @@ def _measure(options: argparse.Namespace) -> None:
 def _pretrain(options: argparse.Namespace) -> None:
     from analysis_lib.training import Pretraining, pretrain
 
-    names = ("data", "model_type", "steps", "batch", "length", "vocabulary")
-    names += ("learning_rate", "warmup", "weight_decay", "beta2")
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    names = (setting.name for setting in dataclasses.fields(Pretraining))
+    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if options.config is not None:
         wanted = 'give a JSON object such as {"hidden_size": 192}'
         try:
@@ -186,7 +181,7 @@ def _pretrain(options: argparse.Namespace) -> None:
             raise AnalysisError(f"{options.config} cannot be read as JSON ({error}): {wanted}") from error
         if not isinstance(given["configuration"], dict):
             raise AnalysisError(f"{options.config} holds a {type(given['configuration']).__name__}: {wanted}")
-    seeds = _seeds(options)
+    seeds = _numbers("--seeds", options.seeds, int)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
 
@@ -206,7 +201,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib.papers.godey.dynamics import dynamics
     from analysis_lib.training import run_identity
 
-    seeds = _seeds(options)
+    seeds = _numbers("--seeds", options.seeds, int)
     # Misspelt names are refused before anything is written.
     run_identity(options.run)
     corpora.data_identity(options.data)
@@ -222,17 +217,13 @@ def _classifiers(options: argparse.Namespace) -> None:
     settings = {
         "layers": _numbers("--layers", options.layers, int),
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, float),
-        "seeds": _seeds(options),
+        "seeds": _numbers("--seeds", options.seeds, int),
         **{name: getattr(options, name) for name in ("limit", "utterances", "epochs", "patience")},
         "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, int) if options.sensitivity else [],
     }
     with _sole_writer(options.out):
         trials.record(options.data, options.out, **settings)
     print(f"wrote the measurements of classifiers of {options.data} to {options.out}")
-
-
-def _seeds(options: argparse.Namespace) -> list[int]:
-    return _numbers("--seeds", options.seeds, int)
 
 
 def _numbers(option: str, text: str, kind: type) -> list:

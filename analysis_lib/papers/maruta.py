@@ -41,27 +41,6 @@ def zscores(means: pd.DataFrame) -> pd.DataFrame:
     return means.apply(magnitude_zscores, axis=1, raw=True)
 
 
-def type_distance(tables: TableSet) -> float:
-    """How far some type's mean lies from that of other tokens, in each layer's leading outlier dimension.
-
-    The type is the farthest of cls, sep and punct, and the layer the one where its distance is least; the embedding
-    output is left out.
-
-    Args:
-        tables: with ``dimension_means`` and ``outlier_dimensions``.
-
-    Returns:
-        In standard deviations of the layer's |means|, as the z-score of an outlier dimension is; NaN where no layer
-        has an outlier dimension.
-    """
-    outliers = tables["outlier_dimensions"]
-    leading = outliers[outliers["layer"] > 0].groupby("layer").head(1)[["layer", "dimension"]]
-    values = tables["dimension_means"].merge(leading).pivot(index="layer", columns="token_type", values="mean")
-    values = values.reindex(columns=TOKEN_TYPES)
-    distance = values.drop(columns="other").sub(values["other"], axis=0).abs().max(axis=1)
-    return (distance / overall_means(tables).abs().std(axis=1, ddof=0)).min()
-
-
 # --- Attention by type of token -----------------------------------------------------------------------
 
 

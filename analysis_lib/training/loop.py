@@ -23,14 +23,12 @@ SECONDS_BETWEEN_STATES = 60
 # --- Optimization ---------------------------------------------------------------------------------
 
 
-def optimizer(
-    model: torch.nn.Module, learning_rate: float, weight_decay: float, beta2: float = 0.999
-) -> torch.optim.AdamW:
+def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices, and none on biases and norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, beta2), weight_decay=weight_decay)
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
 
 
 def descend(loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:

@@ -219,7 +219,7 @@ class _Run:
         # All that follows the base model, whatever its names.
         base = self.model.base_model_prefix
         self.head = nn.Sequential(*(part for name, part in self.model.named_children() if name != base))
-        self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay, settings.beta2)
+        self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay)
         # One beyond the last step, so that its rate, too, is above zero.
         self.schedule = transformers.get_linear_schedule_with_warmup(
             self.adam, round(settings.warmup * settings.steps), settings.steps + 1

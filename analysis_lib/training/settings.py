@@ -110,7 +110,6 @@ class Pretraining:
         learning_rate: the peak of AdamW's; it rises and falls linearly, as BERT's does.
         warmup: the share of the steps in which the rate rises.
         weight_decay: of matrices; biases and norms have none.
-        beta2: of AdamW: how much of the mean square of the gradients a step keeps.
     """
 
     data: str = "wikipedia:paragraphs"
@@ -123,15 +122,13 @@ class Pretraining:
     learning_rate: float = 5e-4
     warmup: float = 0.05
     weight_decay: float = 0.01
-    beta2: float = 0.999
 
     def __post_init__(self) -> None:
         require_whole(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
-        shares = 0 <= self.warmup < 1 and 0 <= self.beta2 < 1
-        if not (0 < self.learning_rate < math.inf and shares and 0 <= self.weight_decay < math.inf):
+        if not (0 < self.learning_rate < math.inf and 0 <= self.warmup < 1 and 0 <= self.weight_decay < math.inf):
             raise AnalysisError(
-                f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}, beta2 "
-                f"{self.beta2}: give a rate above 0, a warmup and a beta2 from 0 to below 1, and a decay of 0 or more"
+                f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
+                f"give a rate above 0, a warmup from 0 to below 1, and a decay of 0 or more"
             )
 
     def identity(self) -> dict:

@@ -124,7 +124,8 @@ def test_dimension_claims_follow_the_planted_dimension():
 def test_without_an_outlier_or_a_type_nothing_is_decided():
     tables = contribution_tables(outlier=3.0, rest=1.0)
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
-    assert math.isnan(maruta.type_distance(without))
+    page = run_cells("outliers/dimensions", "def type_distance", tables=Planted(**tables))
+    assert math.isnan(page["type_distance"](without))
     assert maruta.outlier_part(without)["heads"].tolist() == [0.0] * 12
     weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
     found = decided("attention", {"attention_by_token_type": weights})

@@ -135,3 +135,30 @@ def agreement_of_seeds(run: Dynamics) -> Estimate:
     pairs = itertools.combinations(run.seeds, 2)
     by_layer = pd.DataFrame([wide[one].corrwith(wide[other]) for one, other in pairs])
     return seed_interval(by_layer.mean().dropna())
+
+
+def half_way_steps(quantities: pd.DataFrame) -> pd.DataFrame:
+    """The step at which each quantity has covered half the distance from its start to its farthest point.
+
+    Between two checkpoints the quantity is taken as linear.
+
+    Args:
+        quantities: columns quantity, seed, step, layer and value.
+
+    Returns:
+        Columns seed, layer, quantity, start, farthest (the value that differs most from the start), end (that of the
+        last step) and step, missing where the quantity does not change.
+    """
+    rows = []
+    for keys, group in quantities.groupby(["seed", "layer", "quantity"], sort=False):
+        ordered = group.sort_values("step")
+        steps, values = ordered["step"].to_numpy(float), ordered["value"].to_numpy(float)
+        distance = np.abs(values - values[0])
+        farthest = int(distance.argmax())
+        step = math.nan
+        if distance[farthest] > 0:
+            along = (values - values[0]) * np.sign(values[farthest] - values[0])
+            after = int(np.argmax(along >= distance[farthest] / 2))
+            step = np.interp(distance[farthest] / 2, along[after - 1 : after + 1], steps[after - 1 : after + 1])
+        rows.append((*keys, values[0], values[farthest], values[-1], step))
+    return pd.DataFrame(rows, columns=["seed", "layer", "quantity", "start", "farthest", "end", "step"])
