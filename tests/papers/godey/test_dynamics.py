@@ -213,7 +213,7 @@ def test_what_is_saved_is_read_again(found, tmp_path):
     found.save(tmp_path / "out")
     again = Dynamics.load(tmp_path / "out")
     assert again.about == {**found.about, "tables": {name: len(table) for name, table in found.items()}}
-    assert set(again) == set(found) == {*module.METRICS, "losses", "vectors"}
+    assert set(again) == set(found) == {*module.METRICS, "baselines", "losses", "vectors"}
     for name, table in found.items():
         pd.testing.assert_frame_equal(again[name], table)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*(f"{t}.parquet" for t in found), "dynamics.json"}
@@ -286,7 +286,7 @@ def test_shipped_measurements_know_the_code_that_made_them(found, monkeypatch, t
     library = tmp_path / "analysis_lib"
     shutil.copytree(sources.LIBRARY, library, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(sources, "LIBRARY", library)
-    metric = library / "metrics" / "qk_alignment.py"
+    metric = library / "metrics" / "means.py"
     for old, new, changed in (
         ('"""Cosine and', '"""Cosine, and', False),
         ("(query * key).sum", "(query + key).sum", True),
