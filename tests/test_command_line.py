@@ -262,7 +262,7 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     assert (about["limit"], about["seed"], about["seeds"]) == (4, 2, [1, 3])
     written = {path.stem for path in (tmp_path / "tables").iterdir()}
     assert written == {
-        "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "vectors", "dynamics",
+        "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "baselines", "vectors", "dynamics",
     }  # fmt: skip
     alignment = pd.read_parquet(tmp_path / "tables" / "qk_alignment.parquet")
     assert len(alignment) == 2 * 4 * 2 * 2

@@ -110,7 +110,7 @@ def test_dimension_claims_follow_the_planted_dimension():
     table = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
     found = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
     planted = Planted(dimension_means=table, outlier_dimensions=found)
-    shown = run_cells("outliers/dimensions", "statistics = {", tables=planted)["verdicts"]
+    shown = run_cells("outliers/dimensions", "def type_distance", "statistics = {", tables=planted)["verdicts"]
     assert shown["verdict"].tolist() == ["holds", "holds"]
     # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
     magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
@@ -118,7 +118,9 @@ def test_dimension_claims_follow_the_planted_dimension():
     assert shown["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
     flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
-    assert decided("dimensions", {"dimension_means": flat, "outlier_dimensions": found})[0] == "does not hold"
+    planted = Planted(dimension_means=flat, outlier_dimensions=found)
+    verdicts = run_cells("outliers/dimensions", "def type_distance", "statistics = {", tables=planted)["verdicts"]
+    assert verdicts["verdict"][0] == "does not hold"
 
 
 def test_without_an_outlier_or_a_type_nothing_is_decided():

@@ -15,7 +15,7 @@ QUANTITIES = ("anisotropy of the layer's input", "alignment of queries and keys"
 
 def on_page(run: Dynamics) -> dict:
     """What the page finds of a run."""
-    return run_cells("training/alignment", "quantities = {}", "combinations(names, 2)", runs={"planted": run})
+    return run_cells("training/alignment", "quantities = {}", "order = ", runs={"planted": run})
 
 
 def test_the_quantities_are_those_of_the_attention_layers():
