@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def built(tmp_path_factory) -> Path:
     """A small book, built once; tests take copies, which are up to date like it."""
     root = tmp_path_factory.mktemp("book") / "root"
-    shutil.copytree(ROOT / "book" / "_static", root / "book" / "_static")
+    for folder in ("_ext", "_static"):
+        shutil.copytree(ROOT / "book" / folder, root / "book" / folder)
     shutil.copy(ROOT / "_config.yml", root)
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - file: status\n"
