@@ -29,7 +29,8 @@ def chance_dimensions(run: Dynamics) -> float:
     Returns:
         A number from 1 to d'.
     """
-    start = run["head_means"].query("step == step.min()")
+    # Values are not rotated.
+    start = run["head_means"].query("step == step.min() and space != 'value'")
     means = start.pivot(index=["seed", "layer", "head", "space"], columns="dimension", values="mean").to_numpy()
     squares = np.square(means / np.linalg.norm(means, axis=1, keepdims=True)).mean(0)
     ratio = (1 + 2 / len(means)) * squares.sum() ** 2 / np.square(squares).sum()

@@ -33,7 +33,10 @@ def of_means(spread: np.ndarray, heads: int) -> Dynamics:
     means = np.random.default_rng(1).normal(size=(heads, 2, len(spread))) * spread
     index = pd.MultiIndex.from_product([[0], [0], [1], range(heads), ["query", "key"], range(len(spread))])
     index.names = ["seed", "step", "layer", "head", "space", "dimension"]
-    return Dynamics({"head_means": pd.Series(means.ravel(), index, name="mean").reset_index()}, {"seeds": [0]})
+    table = pd.Series(means.ravel(), index, name="mean").reset_index()
+    # Values, which no position turns, are spread evenly.
+    values = table[table["space"] == "key"].assign(space="value", mean=1.0)
+    return Dynamics({"head_means": pd.concat([table, values])}, {"seeds": [0]})
 
 
 def test_independent_directions_of_a_run_have_the_variance_of_as_many_dimensions_as_it_says():
