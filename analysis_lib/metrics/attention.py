@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, head_rows, tabulated
 from analysis_lib.models import TOKEN_TYPES
 
 
@@ -32,7 +32,7 @@ class AttentionEntropy(Metric):
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             several = sums["normalised_rows", layer]
             normalised = sums["normalised", layer] / np.where(several > 0, several, np.nan)
             columns = {"entropy_nats": sums["nats", layer] / sums["rows", layer], "entropy_normalised": normalised}
@@ -61,7 +61,7 @@ class AttentionByTokenType(Metric):
         self.add(("pairs", layer), activations.rows.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             total, pairs = sums["mass", layer], sums["pairs", layer]
             occurs = pairs > 0
             axes = {"head": range(1, len(total) + 1), "key_type": np.array(TOKEN_TYPES)[occurs]}

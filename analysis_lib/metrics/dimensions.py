@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
@@ -43,13 +43,12 @@ class DimensionMeans(Metric):
             self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             by_type, tokens = sums["sum", layer], sums["tokens", layer]
             means, _, types = type_means(by_type, tokens, TOKEN_TYPES[-len(tokens) :])
-            table = crossed(layer, {"token_type": types, "dimension": range(by_type.shape[-1])}, mean=means)
-            return table[["layer", "dimension", "token_type", "mean"]]
+            return crossed(layer, {"token_type": types, "dimension": range(by_type.shape[-1])}, mean=means)
 
-        return tabulated(sums, "sum", rows)
+        return tabulated(sums, "sum", rows)[["layer", "dimension", "token_type", "mean"]]
 
 
 class OutlierDimensions(DimensionMeans):
@@ -62,12 +61,12 @@ class OutlierDimensions(DimensionMeans):
     name = "outlier_dimensions"
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             mean = sums["sum", layer].sum(0) / sums["tokens", layer].sum()
             zscore = magnitude_zscores(mean)
             order = np.argsort(-zscore, kind="stable")
             found = order[zscore[order] > THRESHOLD]
             columns = {"dimension": found, "mean": mean[found], "zscore": zscore[found]}
-            return pd.DataFrame({"layer": np.full(len(found), layer), **columns})
+            return {"layer": np.full(len(found), layer), **columns}
 
         return tabulated(sums, "sum", rows)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, head_rows, tabulated
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
 
@@ -136,7 +136,7 @@ class Isotropy(Metric):
         self.add_whole(("unit_moment", space, layer), units.mT @ units, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
             by_group = (self.sums[name, space, layer] for name in ("unit_sum", "vectors"))

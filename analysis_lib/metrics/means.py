@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, crossed, head_rows, tabulated
 
 
 class MeanVector(Metric):
@@ -24,7 +24,7 @@ class MeanVector(Metric):
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
             tokens = sums["tokens", space, layer]
             norm_of_mean = np.linalg.norm(sums["sum", space, layer] / tokens, axis=-1)
             mean_norm = sums["norms", space, layer] / tokens
@@ -49,13 +49,13 @@ class HeadMeans(Metric):
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
             means = sums["sum", space, layer] / sums["tokens", space, layer]
             heads, width = means.shape
-            table = crossed(layer, {"head": range(1, heads + 1), "dimension": range(width)}, mean=means)
-            return table.assign(space=space)[["space", *table]]
+            axes = {"space": [space], "head": range(1, heads + 1), "dimension": range(width)}
+            return crossed(layer, axes, mean=means)
 
-        return tabulated(sums, "sum", rows)
+        return tabulated(sums, "sum", rows)[["space", "layer", "head", "dimension", "mean"]]
 
 
 class QueryKeyAlignment(Metric):
@@ -76,7 +76,7 @@ class QueryKeyAlignment(Metric):
             self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             query, key = (sums[name, layer] / sums[f"{name} tokens", layer] for name in ("query", "key"))
             # Grouped queries share the keys of their group.
             key = np.repeat(key, len(query) // len(key), axis=0)

@@ -3,8 +3,7 @@
 import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Metric, Sums, crossed, tabulated, type_means
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated, type_means
 
 
 class ScoreContributions(Metric):
@@ -30,16 +29,14 @@ class ScoreContributions(Metric):
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
             means, pairs, types = type_means(sums["sum", layer], sums["pairs", layer])
             heads, _, width = means.shape
-            # Codes of categories are a tenth of the size of words, and there are many rows.
-            types = pd.Categorical(types, ["all", *TOKEN_TYPES])
             axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
-            table = crossed(layer, axes, contribution=means, pairs=pairs[:, None])
-            return table[["layer", "head", "dimension", "key_type", "contribution", "pairs"]]
+            return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
 
-        return tabulated(sums, "sum", rows)
+        table = tabulated(sums, "sum", rows)
+        return table[["layer", "head", "dimension", "key_type", "contribution", "pairs"]]
 
 
 class ScoreTerms(Metric):
@@ -63,7 +60,7 @@ class ScoreTerms(Metric):
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(term: str, layer: int) -> pd.DataFrame:
+        def rows(term: str, layer: int) -> Columns:
             means, pairs, types = type_means(sums["sum", term, layer], sums["pairs", layer])
             axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
             return crossed(layer, axes, contribution=means, pairs=pairs[:, None])

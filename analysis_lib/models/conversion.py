@@ -10,7 +10,9 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -63,15 +65,22 @@ def from_zip(sources: Sequence[str], folder: Path) -> None:
 
 def from_gguf(sources: Sequence[str], folder: Path) -> None:
     """A file of llama.cpp (GGUF): the weights are dequantised to float32; the tokenizer is in the same file."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    import gguf
+
+    # transformers reads the whole file for the model, its configuration and its tokenizer, and draws up all names once
+    # per module.
+    once = {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, mock.patch.multiple(gguf, **once):
         (Path(scratch) / "model.gguf").write_bytes(_content(sources, "*.gguf"))
         where = {"pretrained_model_name_or_path": scratch, "gguf_file": "model.gguf"}
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     # Marked as quantised, the model refuses to be saved; its weights are plain by now.
     fields = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
-    plain = transformers.AutoModelForCausalLM.from_config(type(model.config).from_dict(fields))
-    plain.load_state_dict(model.state_dict())
+    with torch.device("meta"):
+        plain = transformers.AutoModelForCausalLM.from_config(type(model.config).from_dict(fields))
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
     plain.save_pretrained(folder)
 
 
