@@ -64,7 +64,8 @@ def _file_hash(path: Path, _modified: int) -> str:
 @functools.cache
 def installed() -> dict[str, str]:
     """The version of every installed package, by name."""
-    return {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    read = (found.metadata for found in importlib.metadata.distributions())
+    return {metadata["Name"]: metadata["Version"] for metadata in read}
 
 
 def _inputs(parameters: Parameters) -> dict[str, str]:

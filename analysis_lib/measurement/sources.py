@@ -58,7 +58,7 @@ def imported_modules(code: str) -> set[str]:
     """
     _refresh()
     plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in code.splitlines())
-    return {module for parts in _imports(_parsed(plain, "the code"), "")[1] for module in _provider(parts)}
+    return {module for parts in _imports(_nodes(_parsed(plain, "the code")), "")[1] for module in _provider(parts)}
 
 
 def _refresh() -> None:
@@ -129,13 +129,14 @@ class _Source(NamedTuple):
 def _source(module: str) -> _Source:
     path = _path(module)
     tree = _parsed(path.read_text(encoding="utf-8"), str(path))
-    bound, uses = _imports(tree, module if path.name == "__init__.py" else module.rpartition(".")[0])
+    nodes = _nodes(tree)
+    bound, uses = _imports(nodes, module if path.name == "__init__.py" else module.rpartition(".")[0])
     plain = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.ClassDef)
     body = tree.body[ast.get_docstring(tree) is not None :]
     acts = any(not isinstance(node, plain) and not _is_late(node) for node in body)
     names = {getattr(node, "name", None) for node in tree.body}
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return _Source(_digest(tree), uses, bound, names, acts)
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return _Source(_digest(tree, nodes), uses, bound, names, acts)
 
 
 def _is_late(node: ast.stmt) -> bool:
@@ -152,12 +153,30 @@ def _parsed(code: str, origin: str) -> ast.Module:
 
 def code_hash(path: Path) -> str:
     """The sha256 of the code of one file, without docstrings, comments and layout."""
-    return _digest(_parsed(path.read_text(encoding="utf-8"), str(path)))
+    tree = _parsed(path.read_text(encoding="utf-8"), str(path))
+    return _digest(tree, _nodes(tree))
 
 
-def _digest(tree: ast.Module) -> str:
+def _nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a tree, as of ``ast.walk``, which takes twice as long: every kernel walks the library."""
+    found = [tree]
+    for node in found:
+        for value in map(node.__dict__.get, node._fields):
+            found += [value] if isinstance(value, ast.AST) else []
+            found += [item for item in value if isinstance(item, ast.AST)] if isinstance(value, list) else []
+    return found
+
+
+def _dotted(node: ast.expr) -> Parts:
+    """The parts of a dotted name; none where the name starts from a call or an item, which is a node by itself."""
+    if isinstance(node, ast.Attribute):
+        return (*base, node.attr) if (base := _dotted(node.value)) else ()
+    return (node.id,) if isinstance(node, ast.Name) else ()
+
+
+def _digest(tree: ast.Module, nodes: list[ast.AST]) -> str:
     """The sha256 of a tree, from which its docstrings are taken."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             match node.body:
                 case [ast.Expr(ast.Constant(str())), *rest]:
@@ -165,19 +184,16 @@ def _digest(tree: ast.Module) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def _imports(tree: ast.Module, package: str) -> tuple[dict[str, Parts], set[Parts]]:
+def _imports(nodes: list[ast.AST], package: str) -> tuple[dict[str, Parts], set[Parts]]:
     """What a module or a piece of code takes from the library: ``bound`` and ``uses`` of :class:`_Source`.
 
     ``metrics.Anisotropy`` is used where ``metrics`` is imported; a name that is imported and never mentioned is used
     whole, for what its import does.
     """
-    nodes = [*ast.walk(tree)]
     bound, uses = {}, set()
     inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     whole = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inner)
-    mentioned = {tuple(ast.unparse(node).split(".")) for node in whole}
-    # Attributes of calls and of items are no dotted names; what is called is in the tree by itself.
-    mentioned = {parts for parts in mentioned if all(map(str.isidentifier, parts))}
+    mentioned = {*map(_dotted, whole)} - {()}
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
