@@ -15,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -44,6 +46,11 @@ class Task:
     parameters: Parameters
     out: Path
     key: str
+
+    @property
+    def part(self) -> str:
+        """The folder of the notebook, which is a part of the book."""
+        return self.name.rpartition("/")[0]
 
     @property
     def up_to_date(self) -> bool:
@@ -108,6 +115,7 @@ def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
 
 async def _execute(tasks: list[Task]) -> None:
     """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
+    tasks = _spread(tasks)
     parallel = max(1, min(cores(), len(tasks)))
     slots, failures = asyncio.Semaphore(parallel), []
     cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
@@ -130,6 +138,19 @@ async def _execute(tasks: list[Task]) -> None:
         watch.cancel()
     if failures:
         raise AnalysisError("\n".join(failures))
+
+
+def _spread(tasks: list[Task]) -> list[Task]:
+    """The tasks of each part of the book in their order, spread evenly over those of all parts.
+
+    Neighbours in a part measure or train the same: side by side, one would wait for the other.
+    """
+    parts, places = Counter(task.part for task in tasks), Counter()
+    keys = []
+    for task in tasks:
+        keys.append(places[task.part] / parts[task.part])
+        places[task.part] += 1
+    return [task for _, task in sorted(zip(keys, tasks, strict=True), key=itemgetter(0))]
 
 
 async def _watch(folder: Path, bar: tqdm) -> None:

@@ -9,6 +9,7 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured
+from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.models import UNTRAINED
 from analysis_lib.models.loading import load_model
@@ -50,6 +51,9 @@ def compare(
 ) -> Comparison:
     """Measure several models, each on the corpus given for it, and their untrained twins.
 
+    Twins whose tables come with the book are not measured again: see
+    :func:`~analysis_lib.measurement.shipping.shipped_twin`.
+
     Args:
         models: by corpus, as ``load_corpus`` takes it, the models to measure on it, as ``load_model`` takes them.
         metrics: as ``measure`` takes them.
@@ -74,5 +78,7 @@ def compare(
             for trained in (True, False) if twins and not name.endswith(UNTRAINED) else (True,):
                 whole = name if trained else name + UNTRAINED
                 known = measured(whole, corpus, metrics, **of_vectors)
+                if not (known or trained):
+                    known = shipped_twin(whole, corpus, metrics, Settings(**of_vectors))
                 runs[name, trained] = known or measure(load_model(whole), corpus, metrics, **settings)
     return Comparison(runs)

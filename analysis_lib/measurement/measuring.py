@@ -171,7 +171,8 @@ def _description(
         "data_sha256": corpus.sha256,
         "texts": len(corpus),
         "blank_left_out": corpus.blank,
-        "settings": asdict(settings),
+        # Most models have no maps, and are the same whatever a vector of a map is.
+        "settings": asdict(settings) | ({} if model.layout.maps else {"maps": None}),
         "threads": torch.get_num_threads(),
         "report": {name: value for name, value in asdict(report).items() if name != "layers"},
         "layers": report.layers,

@@ -1,16 +1,20 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib.corpora import packages
+from analysis_lib.capture.inputs import Settings
+from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics import resolve
+from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.models.loading import revision_of
 
 
 def home() -> Path:
@@ -50,6 +54,24 @@ class Shipped(LazyTables):
     def code_warning(self) -> str:
         """For a page to show: that the tables may not be what the code gives today, or an empty text."""
         return code_warning({self.run["model"]: self.run}, measuring_code(resolve(list(self))))
+
+
+def shipped_twin(
+    name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings
+) -> Shipped | None:
+    """What measuring an untrained twin would give, if its tables come with the book, in ``untrained``; or None.
+
+    Random weights depend on nothing but their seed, so that most builds need not measure them. Taken are only tables
+    of the same weights, corpus and settings that the same code has made.
+    """
+    wanted, revision = {metric.name for metric in resolve(metrics)}, revision_of(name)
+    of_vectors = [asdict(settings), asdict(settings) | {"maps": None}]
+    for path in sorted(home().glob("untrained/*/run.json")):
+        found = Shipped(path.parent)
+        same = [found.run[key] for key in ("model_revision", "data_sha256")] == [revision, corpus.sha256]
+        if same and found.run["settings"] in of_vectors and wanted <= {*found} and not found.code_warning:
+            return found
+    return None
 
 
 def shipped(model: str) -> Shipped:

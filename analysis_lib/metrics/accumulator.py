@@ -19,6 +19,10 @@ from analysis_lib.models import TOKEN_TYPES
 GROUPS = 20
 # The spaces whose vectors are compared, in the order of the tables.
 VECTOR_SPACES = ("hidden", "query", "key", "value")
+# In the order of the tables.
+KEY_TYPES = ["all", *TOKEN_TYPES]
+# What is counted among the places of a table.
+_NUMBERS = {"head", "dimension", "key_type"}
 
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]
@@ -187,13 +191,14 @@ def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.Dat
     """
     parts = [rows(*place) for name, *place in sums if name == quantity]
     # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
-    table = pd.DataFrame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-    if "head" in table:
-        heads = table["head"].to_numpy()
-        table["head"] = pd.arrays.IntegerArray(heads, heads == 0)
-    if "key_type" in table:
-        found = table["key_type"].astype(pd.CategoricalDtype(["all", *TOKEN_TYPES], ordered=True))
-        table["key_type"] = found.cat.remove_unused_categories()
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if "head" in columns:
+        heads = columns["head"]
+        columns["head"] = pd.arrays.IntegerArray(heads, heads == 0)
+    if "key_type" in columns:
+        found = pd.Categorical.from_codes(columns["key_type"], KEY_TYPES, ordered=True)
+        columns["key_type"] = found.remove_unused_categories()
+    table = pd.DataFrame(columns)
     if "space" not in table:
         return table
     ranks = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
@@ -212,11 +217,14 @@ def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns
 
 
 def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> Columns:
-    """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes."""
+    """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes.
+
+    Types of keys are numbers, their places in ``KEY_TYPES``: there are many rows, and words take ten times as long.
+    """
     shape = [len(axis) for axis in axes.values()]
-    # Words as objects: each is there once.
-    words = {name: np.array(axis, None if isinstance(axis, range) else object) for name, axis in axes.items()}
-    places = dict(zip(axes, np.meshgrid(*words.values(), indexing="ij"), strict=True))
+    numbered = {n: [*map(KEY_TYPES.index, axis)] if n == "key_type" else axis for n, axis in axes.items()}
+    ends = [np.array(axis, None if name in _NUMBERS else object) for name, axis in numbered.items()]
+    places = dict(zip(axes, np.meshgrid(*ends, indexing="ij"), strict=True))
     columns = {"layer": np.array(layer), **places, **values}
     return {name: np.broadcast_to(cells, shape).ravel() for name, cells in columns.items()}
 

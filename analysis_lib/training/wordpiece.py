@@ -1,7 +1,8 @@
 """A WordPiece vocabulary learned from texts, the same every time."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -15,7 +16,7 @@ ALPHABET = 1000
 _START = "\ue000"
 
 
-def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertTokenizer:
+def word_pieces(texts: Iterable[str], vocabulary: int) -> transformers.BertTokenizer:
     """A lower-casing BERT tokenizer whose word pieces are learned from the texts.
 
     Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again, which is what
@@ -33,6 +34,12 @@ def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertToken
     >>> tokenizer.tokenize("Lower slow")
     ['low', '##e', '##r', 's', '##low']
     """
+    return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(_learned((*texts,), vocabulary))})
+
+
+# Classifiers of the same texts, which differ in width or seed, are trained one after the other.
+@lru_cache(maxsize=4)
+def _learned(texts: tuple[str, ...], vocabulary: int) -> list[str]:
     normalize, split = normalizers.BertNormalizer().normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(normalize(text)))
     letters = Counter(letter for word in words.elements() for letter in word)
@@ -57,4 +64,4 @@ def word_pieces(texts: Sequence[str], vocabulary: int) -> transformers.BertToken
         name = piece.removeprefix(_START) if begins else f"##{piece}"
         if name and len(pieces) < vocabulary:
             pieces.setdefault(name)
-    return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)})
+    return [*pieces]

@@ -1,6 +1,7 @@
 """Several models side by side: whose rows are whose, and how alike the inputs are."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -8,7 +9,10 @@ from planted import run_cells
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
+from analysis_lib.capture.inputs import Settings
+from analysis_lib.measurement import shipping
 from analysis_lib.measurement.comparison import compare
+from analysis_lib.measurement.shipping import Shipped, shipped_twin
 
 
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):
@@ -53,3 +57,37 @@ def test_the_page_gives_the_mean_cosine_of_all_pairs_of_prepared_images(tiny_fol
     expected = cosines[~np.eye(7, dtype=bool)].mean()
     found = run_cells("anisotropy/convolution", "def unit_pixels", conv_models=[], image_models=[name], **names)
     assert found["before"][name] == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_path):
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
+    asked = {"metrics": "anisotropy,isotropy", "limit": 40, "seed": 0, "progress": False}
+    twin = compare({"wikipedia": ["text-gpt2"]}, **asked).runs["text-gpt2", False]
+    assert isinstance(twin, Shipped)
+    assert not twin.code_warning
+    corpus = load_corpus("wikipedia", 40, 0)
+    now = measure(load_model("text-gpt2:untrained"), corpus, asked["metrics"], progress=False)
+    for name, table in now.items():
+        pd.testing.assert_frame_equal(twin[name], table, rtol=1e-3, atol=1e-5)
+    pd.testing.assert_frame_equal(twin.layers, now.layers, check_dtype=False)
+
+
+def test_a_twin_of_other_texts_weights_settings_or_code_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
+    corpus = load_corpus("wikipedia", 40, 0)
+    known = ("text-gpt2:untrained", corpus, "anisotropy", Settings())
+    assert shipped_twin(*known) is not None
+    # Text has no maps, whatever is asked.
+    assert shipped_twin(*known[:3], Settings(maps="positions")) is not None
+    assert shipped_twin("digits-vit:untrained", *known[1:]) is None
+    assert shipped_twin(known[0], load_corpus("wikipedia", 39, 0), *known[2:]) is None
+    assert shipped_twin(*known[:2], "anisotropy,head_means", known[3]) is None
+    assert shipped_twin(*known[:3], Settings(special_tokens=False)) is None
+    monkeypatch.setattr(shipping, "measuring_code", lambda _: "other code")
+    assert shipped_twin(*known) is None
+
+
+def test_every_twin_that_comes_with_the_book_is_up_to_date():
+    folders = sorted(path.parent for path in shipping.home().glob("untrained/*/run.json"))
+    assert folders
+    assert [folder.name for folder in folders if shipping.Shipped(folder).code_warning] == []

@@ -100,8 +100,10 @@ class Draw:
                 for linear in module.modules():
                     if isinstance(linear, nn.Linear):
                         linear.reset_parameters()
-            table = config.initializer_range * torch.randn(self.vocabulary, self.width)
-            inputs = table[torch.randint(self.vocabulary, (self.sequences, self.length))]
+            # Of the table of embeddings, only the rows that occur: the whole takes longer than the block.
+            drawn = torch.randint(self.vocabulary, (self.sequences, self.length))
+            occurring, places = drawn.unique(return_inverse=True)
+            inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
         # Another generator: with one, equal seeds would make the direction a row of the first weights.
         direction = np.random.default_rng(self.direction_seed).standard_normal(self.width)
         direction = torch.from_numpy(direction / np.linalg.norm(direction)).float()
