@@ -248,7 +248,8 @@ def _run(options: argparse.Namespace) -> None:
 def _book(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
-    parameters = book.coerce(options.parameters, book.book_parameters())
+    # Without parameters, no notebook need be read for theirs.
+    parameters = book.coerce(options.parameters, book.book_parameters()) if options.parameters else {}
     print(f"the site is at {book.build_book(options.profile, parameters)}")
 
 
