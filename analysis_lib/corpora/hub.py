@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
 from analysis_lib.errors import AnalysisError
 
@@ -59,6 +58,9 @@ def require(repository: str, revision: str | None, file: str, repo_type: str = "
 
 
 def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
+    # Imported here: what needs no hub need not wait for its client.
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
+
     # The hub's client retries with a page of warnings; one clear line is raised below instead.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     offline = not _reachable()
