@@ -1,13 +1,12 @@
-"""What seaborn lacks: theme, bands of intervals, numbered tables, a slider, and the clouds of queries and keys."""
+"""What seaborn lacks: theme, bands of intervals, the axis of training steps, numbered tables, and a slider."""
 
 from typing import TYPE_CHECKING
 
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from analysis_lib.figures.queries_and_keys import mean_paths, query_key_clouds, step_axis
     from analysis_lib.figures.slider import Slider
-    from analysis_lib.figures.style import band, theme
+    from analysis_lib.figures.style import band, step_axis, theme
     from analysis_lib.figures.tables import Table, TextTable, verdict_table
 
 __getattr__, __dir__ = lazily(__name__)

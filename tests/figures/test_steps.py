@@ -1,0 +1,85 @@
+"""The axis of the steps of a run, and the queries and keys along them, as the page draws them on planted tables."""
+
+from types import SimpleNamespace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from planted import run_cells
+
+from analysis_lib import figures
+from analysis_lib.papers.godey import directions
+
+STEPS = (0, 10, 1000)
+PAGE = "training/queries-and-keys"
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def planted(vectors: int) -> pd.DataFrame:
+    """Queries and keys of two heads that move apart step by step, all on one side of the origin."""
+    draw = np.random.default_rng(0)
+    rows = [
+        (head, step, space, *(1 + i * sign + 0.1 * draw.random(2)))
+        for head in ("similar", "opposite")
+        for i, step in enumerate(STEPS)
+        for space, sign in (("query", 1), ("key", 2))
+        for _ in range(vectors)
+    ]
+    return pd.DataFrame(rows, columns=["head", "step", "space", "x", "y"])
+
+
+def test_the_page_draws_the_sample_and_its_mean_at_each_step():
+    clouds = planted(9)
+    grid = run_cells(PAGE, "def draw_means", "panels = ", clouds=clouds, some=[0, 1000])["grid"]
+    assert sorted(grid.axes_dict) == [(0, "opposite"), (0, "similar"), (1000, "opposite"), (1000, "similar")]
+    for (step, head), axes in grid.axes_dict.items():
+        part = clouds[(clouds["head"] == head) & (clouds["step"] == step)]
+        points, means = axes.collections
+        np.testing.assert_allclose(points.get_offsets(), part[["x", "y"]])
+        centres = part.groupby("space")[["x", "y"]].mean()
+        np.testing.assert_allclose(sorted(means.get_offsets().tolist()), sorted(centres.to_numpy().tolist()))
+    assert [text.get_text() for text in grid.legend.get_texts()] == ["query", "key"]
+
+
+def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
+    paths = planted(1)
+    grid = run_cells(PAGE, "def draw_means", "def draw_ends", paths=paths)["grid"]
+    for head, axes in grid.axes_dict.items():
+        path = paths[paths["head"] == head].set_index("space")[["x", "y"]]
+        lines = [line.get_xydata() for line in axes.lines if len(line.get_xydata()) == len(STEPS)]
+        for line, space in zip(lines, ("query", "key"), strict=True):
+            np.testing.assert_allclose(line, path.loc[space])
+        ends = path.groupby("space").tail(1).to_numpy().tolist()
+        np.testing.assert_allclose(sorted(axes.collections[-1].get_offsets().tolist()), sorted(ends))
+
+
+def test_the_page_shows_the_checkpoints_nearest_to_the_steps_that_are_wanted(monkeypatch):
+    monkeypatch.setattr(directions, "projections", lambda _: (planted(1), planted(1)))
+    run = SimpleNamespace(steps=[0, 10, 400, 1000])
+
+    def shown(steps):
+        return run_cells(PAGE, "wanted = steps or", measured=run, steps=steps)["some"]
+
+    assert shown([]) == [0, 10, 1000]
+    assert shown([390, 5000]) == [400, 1000]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((0, 1, 4), ["0", "1", "4"]),
+        ((0, 8, 16, 80, 800), ["0", "8", "80", "800"]),
+        ((0, 20_000, 200_000, 2_000_000), ["0", "20k", "200k", "2M"]),
+        ((0,), ["0", "1"]),
+    ],
+)
+def test_steps_have_readable_ticks(steps, expected):
+    _, axes = plt.subplots()
+    figures.step_axis(axes, steps)
+    assert [label.get_text() for label in axes.get_xticklabels()] == expected
