@@ -66,7 +66,7 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """
     more = {"above": "more", "below": "less"}
     numbers = [
-        f"{row.quantity}: **{row.value:z.3f}**"
+        f"{row.quantity}: **{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**"
         f"{'' if np.isnan(row.ci_low) else f' [{row.ci_low:z.3f}, {row.ci_high:z.3f}]'}; "
         f"the claim needs {more[row.direction]} than {row.bound:g}"
         for row in verdicts.itertuples()
