@@ -50,6 +50,13 @@ def test_every_page_loads_itself_and_nothing_else_without_an_error(smoke_site, p
         assert not troubles, f"{path.relative_to(smoke_site)}: {troubles}"
 
 
+def test_no_page_shows_a_python_object(smoke_site, page):
+    for path in notebook_pages(smoke_site):
+        visit(page, path)
+        shown = re.findall(r"<[\w.]+ (?:object|at 0x).*", page.inner_text("main"))
+        assert not shown, f"{path.relative_to(smoke_site)}: {shown}"
+
+
 def test_no_page_is_wider_than_a_phone(smoke_site, page):
     page.set_viewport_size({"width": 400, "height": 800})
     for path in pages(smoke_site):
