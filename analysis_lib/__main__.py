@@ -257,7 +257,7 @@ def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.papers import claims
 
     if options.executed:
-        from analysis_lib.book.notebook import verdicts
+        from analysis_lib.book.verdicts import verdicts
 
         print(verdicts(options.executed).to_csv(index=False), end="")
         return

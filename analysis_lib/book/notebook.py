@@ -10,13 +10,12 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
-import pandas as pd
 import psutil
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from nbclient import NotebookClient
@@ -148,17 +147,6 @@ def _complaint(
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
     tail = tail or str(error or "it was not executed").splitlines()
     return "\n  ".join([f"{notebook} failed in {where}", f"parameters: {values or 'none'}", *tail[-6:]])
-
-
-def verdicts(executed: Iterable[Path]) -> pd.DataFrame:
-    """One row per claim and model, dataset or variant: the column page, then those of ``papers.claims``.
-
-    Raises:
-        AnalysisError: a notebook cannot be read.
-    """
-    outputs = [(path.stem, out) for path in executed for c in read_notebook(path).cells for out in c.get("outputs", ())]
-    rows = [{"page": page, **row} for page, out in outputs for row in out.get("metadata", {}).get("verdicts", ())]
-    return pd.DataFrame(rows)
 
 
 def cores() -> int:

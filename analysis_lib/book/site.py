@@ -18,10 +18,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import zip_longest
-from operator import itemgetter
 from pathlib import Path
 
-import pandas as pd
 from packaging.requirements import Requirement
 from tqdm import tqdm
 
@@ -30,7 +28,6 @@ from analysis_lib.book.notebook import cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures import Table
 from analysis_lib.measurement.sources import source_hash
 
 # What no browser asks MathJax for here: other inputs and outputs.
@@ -46,11 +43,6 @@ class Task:
     parameters: Parameters
     out: Path
     key: str
-
-    @property
-    def part(self) -> str:
-        """The folder of the notebook, which is a part of the book."""
-        return self.name.rpartition("/")[0]
 
     @property
     def up_to_date(self) -> bool:
@@ -87,11 +79,13 @@ def build_book(
         raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
-        _stage(root, profile, tasks, stage)
+        _stage(root, tasks, stage)
         builder = source_hash(["analysis_lib.book.site"])
-        key = digest(file_hashes(stage), installed(), packages.pin("django-static-mathjax"), builder)
+        python = profile, platform.python_version(), packages.pin("django-static-mathjax")
+        key = digest(file_hashes(stage), installed(), python, builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
+            (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             # Two renames, so that neither the new site nor the old one is ever half-written.
@@ -145,12 +139,13 @@ def _spread(tasks: list[Task]) -> list[Task]:
 
     Neighbours in a part measure or train the same: side by side, one would wait for the other.
     """
-    parts, places = Counter(task.part for task in tasks), Counter()
-    keys = []
-    for task in tasks:
-        keys.append(places[task.part] / parts[task.part])
-        places[task.part] += 1
-    return [task for _, task in sorted(zip(keys, tasks, strict=True), key=itemgetter(0))]
+    pages, placed = Counter(task.notebook.parent for task in tasks), Counter()
+
+    def place(task: Task) -> float:
+        placed[task.notebook.parent] += 1
+        return (placed[task.notebook.parent] - 1) / pages[task.notebook.parent]
+
+    return sorted(tasks, key=place)
 
 
 async def _watch(folder: Path, bar: tqdm) -> None:
@@ -168,8 +163,8 @@ async def _watch(folder: Path, bar: tqdm) -> None:
         await asyncio.sleep(0.5 if sys.stderr.isatty() else 30)
 
 
-def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
-    """Pages, executed notebooks, configuration and the status page, as one folder for Sphinx."""
+def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
+    """Pages, executed notebooks and configuration, as one folder for Sphinx."""
     leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints", "__pycache__")
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
@@ -177,11 +172,15 @@ def _stage(root: Path, profile: str, tasks: list[Task], stage: Path) -> None:
         shutil.copy(task.out, stage / f"{task.name}.ipynb")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(root / name, stage)
-    (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")
 
 
 def _status(profile: str, tasks: list[Task]) -> str:
     """The page that says what was executed and when, with which parameters and versions."""
+    # Imported here: where nothing has changed, there is no need for tables.
+    import pandas as pd
+
+    from analysis_lib.figures import Table
+
     wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
     names = [requirement.name for requirement in wanted if not requirement.marker]
     versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
