@@ -1,7 +1,5 @@
 """The axis of the steps of a run, and the queries and keys along them, as the page draws them on planted tables."""
 
-from types import SimpleNamespace
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -9,7 +7,6 @@ import pytest
 from planted import run_cells
 
 from analysis_lib import figures
-from analysis_lib.papers.godey import directions
 
 STEPS = (0, 10, 1000)
 PAGE = "training/queries-and-keys"
@@ -57,17 +54,6 @@ def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
             np.testing.assert_allclose(line, path.loc[space])
         ends = path.groupby("space").tail(1).to_numpy().tolist()
         np.testing.assert_allclose(sorted(axes.collections[-1].get_offsets().tolist()), sorted(ends))
-
-
-def test_the_page_shows_the_checkpoints_nearest_to_the_steps_that_are_wanted(monkeypatch):
-    monkeypatch.setattr(directions, "projections", lambda _: (planted(1), planted(1)))
-    run = SimpleNamespace(steps=[0, 10, 400, 1000])
-
-    def shown(steps):
-        return run_cells(PAGE, "wanted = steps or", measured=run, steps=steps)["some"]
-
-    assert shown([]) == [0, 10, 1000]
-    assert shown([390, 5000]) == [400, 1000]
 
 
 @pytest.mark.parametrize(

@@ -129,12 +129,17 @@ def test_how_much_the_directions_hold_follows_the_planted_drift():
     assert drift.loc["both", "query"] * drift.loc["both", "key"] < 0
 
 
-def test_steps_shown_are_those_nearest_to_the_shares_of_the_run():
-    for steps, nearest in (((0, 20, 40, 60, 200, 2000), [0, 40, 200, 2000]), ((0, 1, 2, 3, 4), [0, 4])):
-        shown = run_cells(
-            "training/queries-and-keys", "nearest = ", measured=planted(thirds_apart, steps=steps), steps=[]
-        )
-        assert shown["some"] == nearest
+@pytest.mark.parametrize(
+    ("checkpoints", "asked", "shown"),
+    [
+        ((0, 20, 40, 60, 200, 2000), [], [0, 40, 200, 2000]),
+        ((0, 1, 2, 3, 4), [], [0, 4]),
+        ((0, 20, 40, 2000), [35, 9999], [40, 2000]),
+    ],
+)
+def test_steps_shown_are_those_nearest_to_what_is_asked_or_to_shares_of_the_run(checkpoints, asked, shown):
+    names = {"measured": planted(thirds_apart, steps=checkpoints), "steps": asked}
+    assert run_cells("training/queries-and-keys", "wanted = steps or", **names)["some"] == shown
 
 
 def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not():
