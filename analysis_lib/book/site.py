@@ -81,8 +81,8 @@ def build_book(
         stage = Path(scratch) / "stage"
         _stage(root, tasks, stage)
         builder = source_hash(["analysis_lib.book.site"])
-        python = profile, platform.python_version(), packages.pin("django-static-mathjax")
-        key = digest(file_hashes(stage), installed(), python, builder)
+        mathjax = packages.pin("django-static-mathjax")
+        key = digest(file_hashes(stage), profile, platform.python_version(), installed(), mathjax, builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")

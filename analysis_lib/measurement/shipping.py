@@ -64,12 +64,14 @@ def shipped_twin(
     Random weights depend on nothing but their seed, so that most builds need not measure them. Taken are only tables
     of the same weights, corpus and settings that the same code has made.
     """
-    wanted, revision = {metric.name for metric in resolve(metrics)}, revision_of(name)
+    wanted = {metric.name for metric in resolve(metrics)}
     of_vectors = [asdict(settings), asdict(settings) | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
         found = Shipped(path.parent)
-        same = [found.run[key] for key in ("model_revision", "data_sha256")] == [revision, corpus.sha256]
-        if same and found.run["settings"] in of_vectors and wanted <= {*found} and not found.code_warning:
+        named = [found.run[key] for key in ("model", "data_sha256")] == [name, corpus.sha256]
+        fits = named and found.run["settings"] in of_vectors and wanted <= {*found}
+        # Last: weights in a folder have to be read for it.
+        if fits and found.run["model_revision"] == revision_of(name) and not found.code_warning:
             return found
     return None
 

@@ -136,7 +136,7 @@ def _source(module: str) -> _Source:
     acts = any(not isinstance(node, plain) and not _is_late(node) for node in body)
     names = {getattr(node, "name", None) for node in tree.body}
     names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return _Source(_digest(tree, nodes), uses, bound, names, acts)
+    return _Source(_digest(nodes), uses, bound, names, acts)
 
 
 def _is_late(node: ast.stmt) -> bool:
@@ -153,8 +153,7 @@ def _parsed(code: str, origin: str) -> ast.Module:
 
 def code_hash(path: Path) -> str:
     """The sha256 of the code of one file, without docstrings, comments and layout."""
-    tree = _parsed(path.read_text(encoding="utf-8"), str(path))
-    return _digest(tree, _nodes(tree))
+    return _digest(_nodes(_parsed(path.read_text(encoding="utf-8"), str(path))))
 
 
 def _nodes(tree: ast.Module) -> list[ast.AST]:
@@ -174,14 +173,14 @@ def _dotted(node: ast.expr) -> Parts:
     return (node.id,) if isinstance(node, ast.Name) else ()
 
 
-def _digest(tree: ast.Module, nodes: list[ast.AST]) -> str:
-    """The sha256 of a tree, from which its docstrings are taken."""
+def _digest(nodes: list[ast.AST]) -> str:
+    """The sha256 of a tree, the first of its nodes, from which its docstrings are taken."""
     for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             match node.body:
                 case [ast.Expr(ast.Constant(str())), *rest]:
                     node.body = rest
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return hashlib.sha256(ast.dump(nodes[0]).encode()).hexdigest()
 
 
 def _imports(nodes: list[ast.AST], package: str) -> tuple[dict[str, Parts], set[Parts]]:

@@ -21,8 +21,6 @@ GROUPS = 20
 VECTOR_SPACES = ("hidden", "query", "key", "value")
 # In the order of the tables.
 KEY_TYPES = ["all", *TOKEN_TYPES]
-# What is counted among the places of a table.
-_NUMBERS = {"head", "dimension", "key_type"}
 
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]
@@ -222,8 +220,9 @@ def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> C
     Types of keys are numbers, their places in ``KEY_TYPES``: there are many rows, and words take ten times as long.
     """
     shape = [len(axis) for axis in axes.values()]
-    numbered = {n: [*map(KEY_TYPES.index, axis)] if n == "key_type" else axis for n, axis in axes.items()}
-    ends = [np.array(axis, None if name in _NUMBERS else object) for name, axis in numbered.items()]
+    ends = [np.array([*map(KEY_TYPES.index, axis)] if name == "key_type" else axis) for name, axis in axes.items()]
+    # Words as objects: each is there once.
+    ends = [end.astype(object) if end.dtype.kind == "U" else end for end in ends]
     places = dict(zip(axes, np.meshgrid(*ends, indexing="ij"), strict=True))
     columns = {"layer": np.array(layer), **places, **values}
     return {name: np.broadcast_to(cells, shape).ravel() for name, cells in columns.items()}

@@ -1,5 +1,7 @@
 """The axis of the steps of a run, and the queries and keys along them, as the page draws them on planted tables."""
 
+from types import SimpleNamespace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -41,6 +43,10 @@ def test_the_page_draws_the_sample_and_its_mean_at_each_step():
         np.testing.assert_allclose(points.get_offsets(), part[["x", "y"]])
         centres = part.groupby("space")[["x", "y"]].mean()
         np.testing.assert_allclose(sorted(means.get_offsets().tolist()), sorted(centres.to_numpy().tolist()))
+        # The origin and the vectors of all steps fit into each panel.
+        for direction, (low, high) in (("x", axes.get_xlim()), ("y", axes.get_ylim())):
+            assert low <= 0
+            assert high > clouds.loc[clouds["head"] == head, direction].max()
     assert [text.get_text() for text in grid.legend.get_texts()] == ["query", "key"]
 
 
@@ -54,6 +60,24 @@ def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
             np.testing.assert_allclose(line, path.loc[space])
         ends = path.groupby("space").tail(1).to_numpy().tolist()
         np.testing.assert_allclose(sorted(axes.collections[-1].get_offsets().tolist()), sorted(ends))
+        for (low, high), direction in ((axes.get_xlim(), "x"), (axes.get_ylim(), "y")):
+            assert low < path[direction].min()
+            assert high > path[direction].max()
+
+
+def test_the_frames_of_the_slider_have_one_scale_with_the_origin_and_all_vectors():
+    clouds = planted(9)
+    names = {"clouds": clouds, "some": [0], "measured": SimpleNamespace(steps=[*STEPS])}
+    frames = run_cells(PAGE, "def draw_means", "panels = ", "frames, limits", **names)["frames"]
+    assert [*frames] == ["0", "1,000"]
+    panels = [figure.axes for figure in frames.values()]
+    for head, pair in zip(("similar", "opposite"), zip(*panels, strict=True), strict=True):
+        cloud = clouds[clouds["head"] == head]
+        for direction in ("x", "y"):
+            (low, high), other = (getattr(axes, f"get_{direction}lim")() for axes in pair)
+            assert (low, high) == other
+            assert low <= 0
+            assert high > cloud[direction].max()
 
 
 @pytest.mark.parametrize(
