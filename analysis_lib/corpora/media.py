@@ -58,12 +58,10 @@ class ArrayImage:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
-def read_bytes(path: Path, offset: int = 0, size: int = -1) -> bytes:
-    """The content of a file, or ``size`` bytes of it from ``offset`` on; an AnalysisError if it cannot be read."""
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; an AnalysisError if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
+        return path.read_bytes()
     except OSError as error:
         raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
 

@@ -1,20 +1,16 @@
-"""The corpora that were published elsewhere: Parquet files of the hub, each at a pinned revision, and Common Voice."""
+"""The corpora that were published elsewhere: Parquet files of the hub, each at a pinned revision."""
 
-import csv
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from pathlib import Path
 
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
 from analysis_lib.corpora.media import MediaFile, parquet_file, row_group
 from analysis_lib.corpora.packages import entries
-from analysis_lib.corpora.splits import SPLITS, divided
+from analysis_lib.corpora.splits import divided
 from analysis_lib.errors import AnalysisError, near_names
 
 
@@ -94,60 +90,4 @@ def _image_content(path: Path, group: int, row: int) -> bytes:
     return row_group(path, group, "image")[row].as_py()["bytes"]
 
 
-_COMMON_VOICE = ("mozilla-foundation/common_voice_11_0", "3a1ecdc235db65ef38a7e97dd04b603ea68a5810")
-_COMMON_VOICE_PARTS = {"validation": "dev", "test": "test"}
-
-
-@contextmanager
-def _withdrawn() -> Iterator[None]:
-    try:
-        yield
-    except AnalysisError as error:
-        raise AnalysisError(
-            f"{error} (its publisher took it off the hub in October 2025: get it there and give the folder of clips)"
-        ) from error
-
-
-@_withdrawn()
-def _common_voice(part: str) -> list[tuple[MediaFile, None]]:
-    """The English clips that the table of a part names, in its order, out of the part's archive."""
-    table = hub.dataset_file(*_COMMON_VOICE, f"transcript/en/{part}.tsv")
-    archive = hub.dataset_file(*_COMMON_VOICE, f"audio/en/{part}/en_{part}_0.tar")
-    try:
-        with tarfile.open(archive, "r:") as tar:
-            members = {PurePosixPath(member.name).name: member for member in tar}
-    except tarfile.TarError as error:
-        raise AnalysisError(f"{archive} is no whole tar archive ({error}): fetch it again") from error
-    # In this table a quotation mark is a character like any other.
-    import pandas as pd
-
-    names = pd.read_csv(table, sep="\t", usecols=["path"], quoting=csv.QUOTE_NONE)["path"]
-    if missing := [name for name in names if name not in members]:
-        raise AnalysisError(f"{archive} lacks {len(missing)} clips of {table}, such as {missing[0]}: fetch it again")
-    found = (members[name] for name in names)
-    return [(MediaFile("audio", archive, clip.name, at=(clip.offset_data, clip.size)), None) for clip in found]
-
-
-def _no_yelphat(*_: object) -> NoReturn:
-    raise AnalysisError(
-        "the hub has no YelpHat: get it at github.com/cansusen/Human-Attention-for-Text-Classification, lay it out as "
-        "data/README.md says and give the folder, as in FOLDER/yelphat:train"
-    )
-
-
-PUBLISHED = {
-    **{name: dataset.source() for name, dataset in entries("corpora.yml", Dataset).items()},
-    "yelphat": Source(
-        "YelpHat, restaurant reviews of two classes (not on the hub: give a folder, FOLDER/yelphat:train)",
-        dict.fromkeys(SPLITS, _no_yelphat),
-        _no_yelphat,
-    ),
-    "common_voice_11_0": Source(
-        "Common Voice 11.0, English clips read aloud (hub, until October 2025: mozilla-foundation/common_voice_11_0)",
-        {split: partial(_common_voice, part) for split, part in _COMMON_VOICE_PARTS.items()},
-        _withdrawn()(
-            _origin(*_COMMON_VOICE, {s: f"transcript/en/{part}.tsv" for s, part in _COMMON_VOICE_PARTS.items()})
-        ),
-        "audio",
-    ),
-}
+PUBLISHED = {name: dataset.source() for name, dataset in entries("corpora.yml", Dataset).items()}

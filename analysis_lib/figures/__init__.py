@@ -7,6 +7,6 @@ from analysis_lib.lazy import lazily
 if TYPE_CHECKING:
     from analysis_lib.figures.slider import Slider
     from analysis_lib.figures.style import band, step_axis, theme
-    from analysis_lib.figures.tables import Table, TextTable, verdict_table
+    from analysis_lib.figures.tables import Table, TextTable
 
 __getattr__, __dir__ = lazily(__name__)

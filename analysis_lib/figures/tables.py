@@ -1,6 +1,5 @@
 """Numbered tables, which the book can refer to, a notebook shows and a script prints."""
 
-import json
 import re
 
 import numpy as np
@@ -56,30 +55,3 @@ class TextTable(Table):
         if isinstance(value, str):
             return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(value.split()))
         return super()._cell(value)
-
-
-def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
-    """Verdicts of ``papers.claims``: the claim, the number that decides it with its interval, and the verdict.
-
-    A column model, dataset, variant or classes comes first, where the verdicts have one. The verdicts are in the
-    metadata of the output, as ``verdicts``.
-    """
-    more = {"above": "more", "below": "less"}
-    numbers = [
-        f"{row.quantity}: **{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**"
-        f"{'' if np.isnan(row.ci_low) else f' [{row.ci_low:z.3f}, {row.ci_high:z.3f}]'}; "
-        f"the claim needs {more[row.direction]} than {row.bound:g}"
-        for row in verdicts.itertuples()
-    ]
-    shown = pd.DataFrame(
-        {
-            "verdict": "**" + verdicts["verdict"] + "**",
-            "claim": verdicts["claim"] + " (" + verdicts["source"] + ")",
-            "number that decides, with 95 % interval": numbers,
-        }
-    )
-    for group in ("dataset", "model", "variant", "classes"):
-        if group in verdicts:
-            shown.insert(0, group, verdicts[group])
-    # In full precision, for those who gather the verdicts of the pages.
-    return Table(shown, name, caption, metadata={"verdicts": json.loads(verdicts.to_json(orient="records"))})

@@ -11,33 +11,37 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
-from analysis_lib.models import UNTRAINED
+from analysis_lib.models import UNTRAINED, split_twin
 from analysis_lib.models.loading import load_model
 
 
 class Comparison(LazyTables):
-    """The tables of several models: each is one DataFrame, with the columns model, trained, stack and width in front.
+    """The tables of several models: each is one DataFrame, with the columns of the model in front.
+
+    These are model, trained, twin (the seed of an untrained twin; missing for the model itself), stack and width.
 
     Attributes:
-        runs: the tables of each model, by (model, trained).
+        runs: the tables of each model, by (model, twin); twin is None for the model itself.
     """
 
-    def __init__(self, runs: dict[tuple[str, bool], Tables]):
+    def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         super().__init__({name: name for name in next(iter(runs.values()))}, self._joined)
         self.runs = runs
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
-        for (model, trained), tables in self.runs.items():
+        for (model, twin), tables in self.runs.items():
             layers = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
-            columns = {"model": model, "trained": trained, **{c: layers[c].to_numpy() for c in layers}}
+            seed = pd.Series(pd.NA if twin is None else twin, tables[name].index, dtype="Int64")
+            columns = {"model": model, "trained": twin is None, "twin": seed}
+            columns |= {c: layers[c].to_numpy() for c in layers}
             frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
         return pd.concat(frames, ignore_index=True)
 
     @property
     def trained(self) -> dict[str, Tables]:
         """The tables of the models as they are, by name, without their untrained twins."""
-        return {model: tables for (model, trained), tables in self.runs.items() if trained}
+        return {model: tables for (model, twin), tables in self.runs.items() if twin is None}
 
 
 def compare(
@@ -46,7 +50,7 @@ def compare(
     *,
     limit: int | None = None,
     seed: int | None = None,
-    twins: bool = True,
+    twins: int = 1,
     **settings,
 ) -> Comparison:
     """Measure several models, each on the corpus given for it, and their untrained twins.
@@ -59,7 +63,7 @@ def compare(
         metrics: as ``measure`` takes them.
         limit: how many items of each corpus to read.
         seed: the seed with which they are drawn.
-        twins: whether to measure each model also with the random weights that its training starts from.
+        twins: with how many draws of the random weights that its training starts from to measure each model also.
         settings: of ``measure``.
 
     Raises:
@@ -75,10 +79,10 @@ def compare(
     for data, chosen in models.items():
         corpus = load_corpus(data, limit, seed) if chosen else None
         for name in chosen:
-            for trained in (True, False) if twins and not name.endswith(UNTRAINED) else (True,):
-                whole = name if trained else name + UNTRAINED
+            for twin in (None, *range(twins)) if split_twin(name)[1] is None else (None,):
+                whole = name if twin is None else f"{name}{UNTRAINED}@seed={twin}"
                 known = measured(whole, corpus, metrics, **of_vectors)
-                if not (known or trained):
+                if not known and twin is not None:
                     known = shipped_twin(whole, corpus, metrics, Settings(**of_vectors))
-                runs[name, trained] = known or measure(load_model(whole), corpus, metrics, **settings)
+                runs[name, twin] = known or measure(load_model(whole), corpus, metrics, **settings)
     return Comparison(runs)

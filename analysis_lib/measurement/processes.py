@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context, parent_process
+from types import ModuleType
 
 import torch
 
@@ -16,12 +18,12 @@ from analysis_lib.errors import AnalysisError
 
 @contextmanager
 def mapped(workers: int) -> Iterator[Callable]:
-    """``map``, in processes of one thread each if there are to be several."""
+    """``map`` of a function of this library, in processes of one thread each if there are to be several."""
     if workers < 2:
         yield map
         return
     try:
-        with pool(workers, threads=1) as executor:
+        with pool(workers, threads=1, script=False) as executor:
             yield executor.map
     except BrokenProcessPool:
         raise AnalysisError(
@@ -30,14 +32,15 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
+def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.ProcessPoolExecutor]:
     """Processes with so many threads each; they are stopped when the block is left, and when this process ends.
 
+    Unless ``script`` is False, they import the script that runs, which must have its ``if __name__ == '__main__':``.
     Together they may have more threads than there are cores: idle threads sleep, so that they only take turns.
     """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with _quiet_starts():
+        with _quiet_starts(), nullcontext() if script else _without_script():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -61,6 +64,17 @@ def _quiet_starts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if given is None:
             del os.environ["OMP_WAIT_POLICY"]
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Processes that are started here do not run the script again to import it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

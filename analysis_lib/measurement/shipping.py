@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -42,13 +43,16 @@ class Shipped(LazyTables):
 
     Attributes:
         run: parameters, model, data, versions and duration: ``run.json``.
-        layers: one row per layer, see :class:`~analysis_lib.measurement.tables.Tables`.
     """
 
     def __init__(self, folder: Path):
         self.run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, pd.read_parquet)
-        self.layers = pd.DataFrame(self.run["layers"])
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """One row per layer, see :class:`~analysis_lib.measurement.tables.Tables`."""
+        return pd.DataFrame(self.run["layers"])
 
     @property
     def code_warning(self) -> str:

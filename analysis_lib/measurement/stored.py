@@ -181,7 +181,7 @@ def measuring_code(metrics: Iterable[Metric]) -> str:
 def _common(corpus: Corpus, settings: dict, architecture: set[str]) -> list:
     """What a measurement depends on besides model and metrics; another text, setting or version starts afresh."""
     return [
-        *(corpus.sha256, GROUPS, corpus.units, settings),
+        *(corpus.sha256, corpus.groups(GROUPS), settings),
         source_hash({shards.__name__, *architecture, *(type(item).__module__ for item in corpus.items)}),
         [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]

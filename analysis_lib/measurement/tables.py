@@ -134,6 +134,11 @@ class Tables(LazyTables):
         self.run = run
         self.checkpoints = checkpoints
 
+    @property
+    def groups(self) -> list[int]:
+        """The groups over which intervals are: as many as the corpus has independent units, up to 20."""
+        return sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
+
     def interval(self, statistic: Statistic, *others: "Tables") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
 
@@ -156,8 +161,7 @@ class Tables(LazyTables):
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
         value = np.asarray(statistic(*measured), dtype=float)
-        groups = sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
-        without = [operator.methodcaller("without", group) for group in groups]
+        without = [operator.methodcaller("without", group) for group in self.groups]
         left_out = [statistic(*(LazyTables(tables._parts, rest) for tables in measured)) for rest in without]
         return value, *jackknife_interval(value, np.array(left_out, dtype=float))
 

@@ -15,7 +15,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.models import TOKEN_TYPES
 
-# Utterance i of a corpus belongs to group i mod GROUPS; the jackknife leaves one group out at a time.
+# The jackknife leaves one group of a corpus out at a time, see ``Corpus.groups``.
 GROUPS = 20
 # The spaces whose vectors are compared, in the order of the tables.
 VECTOR_SPACES = ("hidden", "query", "key", "value")

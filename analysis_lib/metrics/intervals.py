@@ -1,13 +1,15 @@
 """95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
 CONFIDENCE = 0.95
+# Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
+FEWEST_SEEDS = 5
 Z_95 = 1.959964
 
 
@@ -42,19 +44,71 @@ def jackknife_interval(
     return np.asarray(point - reach), np.asarray(point + reach)
 
 
-def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
+def mean_interval(values: Iterable[float], fewest: int = 2) -> tuple[float, float, float]:
     """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1 degrees of freedom.
 
-    The interval of a single draw is NaN.
+    The interval of fewer than ``fewest`` draws is NaN.
 
-    >>> [round(number, 3) for number in seed_interval([1.0, 2.0, 3.0])]
+    >>> [round(number, 3) for number in mean_interval([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
     """
     values = np.asarray([*values], dtype=float)
-    if len(values) < 2:
-        return float(values.mean()), math.nan, math.nan
-    reach = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values)
-    return float(values.mean()), float(values.mean() - reach), float(values.mean() + reach)
+    mean, reach = float(values.mean()) if len(values) else math.nan, math.nan
+    if len(values) >= fewest:
+        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+    return mean, mean - reach, mean + reach
+
+
+def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """The :func:`mean_interval` of numbers of one training each, of which ``FEWEST_SEEDS`` are needed."""
+    return mean_interval(values, FEWEST_SEEDS)
+
+
+def seed_and_unit_interval(estimates: Iterable[Iterable[float]]) -> tuple[float, float, float]:
+    """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts, or pictures.
+
+    Half-widths add like independent errors: that of :func:`seed_interval`, and that over texts, mean over seeds, which
+    all of them share.
+
+    Args:
+        estimates: for each seed the value, and the ends of its interval over texts.
+
+    >>> [round(number, 3) for number in seed_and_unit_interval([(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)])]
+    [3.0, 0.797, 5.203]
+    """
+    values, low, high = np.transpose(np.asarray([*estimates], dtype=float))
+    mean, *ends = seed_interval(values)
+    reach = math.hypot((ends[1] - ends[0]) / 2, float((high - low).mean()) / 2)
+    return mean, mean - reach, mean + reach
+
+
+def two_sided_p(value: float, low: float, high: float, bound: float, draws: float = math.inf) -> float:
+    """The probability that a number whose true value is ``bound`` lies as far from it, read off its 95 % interval.
+
+    By Student's t over so many ``draws``, or the normal law; of an interval that is not symmetric, the side of the
+    bound counts. NaN where there is no interval.
+
+    >>> round(two_sided_p(1.0, 0.0, 2.0, 0.0), 3)
+    0.05
+    """
+    distance, reach = abs(value - bound), value - low if value > bound else high - value
+    if not reach > 0:
+        return math.nan if math.isnan(reach) else float(distance == 0)
+    law = stats.t(draws - 1) if math.isfinite(draws) else stats.norm
+    return float(2 * law.sf(law.ppf((1 + CONFIDENCE) / 2) * distance / reach))
+
+
+def holm(p_values: Sequence[float]) -> np.ndarray:
+    """The p-values of several tests, each raised so that all hold at once (Holm 1979); NaN are left out.
+
+    >>> holm([0.01, 0.04, math.nan, 0.03]).tolist()
+    [0.03, 0.06, nan, 0.06]
+    """
+    p_values = np.asarray(p_values, dtype=float)
+    order = np.argsort(p_values)[: np.isfinite(p_values).sum()]
+    raised = np.full(len(p_values), math.nan)
+    raised[order] = np.minimum(1, np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1)))
+    return raised
 
 
 def wilson(correct: int, items: int) -> tuple[float, float]:

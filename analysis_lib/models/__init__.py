@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         known_models,
         multibert,
         register,
+        split_twin,
         weights_identity,
     )
 

@@ -12,7 +12,7 @@ import transformers
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
-from analysis_lib.models.names import UNTRAINED, file_hashes, known_model, located, weights_identity
+from analysis_lib.models.names import file_hashes, known_model, located, split_twin, weights_identity
 from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for
 
 # One of these holds the vocabulary of a tokenizer.
@@ -21,8 +21,6 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
-# Begins the revision of an untrained twin.
-OF_TWIN = "untrained, seed 0, of "
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 
@@ -36,8 +34,8 @@ def load_model(
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
             safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
-            from (transformers' initialisation of its configuration, seed 0). A model trained here takes settings of
-            its recipe, as in ``digits-vit@steps=50@seed=1``.
+            from (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1`` has another).
+            A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
         revision: a commit, branch or tag of the hub; an alias has its own.
         dtype: ``float32`` or ``float64``; the second tells a small number from rounding.
         device: a torch device; by default a GPU where there is one.
@@ -52,12 +50,13 @@ def load_model(
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = devices.usable(device)
-    folder, identity = located(name.removesuffix(UNTRAINED), revision)
+    whole, seed = split_twin(name)
+    folder, identity = located(whole, revision)
     config = _read_config(name, folder)
     # Before the weights are read: an unsupported model may be large.
     layout = layout_for(name, config)
-    if name.endswith(UNTRAINED):
-        model, files, identity = _untrained(config, dtype), {}, f"{OF_TWIN}{identity}"
+    if seed is not None:
+        model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
     else:
         model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
     model, processor = model.to(device), _read_processor(name, folder, layout.kind)
@@ -66,12 +65,17 @@ def load_model(
 
 def revision_of(name: str) -> str:
     """The ``revision`` of the model that ``load_model`` gives for a name, which is not loaded."""
-    return f"{OF_TWIN if name.endswith(UNTRAINED) else ''}{weights_identity(name)}"
+    _, seed = split_twin(name)
+    return weights_identity(name) if seed is None else _of_twin(seed, weights_identity(name))
 
 
-def _untrained(config: transformers.PreTrainedConfig, dtype: str) -> transformers.PreTrainedModel:
+def _of_twin(seed: int, identity: str) -> str:
+    return f"untrained, seed {seed}, of {identity}"
+
+
+def _untrained(config: transformers.PreTrainedConfig, dtype: str, seed: int) -> transformers.PreTrainedModel:
     with _ALONE, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         # In single precision whatever was asked for, so that both precisions hold the same weights.
         made = _model_class(config)
         build = made.from_config if made is transformers.AutoModel else made._from_config

@@ -15,6 +15,18 @@ from analysis_lib.errors import AnalysisError, near_names
 UNTRAINED = ":untrained"
 
 
+def split_twin(name: str) -> tuple[str, int | None]:
+    """The name of a model without ``:untrained``, and the seed of its random weights; None where they are its own.
+
+    >>> split_twin("minilm:untrained"), split_twin("minilm:untrained@seed=3"), split_twin("minilm")
+    (('minilm', 0), ('minilm', 3), ('minilm', None))
+    """
+    whole, _, seed = name.partition(f"{UNTRAINED}@seed=")
+    if seed.isdecimal():
+        return whole, int(seed)
+    return (name.removesuffix(UNTRAINED), 0) if name.endswith(UNTRAINED) else (name, None)
+
+
 @dataclass(frozen=True)
 class KnownModel:
     """A model known by name: in a pinned package, or on the hub at a pinned revision.
@@ -125,7 +137,7 @@ def weights_identity(name: str) -> str:
     Raises:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
     """
-    name = name.removesuffix(UNTRAINED)
+    name, _ = split_twin(name)
     known = known_model(name)
     if known and known.packages:
         return " ".join(map(packages.pin, known.packages))

@@ -1,9 +1,11 @@
 """Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim and its interval."""
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -11,8 +13,9 @@ import yaml
 
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.figures import Table
 from analysis_lib.measurement import Comparison, Tables, grouped
-from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.metrics.intervals import CONFIDENCE, holm, seed_interval, two_sided_p
 
 PAPERS = {
     "godey": "Godey et al. 2024",
@@ -24,8 +27,10 @@ HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 TableSet = Mapping[str, pd.DataFrame]
 # Computes the number that decides a claim from the tables of a measurement.
 Statistic = Callable[[TableSet], float]
-# A value and the ends of its interval.
-Estimate = tuple[float, float, float]
+# A value, the ends of its 95 % interval, and how many seeds, or groups of independent units, that is over, if known.
+Estimate = tuple[float, ...]
+# An interval over fewer says over how many.
+_FEW_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Claim:
     Attributes:
         id: its name, such as ``maruta-persistent-outlier``; the paper comes first.
         place: the section of the paper.
+        setting: the models and data that the paper judges it on.
         sentence: what the paper says, in our words, transferred to a model of any depth.
         quantity: the number that decides, in words.
         statistic: the function that computes it, by its full name, which a cell of the page calls; or ``cell`` where
@@ -44,12 +50,12 @@ class Claim:
         bound: the claim holds where the whole interval of the quantity lies beyond it.
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
-        sampled: False where the quantity already is a statement about chance, such as a p-value: it decides
-            alone, without an interval.
+        sampled: False where the quantity is no estimate: it decides alone, without an interval.
     """
 
     id: str
     place: str
+    setting: str
     sentence: str
     quantity: str
     statistic: str
@@ -62,8 +68,8 @@ class Claim:
 
     @property
     def source(self) -> str:
-        """Paper and section."""
-        return f"{PAPERS[self.id.partition('-')[0]]}, {self.place}"
+        """Paper, section, and what it judges the claim on."""
+        return f"{PAPERS[self.id.partition('-')[0]]}, {self.place}; {self.setting}"
 
 
 @lru_cache
@@ -120,33 +126,80 @@ def verdicts(statistics: Mapping[str, Statistic], tables: Tables) -> pd.DataFram
     Returns:
         As :func:`verdicts_of_estimates`.
     """
-    sampled = {name: statistic for name, statistic in statistics.items() if claim(name).sampled}
-    intervals = tables.interval(lambda t: [statistic(t) for statistic in sampled.values()])
-    estimates = dict(zip(sampled, zip(*intervals, strict=True), strict=True))
-    alone = {name: (statistics[name](tables), math.nan, math.nan) for name in statistics if name not in sampled}
-    return verdicts_of_estimates({name: (estimates | alone)[name] for name in statistics})
+    intervals = tables.interval(lambda t: [statistic(t) for statistic in statistics.values()])
+    estimates = ((*ends, len(tables.groups)) for ends in zip(*intervals, strict=True))
+    return verdicts_of_estimates(dict(zip(statistics, estimates, strict=True)))
 
 
 def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
     """Each claim with the number that decides it, its interval, which is known already, and the verdict.
 
     Args:
-        estimates: by the id of a claim, the value and the lower and upper end of its 95 % interval.
+        estimates: by the id of a claim.
 
     Returns:
         One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
-        claim has no interval), bound, direction, verdict.
+        claim has no interval), draws (as of ``Estimate``), p (of the value if the truth lay at the bound), bound,
+        direction, rationale, verdict.
     """
     rows = []
-    for name, (value, low, high) in estimates.items():
-        found = claim(name)
-        low, high = np.clip((low, high), *found.limits) if found.sampled else (value, value)
-        ends = (float(low), float(high)) if found.sampled else (math.nan, math.nan)
+    for name, numbers in estimates.items():
+        found, (value, low, high, draws, *_) = claim(name), (*map(float, numbers), math.inf)
         side = (found.bound, found.direction)
-        numbers = (float(value), *ends, *side, verdict(low, high, *side))
-        rows.append((name, found.sentence, found.source, found.quantity, *numbers))
-    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "bound", "direction", "verdict"]
-    return pd.DataFrame(rows, columns=columns)
+        ends = np.clip((low, high), *found.limits).tolist() if found.sampled else (math.nan, math.nan)
+        p = two_sided_p(value, low, high, found.bound, draws) if found.sampled else math.nan
+        judged = verdict(*(ends if found.sampled else (value, value)), *side)
+        what = (name, found.sentence, found.source, found.quantity)
+        rows.append((*what, value, *ends, draws, p, *side, found.rationale, judged))
+    columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "draws", "p"]
+    return pd.DataFrame(rows, columns=[*columns, "bound", "direction", "rationale", "verdict"])
+
+
+def corrected(verdicts: pd.DataFrame) -> pd.Series:
+    """The verdicts if those of all rows are to be right at once: Holm (1979), at the level of the intervals."""
+    raised = pd.Series(holm([*verdicts["p"]]), verdicts.index)
+    return verdicts["verdict"].mask(raised > 1 - CONFIDENCE, UNDECIDED)
+
+
+def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
+    """The verdicts as a numbered table: each, as it is and after :func:`corrected`; the claim; the number; the bound.
+
+    A column model, dataset, variant or classes comes first, where the verdicts have one. The verdicts are in the
+    metadata of the output, as ``verdicts``.
+    """
+    more = {"above": "more", "below": "less"}
+    after = corrected(verdicts)
+    judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
+    numbers = [
+        f"{row.quantity}: **{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}"
+        for row in verdicts.itertuples()
+    ]
+    bounds = [f"{more[row.direction]} than {row.bound:g}. {row.rationale}" for row in verdicts.itertuples()]
+    columns = {
+        "verdict": "**" + judged + "**",
+        "claim, and what the paper judged it on": verdicts["claim"] + " (" + verdicts["source"] + ")",
+        "number that decides, with 95 % interval": numbers,
+        "what the claim needs, and why": bounds,
+    }
+    for group in ("stage", "dataset", "model", "variant", "classes"):
+        if group in verdicts:
+            columns = {group: verdicts[group], **columns}
+    tested = int(verdicts["p"].notna().sum())
+    if tested > 1:
+        caption += (
+            f" Of {tested} claims with an interval, {tested * (1 - CONFIDENCE) / 2:.2g} would hold by chance if every "
+            f"number lay at its bound; *after Holm* is the verdict on all of them together, where it differs."
+        )
+    # In full precision, for those who gather the verdicts of the pages.
+    records = json.loads(verdicts.drop(columns="rationale").to_json(orient="records"))
+    return Table(pd.DataFrame(columns), name, caption, metadata={"verdicts": records})
+
+
+def _interval(row: NamedTuple) -> str:
+    if np.isnan(row.ci_low):
+        return ""
+    few = f" over {row.draws:g}" if row.draws < _FEW_DRAWS else ""
+    return f" [{row.ci_low:z.3f}, {row.ci_high:z.3f}]{few}"
 
 
 def verdicts_by_model(
@@ -177,7 +230,9 @@ def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     """
     *levels, _ = numbers.index.names
     groups = numbers.groupby(levels[0] if len(levels) == 1 else levels, sort=False)
-    found = {name: verdicts_of_estimates(rows.apply(seed_interval).to_dict("list")) for name, rows in groups}
+    found = {
+        name: verdicts_of_estimates({i: (*seed_interval(rows[i]), len(rows)) for i in rows}) for name, rows in groups
+    }
     return pd.concat(found, names=levels).reset_index(levels).reset_index(drop=True)
 
 
@@ -193,7 +248,7 @@ def recorded(model: str) -> pd.DataFrame:
     path = data_directory() / "measurements" / model / "verdicts.csv"
     if not path.is_file():
         raise AnalysisError(f"no verdicts on {model} come with the book: data/README.md says which do")
-    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high"]]
+    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high", "draws"]]
     return grouped({model: verdicts_of_estimates({name: tuple(row) for name, row in rows.T.items()})}, "model")
 
 
@@ -208,23 +263,3 @@ def published(name: str) -> pd.DataFrame:
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
     return pd.read_csv(folder / f"{name}.csv")
-
-
-def beside_published(found: pd.DataFrame, printed: pd.DataFrame, on: Sequence[str]) -> pd.DataFrame:
-    """Numbers of several seeds beside published ones.
-
-    Args:
-        found: with the columns of ``on``, and value.
-        printed: with the columns of ``on``, and published.
-        on: what identifies a number, such as layers, layer and quantity.
-
-    Returns:
-        The columns of ``on``; mean and ``spread over seeds`` (the standard deviation), published, and ``difference in
-        spreads``: how many spreads our mean lies above the published value, as text.
-    """
-    groups = found.groupby([*on], dropna=False)["value"]
-    both = groups.agg(mean="mean", spread="std").reset_index().merge(printed, on=[*on], how="left")
-    ratio = (both["mean"] - both["published"]) / both["spread"].where(both["spread"] > 0)
-    # The spread of a few seeds does not carry more than one decimal of a ratio to it.
-    difference = ["–" if pd.isna(number) else f"{number:+.1f}" for number in ratio]
-    return both.rename(columns={"spread": "spread over seeds"}).assign(**{"difference in spreads": difference})

@@ -76,17 +76,19 @@ def weight_margin(tables: TableSet, part: str, key_type: str) -> float:
 # --- Contributions to the scores ----------------------------------------------------------------------
 
 
-def _outliers_read(tables: TableSet) -> pd.MultiIndex:
-    """The pairs of an attention layer and an outlier dimension of the hidden layer that it reads."""
-    outliers = tables["outlier_dimensions"]
-    return pd.MultiIndex.from_arrays([outliers["layer"] + 1, outliers["dimension"]], names=["layer", "dimension"])
+def _outliers_read(tables: TableSet, threshold: float, typed: bool = False) -> pd.MultiIndex:
+    """The pairs of an attention layer and a dimension of its input that is an outlier, or one for some token type."""
+    means = tables["dimension_means"].query(f"token_type {'!=' if typed else '=='} 'all'")
+    wide = means.pivot(index=["layer", "token_type"], columns="dimension", values="mean")
+    outlying = (zscores(wide) > threshold).groupby("layer").any().rename(index=lambda layer: layer + 1).stack()
+    return outlying.index[outlying]
 
 
 def outlier_part(tables: TableSet) -> pd.DataFrame:
     """How much the outlier dimensions of its input contribute to the scores of each attention layer.
 
     Args:
-        tables: with ``score_contributions`` and ``outlier_dimensions``.
+        tables: with ``score_contributions`` and ``dimension_means``.
 
     Returns:
         By layer: heads, the share of heads whose largest |C_j| is that of an outlier dimension; and share, that of
@@ -94,21 +96,15 @@ def outlier_part(tables: TableSet) -> pd.DataFrame:
     """
     overall = tables["score_contributions"].query("key_type == 'all'").set_index(["layer", "dimension", "head"])
     sizes = overall["contribution"].abs()
-    outlying = sizes.where(sizes.index.droplevel("head").isin(_outliers_read(tables)), 0.0)
+    outlying = sizes.where(sizes.index.droplevel("head").isin(_outliers_read(tables, THRESHOLD)), 0.0)
     theirs, whole = (part.groupby(["layer", "head"]).agg(["max", "sum"]) for part in (outlying, sizes))
     by_head = pd.DataFrame({"heads": theirs["max"] == whole["max"], "share": theirs["sum"] / whole["sum"]})
     return by_head.groupby("layer").mean()
 
 
-def _typed_outliers_read(tables: TableSet) -> pd.MultiIndex:
-    """Like :func:`_outliers_read`, of dimensions that are outliers in the means of any one token type."""
-    means = tables["dimension_means"]
-    wide = means[means["token_type"] != "all"].pivot(index=["layer", "token_type"], columns="dimension", values="mean")
-    outlying = (zscores(wide) > THRESHOLD).groupby("layer").any().rename(index=lambda layer: layer + 1).stack()
-    return outlying.index[outlying]
-
-
-def explained_gap(tables: TableSet, rival: str = "other", preferred: str | None = None) -> pd.DataFrame:
+def explained_gap(
+    tables: TableSet, rival: str = "other", preferred: str | None = None, threshold: float = THRESHOLD
+) -> pd.DataFrame:
     """How much of the score that favours a layer's preferred type of key the outlier dimensions explain.
 
     For each attention layer, the preferred type is the one with the largest mean weight per key, other tokens left out,
@@ -116,9 +112,10 @@ def explained_gap(tables: TableSet, rival: str = "other", preferred: str | None 
     much higher the scores of its keys are. A share is what some dimensions add to the gap, over the gap.
 
     Args:
-        tables: with ``score_contributions``, ``outlier_dimensions``, ``dimension_means``, ``attention_by_token_type``.
+        tables: with ``score_contributions``, ``dimension_means`` and ``attention_by_token_type``.
         rival: ``other``, or ``runner-up``: the type with the second largest mean weight.
         preferred: a type of key to take in every layer.
+        threshold: of the z-score from which a dimension is an outlier; 3 in the paper.
 
     Returns:
         Columns layer, key_type (the preferred), rival, gap (before scaling), share (of the outlier dimensions of
@@ -128,7 +125,8 @@ def explained_gap(tables: TableSet, rival: str = "other", preferred: str | None 
     """
     by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
     means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
-    means["outlier"], means["typed"] = (means.index.isin(f(tables)) for f in (_outliers_read, _typed_outliers_read))
+    for name, typed in (("outlier", False), ("typed", True)):
+        means[name] = means.index.isin(_outliers_read(tables, threshold, typed))
     rows = []
     for layer, weight in weights_in(tables).iterrows():
         key_type = preferred or weight.drop("other").idxmax()

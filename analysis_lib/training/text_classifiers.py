@@ -28,9 +28,11 @@ from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
 # Counts changes of how classifiers are trained that the settings do not show.
-VERSION = 2
+VERSION = 3
 DESCRIPTION, TABLE = "classifier.json", "epochs.csv"
 COLUMNS = ("epoch", "loss", "accuracy")
+# Folders of a classifier of self-attention before its first epoch, and after its last.
+INITIAL, LAST = "initial", "last"
 EVALUATION_BATCH = 128
 
 
@@ -127,7 +129,8 @@ def self_attention(
 ) -> Path:
     """Train a classifier of self-attention only: blocks of one head over the whole width, then a dense layer on [CLS].
 
-    What is not said here is as for :func:`finetune`.
+    What is not said here is as for :func:`finetune`. The folder also holds the model before the first epoch, in
+    ``initial``, and after the last, in ``last``.
 
     Args:
         train: with classes. The word pieces are learned from it, too.
@@ -156,7 +159,7 @@ def self_attention(
         return SelfAttentionForSequenceClassification(config), tokenizer
 
     key = json.dumps(["self-attention", layers, vocabulary, block], sort_keys=True)
-    return _trained(key, build, train, validation, chosen, folder, device)
+    return _trained(key, build, train, validation, chosen, folder, device, ends=True)
 
 
 def _trained(
@@ -167,6 +170,7 @@ def _trained(
     settings: Classification,
     folder: Path | str | None,
     device: str | None,
+    ends: bool = False,
 ) -> Path:
     _refuse_classes(train, validation)
     device = devices.usable(device)
@@ -199,8 +203,15 @@ def _trained(
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
-            tokenizer.save_pretrained(folder)
-            _fit(folder, model.to(device), *examples, settings)
+            for home in ("", INITIAL, LAST)[: 3 if ends else 1]:
+                tokenizer.save_pretrained(folder / home)
+            if ends:
+                # A training that resumes has built the same model again.
+                model.save_pretrained(folder / INITIAL)
+            log = _fit(folder, model.to(device), *examples, settings)
+            if ends:
+                model.save_pretrained(folder / LAST)
+            log.finish()
     return folder
 
 
@@ -225,7 +236,8 @@ Examples = tuple[list[Int[Tensor, " token"]], list[int]]
 
 def _fit(
     folder: Path, model: transformers.PreTrainedModel, train: Examples, validation: Examples, settings: Classification
-) -> None:
+) -> loop.TrainingLog:
+    """Train the model, and write its best state; what is returned has yet to be finished."""
     (texts, labels), labels_to_find = train, torch.tensor(validation[1])
     adam = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, fused=True)
     best = copy.deepcopy(model)
@@ -250,7 +262,7 @@ def _fit(
         if since_best >= settings.patience:
             break
     best.save_pretrained(folder)
-    log.finish()
+    return log
 
 
 def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:

@@ -16,9 +16,9 @@ from transformers.models.bert.modeling_bert import eager_attention_forward
 class SelfAttentionConfig(PreTrainedConfig):
     """Sizes of the classifier, and what the paper leaves open: initial values, biases, and the epsilon of the norms.
 
-    By default, embeddings are initialised as in BERT, and matrices and biases as in PyTorch's linear layers. At this
-    width the biases are then about as long as the vectors to which they are added, so that all keys, and all values,
-    are similar from the start. With matrices of standard deviation 0.02 and biases of zero, as in BERT, they are not.
+    By default, embeddings and matrices are initialised as in BERT, with which the paper compares, and biases are zero.
+    PyTorch's linear layers begin with biases that are at this width about as long as the vectors to which they are
+    added: all keys, and all values, are then similar from the start.
 
     Attributes:
         vocab_size: the number of tokens.
@@ -39,7 +39,7 @@ class SelfAttentionConfig(PreTrainedConfig):
     num_hidden_layers: int = 1
     num_attention_heads: int = 1
     embedding_std: float = 0.02
-    initializer_range: float | None = None
+    initializer_range: float | None = 0.02
     bias: bool = True
     entropy_weight: float = 0.0
     layer_norm_eps: float = 1e-12

@@ -54,16 +54,6 @@ def cosines(vectors: Vectors) -> Cosines:
     return unit @ unit.T
 
 
-def mean_cosines(vectors: Vectors, labels: Labels) -> Float[np.ndarray, " pair"]:
-    """The cosine of the mean vectors of every two classes.
-
-    With K classes their mean is at least −1 / (K − 1); where all of them equal that, the K directions are those of a
-    simplex, as far apart as can be.
-    """
-    means = np.stack([vectors[labels == label].mean(0) for label in np.unique(labels)])
-    return cosines(means)[np.triu_indices(len(means), 1)]
-
-
 def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
     """The place of one utterance of each class, drawn among those classified correctly.
 
@@ -79,24 +69,19 @@ def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dic
 
 
 def over_utterances(
-    statistic: Callable[[Kept], Sequence[float]], utterances: int
+    statistic: Callable[[Kept], Sequence[float]], corpus: Corpus
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Numbers of a sample of utterances, with 95 % jackknife intervals over them.
 
     Args:
         statistic: computes the numbers from the utterances at the places it is given.
-        utterances: how many there are.
 
-    Returns:
-        The values, the lower and the upper bounds.
-
-    >>> value, low, high = over_utterances(lambda kept: np.array([kept.mean()]), 41)
+    >>> value, low, high = over_utterances(lambda kept: np.array([kept.mean()]), Corpus("x", range(41)))
     >>> float(value[0]), bool(low[0] < 20 < high[0])
     (20.0, True)
     """
-    places = np.arange(utterances)
+    places, groups = np.arange(len(corpus)), np.array(corpus.groups(GROUPS))
     value = np.asarray(statistic(places), dtype=float)
-    groups = places % GROUPS
     left_out = np.array([statistic(places[groups != group]) for group in np.unique(groups)], dtype=float)
     return value, *jackknife_interval(value, left_out)
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.corpora.splits import drawn, stratified
@@ -55,5 +56,5 @@ def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> li
         size = min(size, -(-limit // count)) if corpus is first and limit else size
         chosen = drawn(names, dict.fromkeys(kept, size))
         labels = [kept.index(names[i]) for i in chosen]
-        found.append(Corpus(corpus.name, [corpus.items[i] for i in chosen], labels=labels, classes=kept))
+        found.append(replace(corpus.take(chosen), labels=labels, classes=kept))
     return found

@@ -1,5 +1,6 @@
 """Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec. 2.2, 4)."""
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -26,29 +27,23 @@ METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 DATASETS = ("hatexplain", "yelphat", "e-snli")
 # What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
 VARIANTS: dict[str, dict] = {
-    "as here": {},
-    "batches of 32": {"batch": 32},
-    "BERT's linear layers": {"block": {"initializer_range": 0.02}},
+    "BERT's initialisation": {},
     "no biases": {"block": {"bias": False}},
+    "PyTorch's linear layers": {"block": {"initializer_range": None}},
+    "PyTorch's linear layers and embeddings": {"block": {"initializer_range": None, "embedding_std": 1.0}},
     "embeddings from N(0, 1)": {"block": {"embedding_std": 1.0}},
     "width 128": {"block": {"hidden_size": 128}},
-    "width 128, N(0, 1), no biases": {"block": {"hidden_size": 128, "embedding_std": 1.0, "bias": False}},
+    "batches of 32": {"batch": 32},
 }
-# What a classifier is unless given.
-DEFAULTS = {"variant": "as here", "layers": 1, "entropy_weight": 0.0, "seed": 0}
+# What a classifier is unless given: the initial values are those of BERT, with which the paper compares.
+DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0.0, "seed": 0}
+# The states that are measured, by their folders; kept is that of the best accuracy on the validation split.
+STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
 COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
-# The tables of a record: of trained classifiers, and of those measured untrained, too.
-_TABLES, _RECORD = ("trials", "sensitivity"), "results.json"
+_TABLE, _RECORD = "trials.csv", "results.json"
 
 
-def trials(
-    classifiers: Iterable[Mapping],
-    limit: int = 0,
-    utterances: int = 1000,
-    *,
-    untrained: bool = False,
-    **settings,
-) -> pd.DataFrame:
+def trials(classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 1000, **settings) -> pd.DataFrame:
     """Train classifiers of self-attention and measure them.
 
     Where PyTorch may use several threads, as many classifiers are trained at once. None is trained whose numbers come
@@ -61,14 +56,13 @@ def trials(
         limit: as of :func:`splits`.
         utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
             measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
-        untrained: whether to measure each also with other random weights and no training.
         settings: of :func:`self_attention`.
 
     Returns:
-        One row per number: dataset, variant, layers, entropy_weight, seed, stage (trained or untrained), quantity,
+        One row per number: dataset, variant, layers, entropy_weight, seed, stage (one of ``STAGES``), quantity,
         layer (missing for accuracy and epochs) and value. The quantities are ``accuracy`` (share of the test corpus),
-        ``epochs`` (after which the state was best), ``key``, ``value``, ``query`` and ``hidden`` (similarity inside an
-        utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+        ``epochs`` (after how many the state was reached), ``key``, ``value``, ``query`` and ``hidden`` (similarity
+        inside an utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
 
     Raises:
         AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
@@ -79,12 +73,12 @@ def trials(
         raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
     require_names(row["data"] for row in work)
     asked = {"limit": limit, "utterances": utterances, **settings}
-    shipped = {data: _shipped(data, asked, untrained) for data in dict.fromkeys(row["data"] for row in work)}
+    shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
     same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
     known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
     missing = [row for row, found in zip(work, known, strict=True) if found.empty]
     corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
-    one = partial(_trial, utterances=utterances, untrained=untrained, settings=settings)
+    one = partial(_trial, utterances=utterances, settings=settings)
     with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
         fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
         fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
@@ -92,26 +86,26 @@ def trials(
     return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
 
 
-def _shipped(data: str, settings: dict, untrained: bool) -> pd.DataFrame:
+def _shipped(data: str, settings: dict) -> pd.DataFrame:
     """The numbers of classifiers of a corpus, with these settings, that come with the book."""
-    run, table = shipping.descriptions(_RECORD).get(data), _TABLES[untrained]
-    found = _read(table) if run and run["settings"].get("trials") == settings else {}
+    run = shipping.descriptions(_RECORD).get(data)
+    found = _read() if run and run["settings"].get("trials") == settings else {}
     return found[data].assign(dataset=data)[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
 
 
-def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, untrained: bool, settings: dict) -> pd.DataFrame:
+def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict) -> pd.DataFrame:
     chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
     chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
     train, validation, test = corpora
     folder = self_attention(train, validation, **chosen)
     longest = chosen.get("longest", text_classifiers.Classification.longest)
     epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
-    numbers = [
-        ("trained", "accuracy", pd.NA, accuracy(predict(folder, test, longest))["accuracy"]),
-        ("trained", "epochs", pd.NA, float(epochs["epoch"][epochs["accuracy"].idxmax()])),
-    ]
-    for stage in ("trained", "untrained")[: 1 + untrained]:
-        model = load_model(str(folder) if stage == "trained" else f"{folder}:untrained")
+    reached = {"untrained": 0, "kept": epochs["epoch"][epochs["accuracy"].idxmax()], "last": epochs["epoch"].max()}
+    numbers = []
+    for stage, home in STAGES.items():
+        right = accuracy(predict(folder / home, test, longest))["accuracy"]
+        numbers += [(stage, "accuracy", pd.NA, right), (stage, "epochs", pd.NA, float(reached[stage]))]
+        model = load_model(str(folder / home))
         similar, entropies, norms = measure(model, measured, METRICS, progress=False).values()
         numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
         numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
@@ -148,14 +142,14 @@ def record(
     entropy_weights: Sequence[float],
     seeds: Sequence[int],
     sensitivity_seeds: Sequence[int] = (),
+    sensitivity_layers: Sequence[int] = (1,),
     limit: int = 0,
     utterances: int = 1000,
     **settings,
 ) -> None:
     """Run trials at full length and keep their numbers, without texts and weights.
 
-    Writes ``trials.csv``, the numbers of all variants in ``sensitivity.csv``, and last ``results.json``, which says how
-    they were made.
+    Writes ``trials.csv``, and last ``results.json``, which says how the numbers were made.
 
     Args:
         data: as of :func:`splits`.
@@ -164,60 +158,53 @@ def record(
         entropy_weights: for one block, beside 0, with which they are compared.
         seeds: of the trainings.
         sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any.
+        sensitivity_layers: how many blocks, for these.
         limit, utterances, settings: as of :func:`trials`.
     """
     cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
     work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
-    varied = [{"data": data, "variant": name, "seed": s} for s in sensitivity_seeds for name in VARIANTS]
+    work += [
+        {"data": data, "variant": name, "layers": depth, "seed": seed}
+        for seed, name, depth in itertools.product(sensitivity_seeds, VARIANTS, sensitivity_layers)
+    ]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     corpora, settings = splits(data, limit), {"limit": limit, "utterances": utterances, **settings}
-    tables = {"trials": trials(work, **settings)}
-    if varied:
-        tables["sensitivity"] = trials(varied, untrained=True, **settings)
+    table = trials(work, **settings)
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
+    settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
     description = {
         "dataset": dataset_name(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
         "classes": list(corpora[0].classes),
-        "settings": {**settings, "sensitivity_seeds": list(sensitivity_seeds)},
+        "settings": settings,
         "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
         "versions": versions(),
         "sources": _sources(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    for name, table in tables.items():
-        write(folder / f"{name}.csv", table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
+    write(folder / _TABLE, table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
     write(folder / _RECORD, json.dumps(description, indent=1) + "\n")
 
 
-def recorded(table: str = "trials") -> pd.DataFrame:
+def recorded() -> pd.DataFrame:
     """The results of :func:`record` on the corpora of the paper, as they come with the book.
 
-    Args:
-        table: trials or sensitivity.
-
     Returns:
-        The columns of :func:`trials`, in the order of the paper; without variant and stage where all are the same.
+        The columns of :func:`trials`, in the order of the paper.
 
     Raises:
         AnalysisError: none come with it.
     """
-    found = _read(table)
+    found = _read()
     if not (frames := {name: found[name] for name in DATASETS if name in found}):
-        raise AnalysisError(f"no {table} of the paper come with the book: data/README.md says how they are made")
+        raise AnalysisError("no trials of the paper come with the book: data/README.md says how they are made")
     return grouped(frames, "dataset")
 
 
-def _read(table: str) -> dict[str, pd.DataFrame]:
-    paths = shipping.home().glob(f"*/{table}.csv")
+def _read() -> dict[str, pd.DataFrame]:
+    paths = shipping.home().glob(f"*/{_TABLE}")
     return {path.parent.name: pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float}) for path in paths}
-
-
-def recorded_runs() -> dict[str, dict]:
-    """How the results of :func:`recorded` were made, ``results.json`` of each corpus: texts, classes, settings, ..."""
-    found = shipping.descriptions(_RECORD)
-    return {name: found[name] for name in DATASETS if name in found}
 
 
 def code_warning() -> str:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import seed_interval, wilson
+from analysis_lib.metrics.intervals import FEWEST_SEEDS, jackknife_interval, wilson
 from analysis_lib.papers.claims import Estimate
 from analysis_lib.papers.godey.dynamics import Dynamics
 
@@ -91,11 +91,6 @@ def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
     return pd.Series(names, table.index)
 
 
-def share(true: pd.Series) -> Estimate:
-    """The share that is true, with its 95 % interval after Wilson; missing where there is nothing."""
-    return (float(true.mean()), *wilson(int(true.sum()), len(true))) if len(true) else (math.nan,) * 3
-
-
 def outside_chance(run: Dynamics) -> pd.DataFrame:
     """The share of heads whose mean query and mean key are more alike, or more opposite, than chance would have them.
 
@@ -109,7 +104,8 @@ def outside_chance(run: Dynamics) -> pd.DataFrame:
     parts = pd.concat([thirds, table.assign(part="all")], ignore_index=True)
     band = chance_band(chance_dimensions(run))
     outside = (parts["cosine"].abs() > band).set_axis(parts.set_index(["seed", "step", "part"]).index)
-    rows = [(*keys, len(heads), *share(heads)) for keys, heads in outside.groupby(level=[0, 1, 2], sort=False)]
+    groups = outside.groupby(level=[0, 1, 2], sort=False)
+    rows = [(*keys, len(heads), heads.mean(), *wilson(int(heads.sum()), len(heads))) for keys, heads in groups]
     columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)
 
@@ -130,36 +126,13 @@ def cosine_of_layers(run: Dynamics) -> pd.DataFrame:
 def agreement_of_seeds(run: Dynamics) -> Estimate:
     """The correlation over steps of the cosines of two seeds, with the heads of a layer concatenated.
 
-    Mean over the pairs of seeds of a layer, then over layers, with Student's interval over layers.
+    Mean over layers and pairs of seeds, with a jackknife interval over seeds; fewer than five have none.
     """
     wide = cosine_of_layers(run).pivot(index="step", columns=["seed", "layer"], values="cosine")
-    pairs = itertools.combinations(run.seeds, 2)
-    by_layer = pd.DataFrame([wide[one].corrwith(wide[other]) for one, other in pairs])
-    return seed_interval(by_layer.mean().dropna())
-
-
-def half_way_steps(quantities: pd.DataFrame) -> pd.DataFrame:
-    """The step at which each quantity has covered half the distance from its start to its farthest point.
-
-    Between two checkpoints the quantity is taken as linear.
-
-    Args:
-        quantities: columns quantity, seed, step, layer and value.
-
-    Returns:
-        Columns seed, layer, quantity, start, farthest (the value that differs most from the start), end (that of the
-        last step) and step, missing where the quantity does not change.
-    """
-    rows = []
-    for keys, group in quantities.groupby(["seed", "layer", "quantity"], sort=False):
-        ordered = group.sort_values("step")
-        steps, values = ordered["step"].to_numpy(float), ordered["value"].to_numpy(float)
-        distance = np.abs(values - values[0])
-        farthest = int(distance.argmax())
-        step = math.nan
-        if distance[farthest] > 0:
-            along = (values - values[0]) * np.sign(values[farthest] - values[0])
-            after = int(np.argmax(along >= distance[farthest] / 2))
-            step = np.interp(distance[farthest] / 2, along[after - 1 : after + 1], steps[after - 1 : after + 1])
-        rows.append((*keys, values[0], values[farthest], values[-1], step))
-    return pd.DataFrame(rows, columns=["seed", "layer", "quantity", "start", "farthest", "end", "step"])
+    pairs = [*itertools.combinations(run.seeds, 2)]
+    of_pairs = np.array([wide[one].corrwith(wide[other]).mean() for one, other in pairs])
+    without = [[seed not in pair for pair in pairs] for seed in run.seeds if len(run.seeds) >= FEWEST_SEEDS]
+    left_out = np.array([of_pairs[kept].mean() for kept in without])
+    mean = of_pairs.mean(keepdims=True)
+    low, high = np.ravel(jackknife_interval(mean, left_out.reshape(-1, 1)))
+    return float(mean[0]), float(low), float(high), float(len(run.seeds))

@@ -292,12 +292,3 @@ def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
         column: one of its columns.
     """
     return table.pivot_table(column, DRAW_COLUMNS, "bias_norm", sort=False).sort_index(axis=1)
-
-
-# --- The fixed point ----------------------------------------------------------------------------------
-
-
-def excess_norm(block: Block, norm: float) -> float:
-    """The mean norm of the outputs minus that of the inputs, E‖T(x + b)‖ − E‖x + b‖, at a bias of this norm."""
-    each = [block(hidden).double().norm(dim=-1) - hidden.double().norm(dim=-1) for hidden in block.biased(norm)]
-    return float(torch.cat(each).mean())
