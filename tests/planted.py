@@ -15,6 +15,9 @@ BOOK = Path(__file__).resolve().parents[1] / "book"
 class Planted(dict):
     """Tables without a model: what ``claims.verdicts`` needs, with an interval that reaches so far on each side."""
 
+    # As many groups as a jackknife has.
+    groups = range(20)
+
     def __init__(self, tables=(), reach: float = 0.0, **more):
         super().__init__(tables, **more)
         self.reach = reach

@@ -38,6 +38,7 @@ def planted(
                     c = cosine(layer, head, way, seed)
                     alignment.append((seed, step, layer, head, c, dot(c, way)))
                     nats = entropy(layer, way)
+                    hidden += [(seed, step, space, layer, head, 0.5 * way) for space in ("query", "key")]
                     entropies.append((seed, step, layer, head, nats + 0.01 * head, nats / 5))
                     for space, vector in (("query", (1, 0)), ("key", (c, math.sqrt(1 - c**2)))):
                         turn = (seed * LAYERS + layer) * HEADS + head

@@ -705,6 +705,7 @@ class Reference:
         max_length: int = 512,
         maps: str = "flatten",
     ):
+        self.count = len(items)
         self.special_tokens = special_tokens
         self.maps = maps
         self.model = transformers.AutoModel.from_pretrained(
@@ -860,13 +861,14 @@ class Reference:
         ``counting`` are the utterances that the statistic uses at all.
         """
         value = statistic(counting)
-        groups = sorted({self.utterances[i].item % JACKKNIFE_GROUPS for i in counting})
+        # Blocks of neighbours.
+        size = max(self.count, JACKKNIFE_GROUPS)
+        block = {i: self.utterances[i].item * JACKKNIFE_GROUPS // size for i in counting}
+        groups = sorted(set(block.values()))
         g = len(groups)
         if g < 2:
             return np.full_like(value, np.nan), np.full_like(value, np.nan)
-        without = [
-            statistic([i for i in counting if self.utterances[i].item % JACKKNIFE_GROUPS != group]) for group in groups
-        ]
+        without = [statistic([i for i in counting if block[i] != group]) for group in groups]
         center = sum(without) / g
         error = np.sqrt((g - 1) / g * sum((other - center) ** 2 for other in without))
         reach = stats.t.ppf(0.975, g - 1) * error

@@ -283,7 +283,8 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     about = json.loads((out / "results.json").read_text())
     assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
     trials = {"limit": 0, "utterances": 1000, "epochs": 50, "patience": 5}
-    asked = {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3], "sensitivity_seeds": []}
+    asked = {"layers": [1, 2], "entropy_weights": [0.1], "seeds": [3]}
+    asked |= {"sensitivity_seeds": [], "sensitivity_layers": [1]}
     assert about["settings"] == {**asked, "trials": trials}
     assert str(tmp_path) not in json.dumps(about)
 
@@ -414,7 +415,7 @@ def test_claims_are_listed_with_their_place_sentence_and_bound(run):
     status, out, _ = run("claims")
     assert status == 0
     listed = out.split("\n")
-    start = listed.index("maruta-late-punctuation  Maruta and Matsuzaki 2024, sec. 2.2")
+    start = listed.index("maruta-late-punctuation  Maruta and Matsuzaki 2024, sec. 2.2; BERT-base, on STS-B")
     assert listed[start + 1].endswith("the weight of commas and full stops rises sharply.")
     assert listed[start + 2].startswith("  It holds if this is above 1.5: ")
 

@@ -9,7 +9,6 @@ import pickle
 import struct
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
@@ -538,14 +537,6 @@ def test_identities_on_the_hub_are_those_of_the_cached_commit(cache, monkeypatch
     assert corpora.data_identity("e-snli") == "e-snli from esnli/esnli@refs/convert/parquet"
 
 
-def test_yelphat_is_not_on_the_hub():
-    for spec in ("yelphat", "yelphat:test"):
-        refused(spec, "the hub has no YelpHat", "FOLDER/yelphat:train", "data/README.md")
-        with pytest.raises(AnalysisError, match="FOLDER/yelphat:train"):
-            corpora.data_identity(spec)
-    refused("yelphat:dev", "yelphat has no split dev")
-
-
 # --- Folders of images ----------------------------------------------------------------------------
 
 
@@ -957,7 +948,6 @@ def test_digits_have_an_identity_and_travel():
 # --- Images and sounds of the hub, from a cache ---------------------------------------------------
 
 IMAGENET = "49e2ee26f3810fb5a7536bbf732a7b07389a47b5"
-COMMON_VOICE = "3a1ecdc235db65ef38a7e97dd04b603ea68a5810"
 
 
 def put_imagenet(cache, part: int) -> None:
@@ -1003,56 +993,6 @@ def test_a_gated_corpus_says_so(cache, monkeypatch):
     monkeypatch.setattr(hub, "_reachable", lambda: True)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     refused("imagenet-1k", "ILSVRC/imagenet-1k is gated", "ask for access", "hf auth login", limit=1)
-
-
-def put_common_voice(cache, clips: dict[str, bytes], table: list[str]) -> None:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        folder = tarfile.TarInfo("en_dev_0")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-        for name, content in clips.items():
-            member = tarfile.TarInfo(f"en_dev_0/{name}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    rows = ["client_id\tpath\tsentence\tup_votes", *(f'x\t{name}\tHe said: "Oh.\t2' for name in table)]
-    files = {"audio/en/dev/en_dev_0.tar": archive.getvalue(), "transcript/en/dev.tsv": "\n".join(rows).encode()}
-    for name, content in files.items():
-        cache("mozilla-foundation/common_voice_11_0", COMMON_VOICE, name, content)
-
-
-def test_common_voice_from_the_cache(cache):
-    clips = {
-        f"common_voice_en_{i}.mp3": recorded(TONE[: 4000 + 1000 * i], "MP3", rate=48_000 if i % 2 else 32_000)
-        for i in range(6)
-    }
-    # The order is that of the table, which names one clip less than there are.
-    put_common_voice(cache, clips, [f"common_voice_en_{i}.mp3" for i in (4, 0, 5, 2, 3)])
-    corpus = load_corpus("common_voice_11_0")
-    assert (corpus.kind, corpus.labels, len(corpus)) == ("audio", None, 5)
-    sounds = [item.load() for item in pickle.loads(pickle.dumps(corpus.items))]
-    assert [len(sound.samples) for sound in sounds] == [8000, 4000, 9000, 6000, 7000]
-    assert [sound.rate for sound in sounds] == [32_000, 32_000, 48_000, 32_000, 48_000]
-    assert len(pickle.dumps(corpus.items[0])) < 500
-    sample = load_corpus("common_voice_11_0:validation", limit=2, seed=5)
-    assert set(sample.items) < set(corpus.items)
-    assert sample.sha256 != corpus.sha256
-    assert COMMON_VOICE in corpora.data_identity("common_voice_11_0")
-
-
-def test_common_voice_that_is_not_there_or_not_whole(cache, tmp_path):
-    refused("common_voice_11_0", "mozilla-foundation/common_voice_11_0", "not in the local cache", "October 2025")
-    with pytest.raises(AnalysisError, match="October 2025"):
-        corpora.data_identity("common_voice_11_0:test")
-    put_common_voice(cache, {"a.mp3": recorded(TONE, "MP3")}, ["a.mp3", "b.mp3"])
-    refused("common_voice_11_0", "lacks 1 clips", "b.mp3")
-    archive = next(tmp_path.rglob("en_dev_0.tar"))
-    archive.write_bytes(archive.read_bytes()[:1500])
-    refused("common_voice_11_0", "en_dev_0.tar", "no whole tar archive")
-    put_common_voice(cache, {"a.mp3": b"no sound"}, ["a.mp3"])
-    (item,) = load_corpus("common_voice_11_0").items
-    with pytest.raises(AnalysisError, match=r"en_dev_0/a\.mp3 in .*en_dev_0\.tar is no sound"):
-        item.load()
 
 
 # --- Files of others ------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from analysis_lib.measurement.shipping import Shipped, shipped_twin
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):
     (tmp_path / "lines.txt").write_text("One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8")
     text, image, data = str(tiny_folder("bert")), str(tiny_folder("resnet-basic")), str(tmp_path / "lines.txt")
-    comparison = compare({data: [text], "digits:test": [image]}, "anisotropy", limit=3, progress=False)
-    assert list(comparison.runs) == [(text, True), (text, False), (image, True), (image, False)]
+    comparison = compare({data: [text], "digits:test": [image]}, "anisotropy", limit=3, twins=2, progress=False)
+    assert list(comparison.runs) == [(name, twin) for name in (text, image) for twin in (None, 0, 1)]
     table = comparison["anisotropy"]
-    for (model, trained), tables in comparison.runs.items():
-        rows = table[(table["model"] == model) & (table["trained"] == trained)]
+    for (model, twin), tables in comparison.runs.items():
+        rows = table[(table["model"] == model) & (table["twin"].fillna(-1) == (-1 if twin is None else twin))]
+        assert (rows["trained"] == (twin is None)).all()
         np.testing.assert_array_equal(rows["cosine"], tables["anisotropy"]["cosine"])
         widths = tables.layers.set_index("layer")["width"]
         assert rows["width"].tolist() == widths[rows["layer"]].tolist()
@@ -34,8 +35,8 @@ def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_f
 def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folder):
     resnet = str(tiny_folder("resnet-basic"))
     twin = f"{resnet}:untrained"
-    assert list(compare({"digits:test": [twin]}, "anisotropy", limit=2).runs) == [(twin, True)]
-    assert list(compare({"digits:test": [resnet]}, "anisotropy", limit=2, twins=False).runs) == [(resnet, True)]
+    assert list(compare({"digits:test": [twin]}, "anisotropy", limit=2).runs) == [(twin, None)]
+    assert list(compare({"digits:test": [resnet]}, "anisotropy", limit=2, twins=0).runs) == [(resnet, None)]
 
 
 @pytest.mark.parametrize(
@@ -53,16 +54,17 @@ def test_the_page_gives_the_mean_cosine_of_all_pairs_of_prepared_images(tiny_fol
     name, names = str(tiny_folder("vit")), {"image_data": str(tmp_path), "limit": None, "seed": None}
     images, model = load_corpus(str(tmp_path)), load_model(name)
     read = [model.processor(images=item.load(), return_tensors="pt")["pixel_values"].flatten() for item in images.items]
-    cosines = cosine_similarity(torch.stack(read).double())
-    expected = cosines[~np.eye(7, dtype=bool)].mean()
-    found = run_cells("anisotropy/convolution", "def unit_pixels", conv_models=[], image_models=[name], **names)
-    assert found["before"][name] == pytest.approx(expected, abs=1e-12)
+    read = torch.stack(read).double()
+    centred = read[1::2] - read[::2].mean(0)
+    expected = [cosine_similarity(part)[~np.eye(len(part), dtype=bool)].mean() for part in (read, centred)]
+    found = run_cells("anisotropy/convolution", "def pixels", conv_models=[], image_models=[name], **names)["found"]
+    assert found == ["{:.3f} and {:.3f} as `{}` reads them".format(*expected, model.name)]
 
 
 def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_path):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
     asked = {"metrics": "anisotropy,isotropy", "limit": 40, "seed": 0, "progress": False}
-    twin = compare({"wikipedia": ["text-gpt2"]}, **asked).runs["text-gpt2", False]
+    twin = compare({"wikipedia": ["text-gpt2"]}, **asked).runs["text-gpt2", 0]
     assert isinstance(twin, Shipped)
     assert not twin.code_warning
     corpus = load_corpus("wikipedia", 40, 0)
@@ -75,11 +77,11 @@ def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_pat
 def test_a_twin_of_other_texts_weights_settings_or_code_is_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
     corpus = load_corpus("wikipedia", 40, 0)
-    known = ("text-gpt2:untrained", corpus, "anisotropy", Settings())
+    known = ("text-gpt2:untrained@seed=1", corpus, "anisotropy", Settings())
     assert shipped_twin(*known) is not None
     # Text has no maps, whatever is asked.
     assert shipped_twin(*known[:3], Settings(maps="positions")) is not None
-    assert shipped_twin("digits-vit:untrained", *known[1:]) is None
+    assert shipped_twin("digits-vit:untrained@seed=1", *known[1:]) is None
     assert shipped_twin(known[0], load_corpus("wikipedia", 39, 0), *known[2:]) is None
     assert shipped_twin(*known[:2], "anisotropy,head_means", known[3]) is None
     assert shipped_twin(*known[:3], Settings(special_tokens=False)) is None

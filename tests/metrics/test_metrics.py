@@ -308,9 +308,10 @@ def passes(model) -> Passes:
     texts = [f"{text} {again}" for text in TEXTS for again in TEXTS[:5]]
 
     def accumulate(chosen: list[str]) -> dict[str, metrics.Metric]:
-        return measure(model, Corpus("part", chosen), list(metrics.METRICS), progress=False)._parts
+        # Twenty units, and multiples of as many texts, so that the same texts fall into the same groups.
+        corpus = Corpus("part", chosen, units=[str(i % GROUPS) for i in range(len(chosen))])
+        return measure(model, corpus, list(metrics.METRICS), progress=False)._parts
 
-    # Multiples of the number of groups, so that the same texts fall into the same groups.
     assert GROUPS == 20
     return Passes(accumulate(texts), [accumulate(texts[:20]), accumulate(texts[20:])])
 

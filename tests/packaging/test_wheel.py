@@ -80,7 +80,7 @@ def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):
     assert {path.name.rpartition("-")[0] for path in (kept / "derived").iterdir()} == {
         "minilm",
         "wikipedia-articles",
-        "wikipedia-sentences",
+        "wikipedia-article-sentences",
     }
     assert not list(elsewhere.iterdir())
 

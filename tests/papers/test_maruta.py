@@ -1,5 +1,6 @@
 """Outlier dimensions and attention: planted tables give the verdicts that were planted."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,22 @@ from analysis_lib.papers import claims, maruta
 
 def decided(page: str, tables: dict[str, pd.DataFrame]) -> list[str]:
     return verdicts_on_page(f"outliers/{page}", tables=Planted(tables))
+
+
+def on_contributions(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
+    """The verdicts of the page by the id of the claim, without the paper's name."""
+    names = {"tables": Planted(tables), "outliers": tables["outlier_dimensions"], "depth": 12}
+    markers = ("def by_head", "def apart", "def reached", "def sided", "def onset", "statistics = {")
+    return by_claim(run_cells("outliers/contributions", *markers, **names)["verdicts"])
+
+
+def on_dimensions(**tables: pd.DataFrame) -> pd.DataFrame:
+    markers = ("def type_distance", "def margins", "def lead(", "def stays", "def growth", "statistics = {")
+    return run_cells("outliers/dimensions", *markers, tables=Planted(**tables))["verdicts"]
+
+
+def by_claim(verdicts: pd.DataFrame) -> dict[str, str]:
+    return dict(zip(verdicts["id"].str.removeprefix("maruta-"), verdicts["verdict"], strict=True))
 
 
 def decided_of_the_first_token(tables: dict[str, pd.DataFrame]) -> list[str]:
@@ -39,9 +56,14 @@ def test_attention_claims_hold_on_the_pattern_of_the_paper_and_fail_on_its_rever
         "punct": [0.3 if layer > 10 else 0.05 for layer in layers],
         "other": [0.02] * 12,
     }
-    assert decided("attention", {"attention_by_token_type": attention(paper)}) == ["holds"] * 3
+    assert decided("attention", {"attention_by_token_type": attention(paper)}) == ["holds"] * 4
     reverse = paper | {"other": [0.9] * 12, "punct": [0.3 if layer <= 10 else 0.05 for layer in layers]}
-    assert decided("attention", {"attention_by_token_type": attention(reverse)}) == ["does not hold"] * 3
+    assert decided("attention", {"attention_by_token_type": attention(reverse)}) == [
+        *("does not hold", "holds", "does not hold", "does not hold")
+    ]
+    # [CLS] leads in every layer: that it leads in the early ones says nothing about them.
+    always = paper | {"cls": [0.9] * 12}
+    assert decided("attention", {"attention_by_token_type": attention(always)})[:2] == ["holds", "does not hold"]
 
 
 def contribution_tables(outlier: float, rest: float, sink: str = "sep") -> dict[str, pd.DataFrame]:
@@ -90,17 +112,118 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert maruta.outlier_part(dominated)["heads"].tolist() == [1.0] * 12
     np.testing.assert_allclose(maruta.outlier_part(dominated)["share"], 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
+    claimed = ["first-layer", "middle-heads", "early-gap", "middle-gap", "late-gap"]
     expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
-    assert decided("contributions", dominated) == expected
+    found = on_contributions(dominated)
+    assert [found[name] for name in claimed] == expected
     spread = contribution_tables(outlier=1.0, rest=3.0)
     assert maruta.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
-    expected = ["does not hold", "does not hold", "holds", "does not hold", "does not hold"]
-    assert decided("contributions", spread) == expected
+    expected = ["holds", "does not hold", "holds", "does not hold", "does not hold"]
+    found = on_contributions(spread)
+    assert [found[name] for name in claimed] == expected
     # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
     table = dominated["score_contributions"]
     first = (table["layer"] == 1) & (table["dimension"] == 3)
     apart = dominated | {"score_contributions": table.assign(contribution=table["contribution"].mask(first, 0.1))}
-    assert decided("contributions", apart)[0] == "holds"
+    assert on_contributions(apart)["first-layer"] == "holds"
+
+
+def paper_contributions(**changed: float) -> dict[str, pd.DataFrame]:
+    """Twelve layers and heads as the paper describes them: dimension 3 is an outlier everywhere, 7 and 9 later.
+
+    ``changed`` maps ``layer_dimension_head``, with ``all`` for every head, to another contribution to all keys.
+    """
+    middle = {layer: {3: -8.0, 7: 12.0} for layer in range(5, 11)}
+    last = {11: {3: -5.0, 7: 6.0, 9: 5.0}, 12: {3: -6.0, 7: 4.0, 9: 5.0}}
+    planted = {1: {0: 1.0}, 2: {3: 10.0}, 3: {3: 10.0}, 4: {3: 5.0, 7: 1.0}} | middle | last
+    # One head goes the other way where the paper says almost all.
+    other = {(layer, 3): 0.5 for layer in middle} | {(12, 7): -0.1}
+    # Of the mean over all keys, by type.
+    types = {"all": 1.0, "cls": 1.2, "sep": 1.05, "punct": 1.1, "other": 0.6}
+    rows = []
+    for layer, (dimension, head) in itertools.product(range(1, 13), itertools.product(range(10), range(1, 13))):
+        value = other.get((layer, dimension)) if head == 1 else None
+        value = planted[layer].get(dimension, 0.0) if value is None else value
+        for name in (f"l{layer}_{dimension}_{head}", f"l{layer}_{dimension}_all"):
+            value = changed.get(name, value)
+        rows += [(layer, dimension, head, kind, value * part) for kind, part in types.items()]
+    table = pd.DataFrame(rows, columns=["layer", "dimension", "head", "key_type", "contribution"])
+    onset = {3: 0, 7: 4, 9: 10}
+    found = [(layer, d, 9.0) for layer in range(13) for d, start in onset.items() if layer >= start]
+    means = [(layer, d, "all", 9.0 if layer >= onset.get(d, 99) else 0.1) for layer in range(13) for d in range(40)]
+    return contribution_tables(1.0, 1.0) | {
+        "score_contributions": table.astype({"key_type": "category"}),
+        "outlier_dimensions": pd.DataFrame(found, columns=["layer", "dimension", "mean"]),
+        "dimension_means": pd.DataFrame(means, columns=["layer", "dimension", "token_type", "mean"]),
+    }
+
+
+SIGNS = ["early-signs", "middle-signs", "last-signs"]
+ONSETS = ["from-second-layer", "second-onset", "late-onset"]
+
+
+def test_signs_types_and_onsets_hold_on_the_pattern_of_the_paper():
+    found = on_contributions(paper_contributions())
+    assert {found[name] for name in ("first-layer", *ONSETS, *SIGNS, "early-types")} == {"holds"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "failing"),
+    [
+        # One head is too many where the paper says all, two where it says almost all.
+        ({"l3_3_5": -0.1}, {"early-signs"}),
+        ({"l8_7_5": -0.1}, {"middle-signs"}),
+        ({"l8_3_5": 0.1}, {"middle-signs"}),
+        ({"l12_3_5": 0.1}, {"last-signs"}),
+        ({"l12_7_5": -0.1}, {"last-signs"}),
+        # A dimension that no longer leads, or leads too early or never.
+        ({"l8_0_all": 99.0}, {"from-second-layer"}),
+        ({"l2_7_all": 5.0}, {"second-onset"}),
+        ({"l9_9_all": 5.0}, {"late-onset"}),
+        ({"l12_9_all": 0.0}, {"late-onset", "last-signs"}),
+    ],
+)
+def test_one_departure_from_the_pattern_turns_its_verdict_alone(changed, failing):
+    found = on_contributions(paper_contributions(**changed))
+    claimed = {*ONSETS, *SIGNS, "early-types"}
+    assert {name for name in claimed if found[name] == "does not hold"} == failing
+    assert {found[name] for name in claimed - failing} == {"holds"}
+
+
+def test_types_that_differ_and_dimensions_that_add_nothing_do_not_count():
+    tables = paper_contributions()
+    table = tables["score_contributions"]
+    apart = (table["layer"] == 3) & (table["key_type"] == "sep")
+    half = tables | {"score_contributions": table.assign(contribution=table["contribution"].mask(apart, 6.0))}
+    assert on_contributions(half)["early-types"] == "does not hold"
+    # Dimensions 4 to 6 have the signs of the claim, a thousandth as large as those that stand out with the wrong ones.
+    changed = {"l12_9_all": -5.0, "l12_4_all": -0.005, "l12_5_all": 0.005, "l12_6_all": 0.005}
+    small = paper_contributions(**changed)
+    more = pd.DataFrame({"layer": 11, "dimension": [4, 5, 6], "mean": 9.0})
+    small["outlier_dimensions"] = pd.concat([small["outlier_dimensions"], more])
+    assert on_contributions(small)["last-signs"] == "does not hold"
+    # Without an outlier dimension to speak of there is nothing to decide.
+    without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
+    found = on_contributions(without)
+    assert {found[name] for name in (*SIGNS, "early-types", "second-onset", "late-onset")} == {"undecided"}
+
+
+def test_a_threshold_and_the_length_of_sentences_decide_what_is_an_outlier():
+    """A dimension that is 30 at [CLS] alone has a mean of 30 over the number of tokens: long texts hide it."""
+    tables = contribution_tables(outlier=3.0, rest=0.0, sink="cls")
+
+    def share(tokens: int, threshold: float) -> float:
+        means = tables["dimension_means"].assign(mean=lambda t: 0.1 + 0.05 * (t["dimension"] % 5))
+        large = means["dimension"] == 3
+        means.loc[large & (means["token_type"] == "cls"), "mean"] = 30.0
+        means.loc[large & (means["token_type"] == "all"), "mean"] = 30.0 / tokens
+        gap = maruta.explained_gap(tables | {"dimension_means": means}, threshold=threshold)
+        np.testing.assert_allclose(gap["typed_share"], 1.0)
+        return gap["share"].iloc[5]
+
+    assert share(tokens=10, threshold=3.0) == 1
+    assert share(tokens=80, threshold=3.0) == 0
+    assert share(tokens=80, threshold=1.5) == 1
 
 
 def test_dimension_claims_follow_the_planted_dimension():
@@ -114,8 +237,8 @@ def test_dimension_claims_follow_the_planted_dimension():
     ]
     table = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
     found = pd.DataFrame({"layer": layers, "dimension": 7, "mean": 5.0, "zscore": 4.0})
-    planted = Planted(dimension_means=table, outlier_dimensions=found)
-    shown = run_cells("outliers/dimensions", "def type_distance", "statistics = {", tables=planted)["verdicts"]
+    shown = on_dimensions(dimension_means=table, outlier_dimensions=found).set_index("id")
+    shown = shown.loc[["maruta-persistent-outlier", "maruta-type-distance"]]
     assert shown["verdict"].tolist() == ["holds", "holds"]
     # |mean| is 0.01 times 0, 1, 2 in nineteen dimensions and 5 in one: computed by hand in numpy.
     magnitudes = np.array([5.0 if d == 7 else 0.01 * (d % 3) for d in range(width)])
@@ -123,9 +246,63 @@ def test_dimension_claims_follow_the_planted_dimension():
     assert shown["value"].tolist() == pytest.approx([zscore, (9 - 2) / magnitudes.std()])
     # In the last layer nothing stands out any more.
     flat = table.assign(mean=table["mean"].where(table["layer"] < 3, 0.01 * (table["dimension"] % 3)))
-    planted = Planted(dimension_means=flat, outlier_dimensions=found)
-    verdicts = run_cells("outliers/dimensions", "def type_distance", "statistics = {", tables=planted)["verdicts"]
-    assert verdicts["verdict"][0] == "does not hold"
+    verdicts = on_dimensions(dimension_means=flat, outlier_dimensions=found)
+    assert by_claim(verdicts)["persistent-outlier"] == "does not hold"
+
+
+def paper_means(**changed: float) -> dict[str, pd.DataFrame]:
+    """Thirteen hidden layers as the paper describes them: dimension 3 is its 308, 7 its 381 and 9 its 180.
+
+    ``changed`` maps ``lLAYER_DIMENSION_TYPE`` to another mean.
+    """
+    rows = []
+    for layer in range(13):
+        sep = {3: -4.0, 4: -2.0}.get(layer, -8.0 if layer < 3 else 0.2)
+        leading = {"all": -6.0, "cls": -9.0, "sep": sep, "punct": -8.5 if layer else -4.0, "other": -6.0}
+        there = {"all": 5.0, "cls": 4.0, "sep": 20.0 if 5 <= layer <= 10 else 12.0, "punct": 4.0, "other": 3.0}
+        middle = there if layer > 3 else {kind: 0.5 if kind == "sep" else 0.02 for kind in there}
+        late = {"all": 0.1, "cls": 0.5, "sep": 20.0, "punct": 18.0, "other": 0.7}
+        late = {kind: value * {9: 0.1, 10: 0.5}.get(layer, layer > 10) for kind, value in late.items()}
+        late["all"] = 5.0 if layer > 10 else 0.02
+        for d, kind in itertools.product(range(80), leading):
+            value = {3: leading, 7: middle, 9: late}.get(d, dict.fromkeys(leading, 0.01 * (d % 3)))[kind]
+            rows.append((layer, d, kind, changed.get(f"l{layer}_{d}_{kind}", value)))
+    found = pd.DataFrame({"layer": range(13), "dimension": 3, "mean": -6.0})
+    means = pd.DataFrame(rows, columns=["layer", "dimension", "token_type", "mean"])
+    return {"dimension_means": means.astype({"token_type": "category"}), "outlier_dimensions": found}
+
+
+def test_means_by_type_hold_on_the_pattern_of_the_paper():
+    found = by_claim(on_dimensions(**paper_means()))
+    assert set(found.values()) == {"holds"}
+    assert len(found) == 10
+
+
+@pytest.mark.parametrize(
+    ("changed", "failing", "undecided"),
+    [
+        # An outlier of the middle layers that is one before, or of the last layers that is one in the middle.
+        ({"l2_7_all": 6.0}, {"middle-outlier"}, {"middle-sep-value"}),
+        ({"l6_7_all": 0.02}, {"middle-outlier"}, {"middle-sep-value"}),
+        ({"l8_9_all": 9.0}, {"late-outlier"}, {"late-growth", "late-types"}),
+        ({"l12_9_all": 0.02}, {"late-outlier"}, {"late-growth", "late-types"}),
+        # The leading dimension.
+        ({"l7_3_cls": -8.0}, {"leading-cls"}, set()),
+        ({"l7_3_punct": -6.0}, {"leading-alike"}, set()),
+        ({"l2_3_sep": -6.5}, {"leading-alike"}, set()),
+        ({"l4_3_sep": -5.0}, {"leading-sep"}, set()),
+        ({"l9_3_sep": -1.0}, {"leading-sep"}, set()),
+        # The one of the middle layers, and the late one.
+        ({"l1_7_cls": 0.6}, {"middle-sep-value"}, set()),
+        ({f"l{layer}_7_sep": 5.0 for layer in (5, 6, 7, 8)}, {"middle-sep-value"}, set()),
+        ({"l4_9_punct": 30.0}, {"late-growth"}, set()),
+        ({"l12_9_other": 17.0}, {"late-types"}, set()),
+    ],
+)
+def test_one_departure_of_a_mean_turns_its_verdict_alone(changed, failing, undecided):
+    found = by_claim(on_dimensions(**paper_means(**changed)))
+    assert {name for name, verdict in found.items() if verdict == "does not hold"} == failing
+    assert {name for name, verdict in found.items() if verdict == "undecided"} == undecided
 
 
 def test_without_an_outlier_or_a_type_nothing_is_decided():
@@ -133,10 +310,11 @@ def test_without_an_outlier_or_a_type_nothing_is_decided():
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
     page = run_cells("outliers/dimensions", "def type_distance", tables=Planted(**tables))
     assert math.isnan(page["type_distance"](without))
-    assert maruta.outlier_part(without)["heads"].tolist() == [0.0] * 12
+    flat = tables | {"dimension_means": tables["dimension_means"].assign(mean=0.1)}
+    assert maruta.outlier_part(flat)["heads"].tolist() == [0.0] * 12
     weights = attention({"cls": [0.2] * 12, "other": [0.1] * 12})
     found = decided("attention", {"attention_by_token_type": weights})
-    assert found == ["holds", "undecided", "undecided"]
+    assert found == ["holds", "does not hold", "undecided", "undecided"]
 
 
 def test_published_table_is_complete_and_compares():
@@ -148,10 +326,16 @@ def test_published_table_is_complete_and_compares():
     ours = ours.astype({"key_type": "category", "head": "Int64"}).sample(frac=1, random_state=0)
     tables = Planted()
     tables.run = {"model_revision": "google-bert/bert-base-uncased@0"}
-    names = {"tables": tables, "contributions": ours, "keys": ["layer", "dimension", "key_type"]}
-    beside = run_cells("outliers/contributions", "maruta_table1", **names)["beside"]
-    np.testing.assert_allclose(beside["ours"] - beside["published"], 0.5)
-    assert beside[["layer", "dimension", "key_type"]].equals(paper[["layer", "dimension", "key_type"]])
+    names = {"tables": tables, "contributions": ours, "keys": ["layer", "dimension", "key_type"], "model": "bert"}
+    found = run_cells("outliers/contributions", "maruta_table1", "bert-base-uncased@", **names)
+    np.testing.assert_allclose(found["pairs"]["ours"] - found["pairs"]["published"], 0.5)
+    assert found["pairs"][["layer", "dimension", "key_type"]].equals(paper[["layer", "dimension", "key_type"]])
+    # For any other model it is shown as it is, and not compared.
+    tables.run = {"model_revision": "minilm==1"}
+    found = run_cells("outliers/contributions", "maruta_table1", "bert-base-uncased@", **names)
+    assert "pairs" not in found
+    assert found["printed"].shape == (6 * 4, 12)
+    assert found["printed"].loc[(6, 381, "sep"), "2"] == 44.7
 
 
 def test_layers_of_twelve_are_those_of_the_paper():

@@ -11,9 +11,12 @@ def run_cells(page: str, *marks: str, **names: object) -> dict:
     """The names that the imports of a page leave, and the first cells in which these marks occur, one after another.
 
     Args:
-        names: what the cells find.
+        names: what the cells find, in place of what the page imports under these names.
     """
     sources = [cell.source for cell in nbformat.read(BOOK / f"{page}.ipynb", 4).cells if cell.cell_type == "code"]
+    space = dict(names)
     for mark in ("import ", *marks):
-        exec(next(source for source in sources if mark in source), names)
-    return names
+        exec(next(source for source in sources if mark in source), space)
+        if mark == "import ":
+            space.update(names)
+    return space

@@ -9,14 +9,13 @@ from fosse_cells import run_cells
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse.directions import mean_cosines
 from analysis_lib.papers.fosse.splits import largest_classes
 from analysis_lib.training import self_attention
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
     model = SelfAttentionForSequenceClassification(
-        SelfAttentionConfig(vocab_size=30, hidden_size=2, num_labels=2)
+        SelfAttentionConfig(vocab_size=30, hidden_size=2, num_labels=2, initializer_range=0.5, embedding_std=1.0)
     ).double()
     ids = torch.randint(1, 30, (16, 5), generator=torch.Generator().manual_seed(0))
     model(ids, labels=torch.arange(16) % 2).loss.backward()
@@ -57,6 +56,7 @@ def test_classes_that_are_not_there_are_refused(corpora, count, message):
 
 
 def test_mean_directions_of_a_simplex_are_as_far_apart_as_can_be():
+    mean_cosines = run_cells("classes", "def mean_cosines")["mean_cosines"]
     random, labels = np.random.default_rng(0), np.arange(400) % 4
     corners = np.eye(4) - 0.25
     assert mean_cosines(corners[labels], labels) == pytest.approx([-1 / 3] * 6)
@@ -121,7 +121,14 @@ def test_planted_classes_have_directions_of_their_own(words):
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
-    names = {"data": "words", "class_counts": [4], "widths": [2, 16], "seeds": 1, "train_limit": 0, "narrow": EPOCHS}
+    names = {
+        "data": "words",
+        "class_counts": [4],
+        "widths": [2, 16],
+        "width_seeds": 1,
+        "train_limit": 0,
+        "narrow": EPOCHS,
+    }
     found = run_cells("classes", "chosen = {", "accuracies = pd", **names)["accuracies"].set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5

@@ -18,14 +18,18 @@ class PlantedSimilarity:
 
     name = "utterance_similarity"
 
-    def __init__(self, curve: np.ndarray, groups: tuple[np.ndarray, ...]):
-        self.curve, self.groups = curve, groups
+    def __init__(self, curve: np.ndarray, groups: tuple[np.ndarray, ...], alike: dict[str, float]):
+        self.curve, self.groups, self.alike = curve, groups, alike
 
     def table(self, curve: np.ndarray | None = None) -> pd.DataFrame:
         curve = self.curve if curve is None else curve
         hidden = pd.DataFrame({"space": "hidden", "layer": np.arange(len(curve)), "similarity": curve})
-        values = pd.DataFrame({"space": "value", "layer": np.arange(1, len(curve)), "similarity": 0.9})
-        return pd.concat([hidden, values])
+        others = [
+            pd.DataFrame({"space": space, "layer": np.arange(1, len(curve)), "similarity": similar + of_head})
+            for space, similar in {"query": 0.9, "key": 0.9, "value": 0.9, **self.alike}.items()
+            for of_head in (-0.05, 0.05)
+        ]
+        return pd.concat([hidden, *others])
 
     def without(self, group: int) -> pd.DataFrame:
         return self.table(self.groups[group])
@@ -34,13 +38,26 @@ class PlantedSimilarity:
         return range(len(self.groups))
 
 
-def of_groups(curve: np.ndarray, groups: tuple[np.ndarray, ...], texts: str = "one") -> Tables:
+class PlantedEntropy(PlantedSimilarity):
+    """The entropy of the rows of two heads, which is another one in the last layer."""
+
+    name = "attention_entropy"
+
+    def table(self, curve: np.ndarray | None = None) -> pd.DataFrame:
+        layers = np.repeat(np.arange(1, len(self.curve)), 2)
+        wide = np.where(layers == layers[-1], self.alike.get("entropy", 0.5), 0.7)
+        of_heads = wide + np.tile([-0.05, 0.05], len(self.curve) - 1)
+        return pd.DataFrame({"layer": layers, "head": 1 + np.arange(len(layers)) % 2, "entropy_normalised": of_heads})
+
+
+def of_groups(curve: np.ndarray, groups: tuple[np.ndarray, ...], texts: str = "one", **alike: float) -> Tables:
     sizes = dict.fromkeys(("width", "heads", "key_heads", "head_width"), 1)
-    return Tables([PlantedSimilarity(curve, groups)], Report(layers=[sizes]), {"data_sha256": texts})
+    metrics = [metric(curve, groups, alike) for metric in (PlantedSimilarity, PlantedEntropy)]
+    return Tables(metrics, Report(layers=[sizes]), {"data_sha256": texts})
 
 
-def planted(curve: np.ndarray, noise: float = 1e-4) -> Tables:
-    return of_groups(curve, tuple(curve + shift * noise for shift in (-1, 0, 1)))
+def planted(curve: np.ndarray, noise: float = 1e-4, **alike: float) -> Tables:
+    return of_groups(curve, tuple(curve + shift * noise for shift in (-1, 0, 1)), **alike)
 
 
 def on_page(before: Tables, after: Tables) -> dict:
@@ -48,11 +65,13 @@ def on_page(before: Tables, after: Tables) -> dict:
     stages = {"before fine-tuning": before, "after it": after}
     hidden = pd.concat(dict.fromkeys(stages, layers.set_index("layer")), names=["stage"])
     names = {"measured": stages, "hidden": hidden, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
-    return run_cells("similarity", "def curve", "def numbers", **names)
+    names |= {"load_model": str, "measure": lambda *_, **__: after, "folders": range(5), "seeds": 5, "test": None}
+    names |= {"metrics": None}
+    return run_cells("similarity", "def curve", "def numbers", "def of_last_layer", "estimates = ", **names)
 
 
 def verdicts_of(before: Tables, after: Tables) -> list[str]:
-    return on_page(before, after)["verdicts"]["verdict"].tolist()
+    return on_page(before, after)["verdicts"]["verdict"].tolist()[:5]
 
 
 def test_similarity_claims_hold_on_the_published_numbers():
@@ -76,6 +95,21 @@ def test_similarity_claims_fail_on_curves_that_fall():
 )
 def test_each_similarity_claim_fails_on_the_curve_that_contradicts_it(claim, before, after):
     assert verdicts_of(planted(before), planted(after))[claim] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "entropy", "verdicts"),
+    [
+        (0.6, 0.7, 0.95, ["holds", "holds", "holds"]),
+        (0.25, 0.7, 0.85, ["does not hold", "holds", "does not hold"]),
+        (0.6, 0.1, 0.95, ["holds", "does not hold", "holds"]),
+    ],
+)
+def test_queries_keys_and_rows_of_the_last_layer(query, key, entropy, verdicts):
+    before = planted(PRETRAINED, query=0.2, key=0.3, entropy=0.4)
+    found = on_page(before, planted(FINE_TUNED, query=query, key=key, entropy=entropy))["verdicts"][5:]
+    assert found["value"].tolist() == pytest.approx([query - 0.2, key - 0.3, entropy])
+    assert found["verdict"].tolist() == verdicts
 
 
 def test_an_interval_leaves_the_same_utterances_out_of_both():

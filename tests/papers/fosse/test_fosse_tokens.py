@@ -143,15 +143,16 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     assert first["occurrences"].tolist() == first["trained"].tolist() == [80, 80]
     assert words[words["token"].isin(["one", "two"])]["share"].between(0.2, 0.8).all()
     assert not words["token"].isin(["[CLS]", "[SEP]"]).any()
-    table, explained = shares_of_page(found.query("chosen and not special")), explained_by_word(found, block.classes)
+    table = shares_of_page(found.query("chosen and not special"), texts)
+    explained = explained_by_word(found, block.classes)
     assert table.loc[1, "contribution"]["share"] > 0.5
     assert table.loc[1, "contribution"]["even"] == pytest.approx(1 / 6)
     assert explained["contribution"] > 0.9
 
 
-def shares_of_page(decision: pd.DataFrame) -> pd.DataFrame:
+def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
-    return run_cells("tokens", "nlargest", decisions=[decision])["shares"].set_index(["tokens", "name"])
+    return run_cells("tokens", "nlargest", decisions=[decision], test=texts)["shares"].set_index(["tokens", "name"])
 
 
 def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
@@ -168,13 +169,17 @@ def test_shares_of_the_largest_tokens_by_hand():
             "weight": [0.05, 0.1, 0.1, 0.2, 0.25, 0.3, *[1 / 6] * 6, 1],
         }
     )
-    table = shares_of_page(decision)
+    table = shares_of_page(decision, Corpus("three", ["a", "b", "c"]))
     for name, largest in (("contribution", {1: 5 / 16, 3: 12 / 16}), ("weight", {1: 0.3, 3: 0.75})):
         for rank, share in largest.items():
             assert table.loc[(rank, name), "share"] == pytest.approx((share + rank / 6) / 2)
             assert table.loc[(rank, name), "even"] == pytest.approx(rank / 6)
     assert (table["low"] < table["share"]).all()
     assert (table["share"] < table["high"]).all()
+    with pytest.warns(RuntimeWarning):  # Without the only film, nothing is left.
+        same = shares_of_page(decision, Corpus("three", ["a", "b", "c"], units=["film", "film", "other"]))
+    assert same["share"].equals(table["share"])
+    assert same["low"].isna().all()
 
 
 def test_rank_agreement_is_spearmans_and_leaves_out_what_has_no_ranks():

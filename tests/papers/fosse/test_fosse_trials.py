@@ -1,6 +1,9 @@
 """Trials of classifiers: what is drawn, trained and measured."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pandas as pd
@@ -8,9 +11,10 @@ import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.corpora import Corpus
+from analysis_lib.measurement import shipping
 from analysis_lib.papers.fosse import trials as runs
 from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.papers.fosse.trials import VARIANTS, dataset_name, record, recorded, recorded_runs, trials
+from analysis_lib.papers.fosse.trials import VARIANTS, dataset_name, record, recorded, trials
 from analysis_lib.training import accuracy, predict, self_attention
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
@@ -39,7 +43,7 @@ def test_trials_are_what_training_and_measuring_give(reviews):
     assert [*found.groupby(["layers", "entropy_weight", "seed"]).groups] == [(1, 0.5, 3), (2, 0.0, 3)]
     chosen = {**SMALL["block"], "entropy_weight": 0.0}
     folder = self_attention(REVIEWS, REVIEWS, layers=2, block=chosen, seed=3, **settings)
-    ours = found[(found["layers"] == 2)].set_index(["quantity", "layer"])["value"]
+    ours = found[(found["layers"] == 2) & (found["stage"] == "kept")].set_index(["quantity", "layer"])["value"]
     tables = measure(
         load_model(str(folder)), REVIEWS, "utterance_similarity,attention_entropy,mean_vector", progress=False
     )
@@ -55,26 +59,57 @@ def test_trials_are_what_training_and_measuring_give(reviews):
     assert 1 <= rest["epochs"] <= 3
 
 
-def test_each_variant_is_trained_and_measured_before_and_after(reviews):
-    found = trials(classifiers(variant=[*VARIANTS]), untrained=True, **SHORT)
+def test_each_variant_is_measured_as_it_starts_where_it_is_best_and_at_the_end(reviews):
+    settings = {**SHORT, "epochs": 3, "patience": 3}
+    found = trials(classifiers(variant=[*VARIANTS]), **settings)
     assert list(dict.fromkeys(found["variant"])) == list(VARIANTS)
-    block = {"hidden_size": 128, "embedding_std": 1.0, "bias": False, "entropy_weight": 0.0}
-    folder = self_attention(REVIEWS, REVIEWS, layers=1, block=block, seed=0, **SHORT)
-    for stage, model in (("trained", str(folder)), ("untrained", f"{folder}:untrained")):
-        tables = measure(load_model(model), REVIEWS, "utterance_similarity", progress=False)
+    block = {"hidden_size": 128, "entropy_weight": 0.0}
+    folder = self_attention(REVIEWS, REVIEWS, layers=1, block=block, seed=0, **settings)
+    ours = found[found["variant"] == "width 128"].set_index(["stage", "quantity"])["value"]
+    for stage, home in (("untrained", folder / "initial"), ("kept", folder), ("last", folder / "last")):
+        tables = measure(load_model(str(home)), REVIEWS, "utterance_similarity", progress=False)
         similar = tables["utterance_similarity"].set_index(["space", "layer"])["similarity"]
-        ours = found[(found["stage"] == stage) & (found["variant"] == "width 128, N(0, 1), no biases")]
-        assert ours.set_index("quantity")["value"]["key"] == similar["key", 1]
-    assert set(found[found["quantity"] == "accuracy"]["stage"]) == {"trained"}
+        assert ours[stage, "key"] == similar["key", 1]
+        assert ours[stage, "accuracy"] == accuracy(predict(home, REVIEWS))["accuracy"]
+    log = pd.read_csv(folder / "epochs.csv")
+    assert ours["untrained", "epochs"] == 0
+    assert ours["kept", "epochs"] == log["epoch"][log["accuracy"].idxmax()]
+    assert ours["last", "epochs"] == 3
     values = found[(found["stage"] == "untrained") & (found["quantity"] == "value")].set_index("variant")["value"]
-    # PyTorch's biases make values alike before any training; without them, tokens are as they are drawn.
-    assert values["as here"] > 0.5 > abs(values["no biases"])
+    # PyTorch's biases make values alike before any training; with BERT's, which are zero, tokens are as they are drawn.
+    assert values["PyTorch's linear layers"] > 0.5 > abs(values["BERT's initialisation"])
+
+
+def test_a_classifier_starts_where_its_own_seed_starts_it(reviews):
+    starts = [self_attention(REVIEWS, REVIEWS, seed=seed, **SMALL, **SHORT) / "initial" for seed in (0, 1)]
+    first, second = (load_model(str(home)).model.word_embeddings.weight for home in starts)
+    assert not first.equal(second)
 
 
 def test_a_trial_in_other_processes_is_the_same(reviews, monkeypatch):
     one = trials(classifiers(seed=[5, 6]), **SMALL, **SHORT)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     pd.testing.assert_frame_equal(trials(classifiers(seed=[5, 6]), **SMALL, **SHORT), one)
+
+
+SCRIPT = """
+import sys
+import torch
+from analysis_lib.papers.fosse import trials
+torch.set_num_threads(2)
+rows = [{"data": "reviews", "layers": 1, "seed": seed} for seed in (0, 1)]
+found = trials.trials(rows, 8, 6, epochs=1)
+print(*found["seed"].unique())
+"""
+
+
+def test_a_script_trains_several_without_a_guard(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "ANALYSIS_LIB_DATA": str(tmp_path / "data")}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
 
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
@@ -109,7 +144,7 @@ def test_trials_on_several_corpora_name_them(yelphat):
 @pytest.fixture
 def small(yelphat, tmp_path, monkeypatch):
     """What is recorded, of small classifiers and one variant, and where."""
-    monkeypatch.setattr(runs, "VARIANTS", {"as here": {}})
+    monkeypatch.setattr(runs, "VARIANTS", {"BERT's initialisation": {}})
     monkeypatch.setattr(runs, "trials", lambda asked, **rest: trials(asked, **rest, **SMALL, **SHORT))
     monkeypatch.setattr(runs.shipping, "home", lambda: tmp_path / "data" / "measurements")
     folder = tmp_path / "data" / "measurements" / "yelphat"
@@ -120,19 +155,17 @@ def small(yelphat, tmp_path, monkeypatch):
 def test_what_is_recorded_is_read_again(small, yelphat, tmp_path):
     assert {path.name for path in small.iterdir()} == {"trials.csv", "results.json"}
     assert str(tmp_path) not in (small / "results.json").read_text()
-    with pytest.raises(AnalysisError, match="no sensitivity"):
-        recorded("sensitivity")
     found = recorded()
     assert [*found.groupby(["dataset", "layers", "entropy_weight"]).groups] == [
         ("yelphat", 1, 0.0),
         ("yelphat", 1, 0.1),
     ]
     assert found["layer"].dtype == "Int64"
-    about = recorded_runs()["yelphat"]
+    about = shipping.descriptions("results.json")["yelphat"]
     assert about["texts"] == {"train": 14, "validation": 4, "test": 6}
     assert len(about["classes"]) == 2
     record(str(yelphat), small, layers=[1], entropy_weights=[], seeds=[0], sensitivity_seeds=[2])
-    assert recorded("sensitivity").groupby(["variant", "seed", "stage"]).ngroups == 2
+    assert recorded().groupby(["variant", "seed", "stage"]).ngroups == 6
 
 
 def test_recorded_results_know_the_code_that_made_them(small):

@@ -6,6 +6,7 @@ import pytest
 from planted import run_cells
 from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
 
+from analysis_lib.papers import claims
 from analysis_lib.papers.godey import alignment
 from analysis_lib.papers.godey.dynamics import Dynamics
 
@@ -74,6 +75,8 @@ def test_heads_outside_of_what_chance_gives():
     assert (table["ci_low"] <= table["share"]).all()
     assert (table["share"] <= table["ci_high"]).all()
     assert table.loc["all", ["ci_low", "ci_high"]].tolist() == pytest.approx([0.1876, 0.8124], abs=1e-4)
+    # Both of two heads is not yet more than half of the heads.
+    assert claims.verdict(*table.loc["first third", ["ci_low", "ci_high"]], bound=0.5) == "undecided"
 
 
 def test_the_cosine_of_a_layer_is_that_of_its_heads_concatenated():

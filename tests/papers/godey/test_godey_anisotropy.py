@@ -41,17 +41,18 @@ def measured(*cosines: float) -> Planted:
     return tables
 
 
-def on_page(page: str, *cosines: float) -> list[str]:
+def on_page(page: str, *cosines: float, speech: bool = True) -> list[str]:
     """The verdicts of a page on one model."""
-    names = {"conv_models": ["m"], "speech_models": ["m"]}
-    names |= {"comparison": Comparison({("m", True): measured(*cosines)})}
-    return run_cells(f"anisotropy/{page}", "def statistics", **names)["verdicts"]["verdict"].tolist()
+    names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
+    names |= {"comparison": Comparison({("m", None): measured(*cosines)})}
+    cells = ["def statistics", *(["verdicts = claims"] if page == "speech-and-vision" else [])]
+    return run_cells(f"anisotropy/{page}", *cells, **names)["verdicts"]["verdict"].tolist()
 
 
 def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch):
     estimates = {"godey-anisotropic-layer": (0.4, 0.3, 0.5), "maruta-persistent-outlier": (1.0, 1.0, 1.0)}
     monkeypatch.setattr(claims, "recorded", lambda _: claims.verdicts_of_estimates(estimates).assign(model="far"))
-    comparison = Comparison({("real", True): measured(0.1, 0.1), ("toy", True): measured(0.1, 0.9)})
+    comparison = Comparison({("real", None): measured(0.1, 0.1), ("toy", None): measured(0.1, 0.9)})
     names = {"comparison": comparison, "controlled": ["toy"], "shipped_models": ["far"]}
     found = run_cells("anisotropy/text", "def statistics", **names)["verdicts"].set_index("model")["verdict"]
     assert found.to_dict() == {"real": "does not hold", "far (shipped)": "holds"}
@@ -60,6 +61,11 @@ def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch)
 @pytest.mark.parametrize(("least", "expected"), [(0.21, "holds"), (0.19, "does not hold")])
 def test_one_layer_decides_the_claim_on_speech(least, expected):
     assert on_page("speech-and-vision", 0.9, least, 0.5) == ["holds", expected]
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(0.19, "holds"), (0.21, "does not hold")])
+def test_one_layer_decides_the_claim_on_vision(largest, expected):
+    assert on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)[1:] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -76,13 +82,13 @@ def test_convolutions_are_isotropic_strictly_or_loosely(cosines, expected):
 
 def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
     runs = {
-        ("up", True): hidden(0.1, 0.5, 0.3, 0.2, reach=0.03),
-        ("up", False): hidden(0.2, 0.1, 0.28, 0.1, reach=0.04),
-        ("down", True): hidden(0.1, 0.2, reach=0.0),
-        ("down", False): hidden(0.15, 0.9, reach=0.0),
-        ("alone", True): hidden(0.5),
+        ("up", None): hidden(0.1, 0.5, 0.3, 0.2, reach=0.03),
+        **{("up", i): hidden(0.2, 0.1, 0.28, 0.1, reach=0.04) for i in range(5)},
+        ("down", None): hidden(0.1, 0.2, reach=0.0),
+        **{("down", i): hidden(0.15, 0.9, reach=0.0) for i in range(5)},
+        ("alone", None): hidden(0.5),
     }
-    table = pd.concat(rows.assign(model=model, trained=trained) for (model, trained), rows in runs.items())
+    table = pd.concat(rows.assign(model=model, trained=twin is None, twin=twin) for (model, twin), rows in runs.items())
     table = table[table["space"] == "hidden"]
     found = anisotropy.training_effect(table).set_index("model")
     assert found.index.tolist() == ["up", "down"]
@@ -95,3 +101,22 @@ def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
     without = anisotropy.training_effect(table[table["trained"]])
     assert without.empty
     assert without.columns.tolist() == ["model", *found.columns]
+
+
+def test_what_training_changes_is_judged_against_the_spread_of_twins():
+    """Twins at 0.1, 0.2, ..., 0.5: their mean is 0.3, and Student's interval reaches 0.196 from it."""
+
+    def effect(twins: int) -> pd.Series:
+        parts = [hidden(0.45, reach=0.0).assign(trained=True, twin=None)]
+        parts += [hidden(0.1 * (i + 1), reach=0.0).assign(trained=False, twin=i) for i in range(twins)]
+        table = pd.concat(parts).assign(model="m").query("space == 'hidden'")
+        return anisotropy.training_effect(table).iloc[0]
+
+    five = effect(5)
+    assert (five["untrained"], five["difference"]) == pytest.approx((0.3, 0.15))
+    assert five["ci_low"] == pytest.approx(0.15 - 0.19632, abs=1e-5)
+    assert (five["more"], five["less"]) == (0, 0)
+    # One twin, or four, say how far apart two numbers are, and no more.
+    assert np.isnan(effect(1)["ci_low"])
+    assert np.isnan(effect(4)["ci_low"])
+    assert effect(1)["more"] == 0

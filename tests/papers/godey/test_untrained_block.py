@@ -245,16 +245,20 @@ def test_weights_are_drawn_as_the_architecture_says():
 # --- The fixed point ------------------------------------------------------------------------------
 
 
+def search(blocks: list[untrained_block.Draw], highest: float) -> dict:
+    return run_cells("untrained/fixed-point", "optimize.brentq", blocks=blocks, search_to=highest)
+
+
 def fixed_points(blocks: list[untrained_block.Draw], highest: float) -> pd.DataFrame:
-    return run_cells("untrained/fixed-point", "optimize.brentq", blocks=blocks, search_to=highest)["fixed"]
+    return search(blocks, highest)["fixed"]
 
 
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
     draw = tiny("bert")
-    (found,) = fixed_points([draw], 20.0)["fixed_point"]
-    block = draw.block()
+    searched, block = search([draw], 20.0), draw.block()
+    (found,) = searched["fixed"]["fixed_point"]
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([untrained_block.excess_norm(block, norm) for norm in grid])
+    excess = np.array([searched["excess_norm"](block, norm) for norm in grid])
     crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
@@ -268,7 +272,7 @@ def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
     block = draw.block()
     vectors = untrained_block.sweep([draw], [NORM], edges=None)["vectors"]
     inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert untrained_block.excess_norm(block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
+    assert search([], 20.0)["excess_norm"](block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
