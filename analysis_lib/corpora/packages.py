@@ -117,7 +117,7 @@ def _downloaded(package: str) -> Path:
             # From wherever the user's pip is set to look for packages.
             requirements = Path(unfinished, "requirements.txt")
             requirements.write_text(pin(package), encoding="utf-8")
-            kind = ["--no-binary=:all:"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
+            kind = [f"--no-binary={package}"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
             pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
             pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", unfinished]
             done = subprocess.run(pip, capture_output=True, text=True, check=False)
