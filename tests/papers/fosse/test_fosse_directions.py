@@ -264,6 +264,24 @@ def test_words_of_the_nearest_are_set_against_those_of_the_class(lexical, expect
     assert found == pytest.approx(expected, abs=1e-9 if lexical else 0.06)
 
 
+def test_a_representative_of_one_class_and_the_two_others():
+    """The third class leans towards the second: a representative of the second tells it from the first."""
+    vectors, labels = planted_cones(3, noise=0.05)
+    vectors[labels == 2] += 0.1 * vectors[labels == 1]
+    correct, similar = np.arange(120) % 5 > 0, cosines(vectors)
+    test = Corpus("x", [str(i) for i in range(120)])
+    names = {"labels": labels, "classes": np.array(["a", "contradiction", "c"]), "test": test, "more": {}}
+    names |= {"trained": [(similar, correct)] * 5, "display": lambda _: None}
+    found = run_cells("direction", "def others_apart", '"contradiction" in classes', **names)
+    rest, representatives = labels != 1, np.flatnonzero(correct & (labels == 1))
+    area = np.mean([roc_auc_score(labels[rest] == 0, similar[i, rest]) for i in representatives])
+    assert found["more"]["contradiction-apart"][:, 0] == pytest.approx(0.6 - max(area, 1 - area))
+    assert found["areas"][1] == pytest.approx(1 - area)
+    assert found["areas"][0] < 0.6 < 0.7 < min(found["areas"][1:])
+    two = run_cells("direction", "def others_apart", **{**names, "classes": np.array(["a", "b"])})
+    assert "apart" not in two
+
+
 def test_numbers_of_heads_are_those_of_their_attention():
     random = np.random.default_rng(0)
     query, key, value = random.standard_normal((3, 2, 5, 4))

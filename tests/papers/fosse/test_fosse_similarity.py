@@ -1,11 +1,15 @@
 """Similarity inside an utterance before and after: intervals of both models, and claims on planted similarities."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from fosse_cells import run_cells
 
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import shipping
 from analysis_lib.measurement.tables import Report, Tables
 
 # The numbers of section 3, and straight lines between them.
@@ -60,13 +64,13 @@ def planted(curve: np.ndarray, noise: float = 1e-4, **alike: float) -> Tables:
     return of_groups(curve, tuple(curve + shift * noise for shift in (-1, 0, 1)), **alike)
 
 
-def on_page(before: Tables, after: Tables) -> dict:
+def on_page(before: Tables, after: Tables, gaps: dict | None = None) -> dict:
     layers = pd.DataFrame({"layer": np.arange(len(PRETRAINED)), "similarity": 0.5})
     stages = {"before fine-tuning": before, "after it": after}
     hidden = pd.concat(dict.fromkeys(stages, layers.set_index("layer")), names=["stage"])
     names = {"measured": stages, "hidden": hidden, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
     names |= {"load_model": str, "measure": lambda *_, **__: after, "folders": range(5), "seeds": 5, "test": None}
-    names |= {"metrics": None}
+    names |= {"metrics": None, "gaps": gaps or {}}
     return run_cells("similarity", "def curve", "def numbers", "def of_last_layer", "estimates = ", **names)
 
 
@@ -123,6 +127,61 @@ def test_an_interval_leaves_the_same_utterances_out_of_both():
     difference, _, high = on_page(before, apart)["interval"]
     assert (high - difference > 0.4).all()
     assert verdicts_of(before, apart)[2] == "undecided"
+
+
+def accuracies(tmp_path, monkeypatch, **right: dict[str, float]) -> dict:
+    """The cells on Table 1, where of 100 texts so many are classified rightly by the encoder and by one layer."""
+    (tmp_path / "measurements" / "minilm-on-x").mkdir(parents=True)
+    lines = [
+        "dataset,texts,classifier,accuracy",
+        *(f"x,50,one layer of self-attention,{share}" for share in (0.5, 0.7)),
+    ]
+    (tmp_path / "measurements" / "minilm-on-x" / "accuracies.csv").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr(shipping, "home", lambda: tmp_path / "measurements")
+
+    def split(spec: str, *_: int) -> list[Corpus]:
+        return [Corpus(spec, [f"{spec} {i}" for i in range(size)]) for size in (80, 20, 100)]
+
+    def predicted(which: tuple[str, str, int], test: Corpus) -> pd.DataFrame:
+        kind, spec, seed = which
+        found = np.random.default_rng(seed).permutation(100) < right[Path(spec).name][kind] + seed
+        return pd.DataFrame({"label": "a", "predicted": np.where(found, "a", "b")})
+
+    names = {"data": "x/hatexplain", "more_data": ["yelphat"], "train_limit": 0, "test_limit": 0, "seed": 3, "seeds": 5}
+    names |= {"model": "m", "pretrained": None, "settings": {}, "beside": ["minilm-on-x"], "splits": split}
+    names |= {"finetune": lambda model, *texts, seed: ("encoder", texts[0].name, seed), "predict": predicted}
+    names |= {"self_attention": lambda *texts, seed: ("layer", texts[0].name, seed), "display": lambda _: None}
+    return run_cells("similarity", "require_names", "ours = pd.DataFrame(rows", **names)
+
+
+def test_both_classifiers_are_tested_on_the_same_texts_and_set_beside_table_1(tmp_path, monkeypatch):
+    hatexplain, yelphat = {"encoder": 40, "layer": 61}, {"encoder": 80, "layer": 78}
+    found = accuracies(tmp_path, monkeypatch, hatexplain=hatexplain, yelphat=yelphat)
+    gaps = {name: np.array(numbers)[:, 0] for name, numbers in found["gaps"].items()}
+    assert gaps["hatexplain"] == pytest.approx(np.full(5, 0.21))
+    assert gaps["yelphat"] == pytest.approx(np.full(5, -0.02))
+    table = found["shown"].set_index(["dataset", "classifier"])
+    assert table.loc[("hatexplain", "m, fine-tuned"), "mean"].item() == pytest.approx(0.40 + 0.05)
+    assert table.loc[("hatexplain", "one layer of self-attention"), "published"].item() == 0.611
+    assert table.loc[("yelphat", "m, fine-tuned"), ["texts", "trainings", "published"]].tolist() == pytest.approx(
+        [80, 5, 0.936]
+    )
+    assert table.loc[("x", "one layer of self-attention"), "mean"].item() == 0.6
+
+
+def test_an_encoder_and_one_layer_are_judged_on_the_corpus_the_paper_names():
+    before, after = planted(PRETRAINED), planted(FINE_TUNED)
+    ids = ["fosse-one-layer-beats-encoder", "fosse-small-gap"]
+    for gap, verdicts in (
+        (0.2, ["holds", "holds"]),
+        (-0.02, ["does not hold", "holds"]),
+        (-0.2, ["does not hold"] * 2),
+    ):
+        of_seeds = [[gap, gap - 0.01, gap + 0.01]] * 5
+        found = on_page(before, after, gaps={"hatexplain": of_seeds, "yelphat": of_seeds, "reviews": of_seeds})
+        found = found["verdicts"].set_index("id")["verdict"]
+        assert found[ids].tolist() == verdicts
+        assert len(found) == 8 + 2
 
 
 def test_other_texts_are_refused():
