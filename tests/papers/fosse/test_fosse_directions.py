@@ -272,13 +272,13 @@ def test_a_representative_of_one_class_and_the_two_others():
     test = Corpus("x", [str(i) for i in range(120)])
     names = {"labels": labels, "classes": np.array(["a", "contradiction", "c"]), "test": test, "more": {}}
     names |= {"trained": [(similar, correct)] * 5, "display": lambda _: None}
-    found = run_cells("direction", "def others_apart", '"contradiction" in classes', **names)
+    found = run_cells("direction", "def others_apart", "apart = [", '"contradiction" in classes', **names)
     rest, representatives = labels != 1, np.flatnonzero(correct & (labels == 1))
     area = np.mean([roc_auc_score(labels[rest] == 0, similar[i, rest]) for i in representatives])
     assert found["more"]["contradiction-apart"][:, 0] == pytest.approx(0.6 - max(area, 1 - area))
     assert found["areas"][1] == pytest.approx(1 - area)
     assert found["areas"][0] < 0.6 < 0.7 < min(found["areas"][1:])
-    two = run_cells("direction", "def others_apart", **{**names, "classes": np.array(["a", "b"])})
+    two = run_cells("direction", "def others_apart", "apart = [", **{**names, "classes": np.array(["a", "b"])})
     assert "apart" not in two
 
 
