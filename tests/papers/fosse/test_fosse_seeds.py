@@ -82,7 +82,7 @@ def regularised(entropy, key, value, norm, accuracy) -> pd.DataFrame:
 
 
 def sparse_only(found: pd.DataFrame) -> pd.DataFrame:
-    return judged("entropy", "most / none", "still_open", found=found, full=found, small=found)
+    return judged("entropy", "most / none", "still_open", found=found, full=found, ended=found)
 
 
 def test_the_claims_on_entropy_hold_where_they_should():
