@@ -4,7 +4,6 @@ Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
 import asyncio
-import importlib.metadata
 import json
 import os
 import platform
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from tqdm import tqdm
 
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
@@ -80,12 +78,11 @@ def build_book(
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, tasks, stage)
-        builder = source_hash(["analysis_lib.book.site"])
-        mathjax = packages.pin("django-static-mathjax")
-        key = digest(file_hashes(stage), profile, platform.python_version(), installed(), mathjax, builder)
+        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.verdicts", "analysis_lib.papers.claims"])
+        mathjax, claims = packages.pin("django-static-mathjax"), file_hashes(packages.data_directory() / "claims")
+        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), mathjax, builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
-            (stage / "status.md").write_text(_status(profile, tasks), encoding="utf-8")
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             # Two renames, so that neither the new site nor the old one is ever half-written.
@@ -172,40 +169,6 @@ def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
         shutil.copy(task.out, stage / f"{task.name}.ipynb")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(root / name, stage)
-
-
-def _status(profile: str, tasks: list[Task]) -> str:
-    """The page that says what was executed and when, with which parameters and versions."""
-    # Imported here: where nothing has changed, there is no need for tables.
-    import pandas as pd
-
-    from analysis_lib.figures import Table
-
-    wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
-    names = [requirement.name for requirement in wanted if not requirement.marker]
-    versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
-    executed = []
-    for task in tasks:
-        record = read_notebook(task.out).metadata["analysis_lib"]
-        row = {
-            "notebook": f"{{doc}}`{task.name}`",
-            "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in task.parameters.items()) or "none",
-            "seconds": f"{record['seconds']:.0f}",
-            "finished (UTC)": record["finished"][:16].replace("T", " "),
-            "key": f"`{task.key[:12]}`",
-        }
-        executed.append(row)
-    return f"""\
-(status)=
-# Execution status
-
-The notebooks below were executed with the profile `{profile}`, Python {platform.python_version()} and
-{platform.system()} on {platform.machine()}. The key is a hash of a notebook's cells and parameters, the parts of the
-library that it imports, its models and data, and the installed versions. A notebook is executed again when its key
-changes.
-
-{Table(pd.DataFrame(executed), "tab-status", "Executed notebooks")._repr_markdown_()}
-{Table(versions, "tab-versions", "Versions of the packages on which the library depends")._repr_markdown_()}"""
 
 
 def _sphinx(stage: Path, target: Path, log: Path) -> Path:

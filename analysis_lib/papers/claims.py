@@ -191,7 +191,7 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             f"number lay at its bound; *after Holm* is the verdict on all of them together, where it differs."
         )
     # In full precision, for those who gather the verdicts of the pages.
-    records = json.loads(verdicts.drop(columns="rationale").to_json(orient="records"))
+    records = json.loads(verdicts.drop(columns="rationale").assign(table=name).to_json(orient="records"))
     return Table(pd.DataFrame(columns), name, caption, metadata={"verdicts": records})
 
 

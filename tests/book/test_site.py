@@ -24,7 +24,8 @@ def built(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("book") / "root"
     for folder in ("_ext", "_static"):
         shutil.copytree(ROOT / "book" / folder, root / "book" / folder)
-    shutil.copy(ROOT / "_config.yml", root)
+    for name in ("_config.yml", "book/status.md"):
+        shutil.copy(ROOT / name, root / name)
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - file: status\n"
     )
