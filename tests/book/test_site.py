@@ -36,7 +36,8 @@ def built(tmp_path_factory) -> Path:
         path = root / "book" / "parameters" / f"{profile}.yml"
         path.write_text("all: {limit: 3}\npart/one: {layers: [7]}\n")
     write(root / "book" / "part" / "one.ipynb", "print(limit, layers)")
-    write(root / "book" / "part" / "two.ipynb", "print(n)", parameters="n: int = 2  # number")
+    shown = 'from IPython.display import Markdown, display\ndisplay(Markdown(f"- There are **{n}**."))'
+    write(root / "book" / "part" / "two.ipynb", "print(n)", shown, parameters="n: int = 2  # number", tags=("found",))
     build_book(root=root)
     return root
 
@@ -67,6 +68,13 @@ def test_status_page_tells_what_was_executed(built):
     page = re.sub("<[^>]*>", "", page)
     for wanted in ("limit = 3", "layers = [7]", "papermill", "Table 1"):
         assert wanted in page
+
+
+def test_what_a_page_found_stands_under_its_title_and_where_it_is_computed(built):
+    page = (built / "_build" / "html" / "part" / "two.html").read_text()
+    assert page.index("What we found") < page.index("There are <strong>2</strong>.") < page.index("n: int")
+    assert page.count("There are <strong>2</strong>.") == 2
+    assert "What we found" not in (built / "_build" / "html" / "part" / "one.html").read_text()
 
 
 def test_mathjax_lies_inside_the_site(built):
