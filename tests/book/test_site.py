@@ -77,6 +77,19 @@ def test_what_a_page_found_stands_under_its_title_and_where_it_is_computed(built
     assert "What we found" not in (built / "_build" / "html" / "part" / "one.html").read_text()
 
 
+def test_launch_buttons_and_a_link_appear_once_the_repository_has_an_address(root):
+    def page() -> str:
+        return (root / "_build" / "html" / "part" / "one.html").read_text()
+
+    assert "mybinder" not in page()
+    text = (root / "_config.yml").read_text()
+    assert 'url: ""' in text
+    (root / "_config.yml").write_text(text.replace('url: ""', "url: https://github.com/owner/name"))
+    build_book(root=root)
+    assert 'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"' in page()
+    assert 'href="https://github.com/owner/name"' in page()
+
+
 def test_mathjax_lies_inside_the_site(built):
     assert (built / "_build" / "html" / "_static" / "mathjax" / "tex-mml-chtml.js").exists()
 

@@ -67,3 +67,10 @@ def test_packages_are_pinned_by_hash():
     lines = (ROOT / "data" / "packages.txt").read_text().splitlines()
     for line in [line for line in lines if line.strip() and not line.startswith("#")]:
         assert re.fullmatch(r"[\w.-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}(  # (source|on demand))?", line), line
+
+
+def test_the_citation_is_of_this_version_and_licence():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert citation["cff-version"] == "1.2.0"
+    assert all(citation[field] for field in ("message", "title", "authors"))

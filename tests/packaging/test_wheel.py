@@ -34,7 +34,7 @@ def installed(tmp_path_factory) -> Path:
     leave = shutil.ignore_patterns("packages", "__pycache__")
     for name in ("analysis_lib", "data"):
         shutil.copytree(ROOT / name, source / name, ignore=leave if name == "data" else None)
-    for name in ("pyproject.toml", "setup.py", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True)
