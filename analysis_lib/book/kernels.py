@@ -95,4 +95,6 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     end_with_parent()
-    IPKernelApp.launch_instance(argv=["-f", connection_file])
+    # Figures also as SVG, and with what they are drawn from.
+    shown = ["--InlineBackend.figure_formats={'png', 'svg'}", "--ext=analysis_lib.book.recording"]
+    IPKernelApp.launch_instance(argv=["-f", connection_file, *shown])

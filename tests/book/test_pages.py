@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
+import pandas as pd
 import pytest
 from playwright.sync_api import Locator, Page
 
@@ -48,6 +50,35 @@ def test_every_page_loads_itself_and_nothing_else_without_an_error(smoke_site, p
     for path in pages(smoke_site):
         visit(page, path)
         assert not troubles, f"{path.relative_to(smoke_site)}: {troubles}"
+
+
+def test_every_figure_and_notebook_can_be_taken_along(smoke_site):
+    """Each numbered figure as PNG and SVG, nearly all with their numbers; each notebook with and without outputs."""
+    linked = re.compile(r'href="([^"]+)" download')
+    pictures, tables = 0, 0
+    for path in notebook_pages(smoke_site):
+        found = [path.parent / link for link in linked.findall(path.read_text(encoding="utf-8"))]
+        assert all(file.is_file() for file in found), path
+        notebooks = [nbformat.read(file, 4) for file in found if file.suffix == ".ipynb"]
+        assert [any(cell.get("outputs") for cell in notebook.cells) for notebook in notebooks] == [True, False]
+        for file in found:
+            if file.suffix == ".svg":
+                assert ElementTree.parse(file).getroot().tag.endswith("svg")
+                assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+                pictures += 1
+            elif file.suffix == ".csv":
+                assert len(pd.read_csv(file)), file
+                tables += 1
+    assert pictures > 40
+    assert tables > 0.9 * pictures
+
+
+def test_what_was_found_stands_at_the_top_of_every_notebook(smoke_site):
+    for path in notebook_pages(smoke_site):
+        text = path.read_text(encoding="utf-8")
+        first = re.search(r'admonition-title">([^<]*)<', text)
+        assert first is not None, path
+        assert first[1] == "What we found", path
 
 
 def test_no_page_shows_a_python_object(smoke_site, page):

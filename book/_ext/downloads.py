@@ -1,0 +1,103 @@
+"""What a reader can take along: the files of every figure, and how a page was made.
+
+A Sphinx extension (``_config.yml`` names it). Below the caption of a figure stand its picture as PNG and SVG and the
+numbers it is drawn from as CSV; at the end of a page, the command that makes it again and the notebook without outputs.
+"""
+
+import base64
+import shlex
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+from nbformat import NotebookNode
+from sphinx.application import Sphinx
+
+from analysis_lib.book.parameters import read_notebook
+
+KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
+FIGURES, NOTEBOOKS = Path("_static", "figures"), Path("_static", "notebooks")
+MADE = """\
+::::{{dropdown}} How this page was made
+
+```bash
+{command}
+```
+
+Executed in {seconds:.0f} seconds, finished {finished}, with the key `{key}`; {{ref}}`status` says what that is, and
+has the versions.
+
+```{{raw}} html
+<p>Notebook: <a href="{up}_sources/{page}.ipynb" download>as executed</a>,
+<a href="{up}{clean}" download>without outputs</a></p>
+```
+::::
+"""
+
+
+def files(notebook: NotebookNode) -> dict[str, dict[str, bytes]]:
+    """For each numbered figure, by the ending of a file, its content."""
+    found = {}
+    for cell in notebook.cells:
+        if name := cell.metadata.get("mystnb", {}).get("figure", {}).get("name"):
+            shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
+            found[name] = {
+                ending: base64.b64decode(shown[kind]) if ending == "png" else shown[kind].encode()
+                for kind, ending in KINDS.items()
+                if kind in shown
+            }
+    return found
+
+
+def clean(notebook: NotebookNode) -> NotebookNode:
+    """The notebook without outputs and without what its execution added."""
+    copy = nbformat.from_dict(notebook)
+    copy.cells = [cell for cell in copy.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
+    for cell in copy.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    copy.metadata.pop("analysis_lib", None)
+    return copy
+
+
+def _add_files(app: Sphinx, page: nodes.document) -> None:
+    path = Path(app.env.doc2path(app.env.docname))
+    if path.suffix != ".ipynb":
+        return
+    found, up = files(read_notebook(path)), "../" * app.env.docname.count("/")
+    for node in page.findall(nodes.figure):
+        for name in node["names"]:
+            links = []
+            for ending, content in found.get(name, {}).items():
+                file = FIGURES / f"{name}.{ending}"
+                (app.srcdir / file).parent.mkdir(parents=True, exist_ok=True)
+                (app.srcdir / file).write_bytes(content)
+                links.append(f'<a href="{up}{file.as_posix()}" download>{ending.upper()}</a>')
+            if links:
+                node += nodes.legend("", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html"))
+
+
+def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put how a page was made at its end, in the source that Sphinx is about to parse."""
+    if app.env.doc2path(name).endswith(".ipynb"):
+        notebook = nbformat.reads(source[0], 4)
+        record, file = notebook.metadata["analysis_lib"], NOTEBOOKS / f"{name}.ipynb"
+        (app.srcdir / file).parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(clean(notebook), app.srcdir / file)
+        given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
+        made = {
+            "command": " \\\n    ".join([f"python -m analysis_lib run book/{name}.ipynb", *given]),
+            "seconds": record["seconds"],
+            "finished": record["finished"][:16].replace("T", " ") + " UTC",
+            "key": record["key"][:12],
+        }
+        where = {"up": "../" * name.count("/"), "page": name, "clean": file.as_posix()}
+        notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
+        source[0] = nbformat.writes(notebook)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls when it loads the extension."""
+    app.connect("source-read", _say_how)
+    app.connect("doctree-read", _add_files)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,72 @@
+"""Figures carry what they are drawn from, and the files that readers take along are these."""
+
+import base64
+import io
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+import seaborn as sns
+from downloads import clean, files
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from analysis_lib.book.recording import _noting, drawn
+
+TABLE = pd.DataFrame({"x": [1, 2, 3], "y": [2.0, 4.0, 3.5], "model": list("aab")})
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def read(figure) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(drawn(figure)))
+
+
+@pytest.mark.parametrize("draw", [sns.lineplot, sns.scatterplot, sns.relplot, sns.catplot])
+def test_a_figure_has_the_table_that_seaborn_drew(draw):
+    pd.testing.assert_frame_equal(read(_noting(draw)(TABLE, x="x", y="y", hue="model").figure), TABLE)
+
+
+def test_tables_of_one_figure_stand_below_each_other_and_a_named_index_is_a_column():
+    line = _noting(sns.lineplot)
+    axes = line(data=TABLE.set_index("model"), x="x", y="y")
+    line(data=TABLE.assign(z=0), x="x", y="y", ax=axes)
+    found = read(axes.figure)
+    assert len(found) == 6
+    assert set(found) == {"x", "y", "model", "z"}
+    assert found["z"].isna().tolist() == [True] * 3 + [False] * 3
+
+
+def test_a_table_drawn_twice_is_there_once():
+    line = _noting(sns.lineplot)
+    axes = line(TABLE, x="x", y="y")
+    line(TABLE, x="x", y="y", ax=axes)
+    assert len(read(axes.figure)) == 3
+
+
+def test_without_seaborn_there_are_the_points_of_lines_or_nothing():
+    figure, axes = plt.subplots()
+    assert drawn(figure) is None
+    axes.plot([1, 2], [3, 4], label="a")
+    assert read(figure).to_numpy().tolist() == [["a", 1, 3], ["a", 2, 4]]
+
+
+def test_files_of_a_figure_are_those_of_its_outputs():
+    data = {"image/png": base64.b64encode(b"png").decode(), "image/svg+xml": "<svg/>", "text/csv": "x\n1\n"}
+    named = {"mystnb": {"figure": {"name": "fig-a"}}}
+    cells = [new_code_cell("", outputs=[new_output("display_data", data)], metadata=about) for about in (named, {})]
+    assert files(new_notebook(cells=cells)) == {"fig-a": {"png": b"png", "svg": b"<svg/>", "csv": b"x\n1\n"}}
+
+
+def test_a_clean_notebook_has_no_trace_of_its_execution():
+    output = new_output("stream", text="1")
+    injected = new_code_cell("n = 2", metadata={"tags": ["injected-parameters"]})
+    executed = new_notebook(cells=[injected, new_code_cell("n", outputs=[output], execution_count=3)])
+    executed.metadata["analysis_lib"] = {"key": "x"}
+    copy = clean(executed)
+    assert [(cell.source, cell.outputs, cell.execution_count) for cell in copy.cells] == [("n", [], None)]
+    assert "analysis_lib" not in copy.metadata
+    assert executed.cells[1].outputs == [output]
