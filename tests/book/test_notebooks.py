@@ -109,6 +109,15 @@ def test_each_cell_of_code_follows_words(name):
 
 
 @every_notebook
+def test_closes_with_what_was_found(name):
+    """The site also shows it under the title, so there is one such cell, and it is the last."""
+    cells = read(name).cells
+    tagged = [i for i, cell in enumerate(cells) if "found" in cell.metadata.get("tags", ())]
+    assert tagged == [len(cells) - 1]
+    assert cells[-2].source.startswith("## What we found")
+
+
+@every_notebook
 def test_runs_in_the_smoke_profile(name, smoke_site):
     executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
     for cell in code_cells(executed):

@@ -1,0 +1,73 @@
+"""All figures of the book, small, each leading to its place.
+
+A Sphinx extension (``_config.yml`` names it). ``{gallery}`` is the page ``book/gallery.md``.
+"""
+
+import io
+from pathlib import Path
+
+from docutils import nodes
+from downloads import files
+from PIL import Image
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from analysis_lib.book.parameters import read_notebook
+
+FOLDER, WIDTH = Path("_static", "thumbnails"), 400
+CARD = """\
+:::{{grid-item-card}}
+:link: {name}
+:link-type: ref
+
+```{{image}} /{thumbnail}
+:alt: {alt}
+:loading: lazy
+```
+{{numref}}`{name}`. {caption}
+:::
+"""
+
+
+def thumbnail(picture: bytes, path: Path) -> None:
+    """A small JPEG of a picture, on white."""
+    image = Image.open(io.BytesIO(picture)).convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    image.thumbnail((WIDTH, WIDTH))
+    image.save(path, quality=80)
+
+
+class Gallery(SphinxDirective):
+    """A section for each notebook, with a card for each of its figures."""
+
+    def run(self) -> list[nodes.Node]:
+        home, sections = Path(self.env.srcdir, FOLDER), []
+        home.mkdir(parents=True, exist_ok=True)
+        for page in self.config.external_site_map:
+            path = Path(self.env.srcdir, f"{page}.ipynb")
+            cards = self.cards(path, home) if path.is_file() else []
+            if cards:
+                sections += [f"**{{doc}}`{page}`**\n", "::::{grid} 1 2 3 3\n:gutter: 2\n", *cards, "::::\n"]
+        return self.parse_text_to_nodes("\n".join(sections))
+
+    def cards(self, path: Path, home: Path) -> list[str]:
+        """A card for each figure of a notebook that is a picture."""
+        notebook, found = read_notebook(path), []
+        for name, kinds in files(notebook).items():
+            if "png" in kinds:
+                (about,) = [
+                    cell.metadata["mystnb"]
+                    for cell in notebook.cells
+                    if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name
+                ]
+                thumbnail(kinds["png"], home / f"{name}.jpg")
+                small = (FOLDER / f"{name}.jpg").as_posix()
+                card = {"name": name, "thumbnail": small, "alt": about["image"]["alt"]}
+                found.append(CARD.format(**card, caption=about["figure"]["caption"]))
+        return found
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls when it loads the extension."""
+    app.add_directive("gallery", Gallery)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
