@@ -1,4 +1,4 @@
-"""What pages found, hoisted; and the ledger of claims, from planted notebooks."""
+"""What pages found, hoisted; the ledger of claims, from planted notebooks; and the icons that pages load."""
 
 import base64
 from pathlib import Path
@@ -7,6 +7,7 @@ import nbformat
 import numpy as np
 import pytest
 from findings import figure, found
+from icons import subset
 from ledger import NOT_RUN, _row, ledger
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -80,3 +81,10 @@ def test_a_row_of_the_ledger_leads_to_the_table_that_judges(executed):
     unknown = _row(rows.loc["fosse-few-tokens"].to_dict())
     assert 'data-verdict="not run"' in unknown
     assert 'href="classification/tokens.html"' in unknown
+
+
+def test_icons_are_kept_by_any_of_their_names():
+    kept = 'bars:[448,512,["navicon"],"f0c9","M0"],"angle-left":[320,512,[8249],"f104",["M1","M2"]],'
+    script = "x={" + kept + 'xmark:[1,2,[],"f0","M3"]},y'
+    assert subset(script, {"navicon", "angle-left"}) == "x={" + kept + "},y"
+    assert subset(script, set()) == "x={},y"

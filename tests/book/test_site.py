@@ -90,6 +90,12 @@ def test_launch_buttons_and_a_link_appear_once_the_repository_has_an_address(roo
     assert 'href="https://github.com/owner/name"' in page()
 
 
+def test_of_the_icons_only_those_of_the_pages_are_there(built):
+    script = built / "_build" / "html" / "_static" / "scripts" / "fontawesome.js"
+    assert script.stat().st_size < 150_000
+    assert "magnifying-glass" in script.read_text()
+
+
 def test_mathjax_lies_inside_the_site(built):
     assert (built / "_build" / "html" / "_static" / "mathjax" / "tex-mml-chtml.js").exists()
 
