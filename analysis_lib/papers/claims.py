@@ -248,7 +248,7 @@ def recorded(model: str) -> pd.DataFrame:
     path = data_directory() / "measurements" / model / "verdicts.csv"
     if not path.is_file():
         raise AnalysisError(f"no verdicts on {model} come with the book: data/README.md says which do")
-    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high", "draws"]]
+    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high", "draws"]].fillna({"draws": math.inf})
     return grouped({model: verdicts_of_estimates({name: tuple(row) for name, row in rows.T.items()})}, "model")
 
 
