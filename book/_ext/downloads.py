@@ -93,6 +93,10 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         }
         where = {"up": "../" * name.count("/"), "page": name, "clean": file.as_posix()}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
+        # The page shows the PNG alone.
+        for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
+            for kind in (KINDS.keys() - {"image/png"}) if "image/png" in output.get("data", {}) else ():
+                output.data.pop(kind, None)
         source[0] = nbformat.writes(notebook)
 
 
