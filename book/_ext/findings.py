@@ -25,7 +25,7 @@ CARD = """\
 :class-card: finding
 
 {text}
-+++
+
 ![{alt}](/{picture})
 
 {{doc}}`{page}`, {{numref}}`{figure}`
