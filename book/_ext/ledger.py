@@ -39,16 +39,18 @@ def ledger(pages: Iterable[Path]) -> pd.DataFrame:
     Returns:
         One row per verdict, and one per claim without any: the fields of a claim, paper, on (what the verdict is
         about), model, value, ci_low, ci_high, p, verdict (``not run`` where there is none), corrected (the verdict
-        after Holm, over all rows) and table (the name of the table that shows it).
+        after Holm, over all rows), judged_by (the page) and table (the name of the table on it).
     """
-    rows = verdicts(pages)
+    by_page = [verdicts([path]).assign(judged_by=f"{path.parent.name}/{path.stem}") for path in pages]
+    rows = pd.concat(by_page, ignore_index=True)
     known = pd.DataFrame([vars(claim) for paper in claims.PAPERS for claim in claims.load(paper).values()])
     known["paper"] = known["id"].str.partition("-")[0].map(claims.PAPERS)
     about = rows.reindex(columns=GROUPS).astype(object).to_numpy()
     rows["on"] = [", ".join(str(value) for value in values if not pd.isna(value)) for values in about]
     rows["corrected"] = claims.corrected(rows)
-    columns = ["id", "model", "on", "value", "ci_low", "ci_high", "p", "verdict", "corrected", "table"]
+    columns = ["id", "model", "on", "value", "ci_low", "ci_high", "p", "verdict", "corrected", "judged_by", "table"]
     found = known.merge(rows.reindex(columns=columns), on="id", how="left")
+    found["judged_by"] = found["judged_by"].fillna(found["page"])
     return found.fillna({"verdict": NOT_RUN, "corrected": NOT_RUN, "on": "", "table": ""})
 
 
@@ -70,7 +72,7 @@ def _row(row: dict) -> str:
     interval = "" if pd.isna(row["ci_low"]) else f" [{row['ci_low']:z.3f}, {row['ci_high']:z.3f}]"
     cells = {
         "verdict": f"{text['verdict']}{after}",
-        "claim": f'<a href="{text["page"]}.html{anchor}">{text["sentence"]}</a>',
+        "claim": f'<a href="{text["judged_by"]}.html{anchor}">{text["sentence"]}</a>',
         "on": text["on"],
         "number": f"{number}{interval}",
         "bound": f"{text['direction']} {row['bound']:g}",

@@ -43,12 +43,15 @@ def executed(tmp_path) -> list[Path]:
     strong, weak, other = "maruta-early-cls", "maruta-middle-sep", "godey-anisotropic-layer"
     found = claims.verdicts_of_estimates({strong: (0.5, 0.4, 0.6, 20), weak: (0.01, 0.001, 0.019, 20)})
     tables = {
-        "attention": claims.verdict_table(found.assign(model="minilm"), "tbl-a", "A."),
-        "text": claims.verdict_table(claims.verdicts_of_estimates({other: (0.1, 0.0, 0.2, 20)}), "tbl-b", "B."),
+        "outliers/attention": claims.verdict_table(found.assign(model="minilm"), "tbl-a", "A."),
+        "anisotropy/text": claims.verdict_table(
+            claims.verdicts_of_estimates({other: (0.1, 0.0, 0.2, 20)}), "tbl-b", "B."
+        ),
     }
     paths = []
     for name, table in tables.items():
         cell = shown({"text/markdown": table._repr_markdown_()}, metadata=table.metadata)
+        (tmp_path / name).parent.mkdir()
         nbformat.write(new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
         paths.append(tmp_path / f"{name}.ipynb")
     return paths
