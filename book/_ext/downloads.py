@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 from docutils import nodes
 from nbformat import NotebookNode
+from pages import numbered
 from sphinx.application import Sphinx
 
 from analysis_lib.book.parameters import read_notebook
@@ -38,14 +39,13 @@ has the versions.
 def files(notebook: NotebookNode) -> dict[str, dict[str, bytes]]:
     """For each numbered figure, by the ending of a file, its content."""
     found = {}
-    for cell in notebook.cells:
-        if name := cell.metadata.get("mystnb", {}).get("figure", {}).get("name"):
-            shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
-            found[name] = {
-                ending: base64.b64decode(shown[kind]) if ending == "png" else shown[kind].encode()
-                for kind, ending in KINDS.items()
-                if kind in shown
-            }
+    for name, cell in numbered(notebook).items():
+        shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
+        found[name] = {
+            ending: base64.b64decode(shown[kind]) if ending == "png" else shown[kind].encode()
+            for kind, ending in KINDS.items()
+            if kind in shown
+        }
     return found
 
 
@@ -78,7 +78,7 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
 
 
 def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
-    """Put how a page was made at its end, in the source that Sphinx is about to parse."""
+    """Put how a page was made at its end, and leave its figures as PNG, in the source that Sphinx is about to parse."""
     if app.env.doc2path(name).endswith(".ipynb"):
         notebook = nbformat.reads(source[0], 4)
         record, file = notebook.metadata["analysis_lib"], NOTEBOOKS / f"{name}.ipynb"
@@ -94,9 +94,10 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         where = {"up": "../" * name.count("/"), "page": name, "clean": file.as_posix()}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
         # The page shows the PNG alone.
-        for output in (output for cell in notebook.cells for output in cell.get("outputs", ())):
-            for kind in (KINDS.keys() - {"image/png"}) if "image/png" in output.get("data", {}) else ():
-                output.data.pop(kind, None)
+        for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
+            if "image/png" in data:
+                for kind in KINDS.keys() - {"image/png"}:
+                    data.pop(kind, None)
         source[0] = nbformat.writes(notebook)
 
 

@@ -12,6 +12,7 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from nbformat import NotebookNode
+from pages import numbered
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -42,12 +43,10 @@ def found(notebook: NotebookNode) -> str:
 
 def figure(notebook: NotebookNode, name: str) -> tuple[bytes, str] | None:
     """A figure as PNG and its alternative text, or None where no cell draws a figure of this name."""
-    for cell in notebook.cells:
-        about = cell.metadata.get("mystnb", {})
-        if about.get("figure", {}).get("name") == name:
-            for output in cell.get("outputs", ()):
-                if picture := output.get("data", {}).get("image/png"):
-                    return base64.b64decode(picture), about["image"]["alt"]
+    if cell := numbered(notebook).get(name):
+        for output in cell.get("outputs", ()):
+            if picture := output.get("data", {}).get("image/png"):
+                return base64.b64decode(picture), cell.metadata["mystnb"]["image"]["alt"]
     return None
 
 

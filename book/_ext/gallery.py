@@ -8,6 +8,7 @@ from pathlib import Path
 
 from docutils import nodes
 from downloads import files
+from pages import executed, numbered
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -43,23 +44,18 @@ class Gallery(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         home, sections = Path(self.env.srcdir, FOLDER), []
         home.mkdir(parents=True, exist_ok=True)
-        for page in self.config.external_site_map:
-            path = Path(self.env.srcdir, f"{page}.ipynb")
-            cards = self.cards(path, home) if path.is_file() else []
-            if cards:
+        for page, path in executed(self.env).items():
+            if cards := self.cards(path, home):
                 sections += [f"**{{doc}}`{page}`**\n", "::::{grid} 1 2 3 3\n:gutter: 2\n", *cards, "::::\n"]
         return self.parse_text_to_nodes("\n".join(sections))
 
     def cards(self, path: Path, home: Path) -> list[str]:
         """A card for each figure of a notebook that is a picture."""
         notebook, found = read_notebook(path), []
+        cells = numbered(notebook)
         for name, kinds in files(notebook).items():
             if "png" in kinds:
-                (about,) = [
-                    cell.metadata["mystnb"]
-                    for cell in notebook.cells
-                    if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name
-                ]
+                about = cells[name].metadata["mystnb"]
                 thumbnail(kinds["png"], home / f"{name}.jpg")
                 small = (FOLDER / f"{name}.jpg").as_posix()
                 card = {"name": name, "thumbnail": small, "alt": about["image"]["alt"]}

@@ -5,11 +5,12 @@ filters; ``{verdict-counts}`` says how many verdicts there are of each kind.
 """
 
 import html
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 from docutils import nodes
+from pages import executed
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -33,15 +34,18 @@ TABLE = """\
 """
 
 
-def ledger(pages: Iterable[Path]) -> pd.DataFrame:
+def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     """Every claim of the papers, with each of its verdicts in these executed notebooks.
+
+    Args:
+        pages: by the name of the page.
 
     Returns:
         One row per verdict, and one per claim without any: the fields of a claim, paper, on (what the verdict is
         about), model, value, ci_low, ci_high, p, verdict (``not run`` where there is none), corrected (the verdict
         after Holm, over all rows), judged_by (the page) and table (the name of the table on it).
     """
-    by_page = [verdicts([path]).assign(judged_by=f"{path.parent.name}/{path.stem}") for path in pages]
+    by_page = [verdicts([path]).assign(judged_by=name) for name, path in pages.items()]
     rows = pd.concat(by_page, ignore_index=True)
     known = pd.DataFrame([vars(claim) for paper in claims.PAPERS for claim in claims.load(paper).values()])
     known["paper"] = known["id"].str.partition("-")[0].map(claims.PAPERS)
@@ -58,7 +62,7 @@ class Ledger(SphinxDirective):
     """A row for each claim and what it is judged on."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ledger(sorted(Path(self.env.srcdir).rglob("*.ipynb"))).to_dict("records")
+        rows = ledger(executed(self.env)).to_dict("records")
         heads = ("verdict", "claim", "judged on", "number that decides", "holds if", "in the paper")
         heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
         return [nodes.raw("", TABLE.format(heads=heads, rows="\n".join(map(_row, rows))), format="html")]
@@ -87,7 +91,7 @@ class VerdictCounts(SphinxDirective):
     """How many verdicts there are of each kind, by paper, and what multiplicity makes of them."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ledger(sorted(Path(self.env.srcdir).rglob("*.ipynb")))
+        rows = ledger(executed(self.env))
         counts = rows.groupby(["paper", "verdict"], sort=False).size().unstack(fill_value=0)
         counts = counts.reindex(columns=KINDS, fill_value=0)
         lines = [f"| {' | '.join(('paper', *KINDS))} |", "|:---|" + "---:|" * len(KINDS)]

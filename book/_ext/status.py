@@ -5,11 +5,11 @@ A Sphinx extension (``_config.yml`` names it). ``{execution-status}`` is the tex
 
 import importlib.metadata
 import platform
-from pathlib import Path
 
 import pandas as pd
 from docutils import nodes
 from packaging.requirements import Requirement
+from pages import executed
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -22,19 +22,17 @@ class ExecutionStatus(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = []
-        for name in self.config.external_site_map:
-            path = Path(self.env.srcdir, f"{name}.ipynb")
-            if path.is_file():
-                record = read_notebook(path).metadata["analysis_lib"]
-                values = record["parameters"].items()
-                row = {
-                    "notebook": f"{{doc}}`{name}`",
-                    "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in values) or "none",
-                    "seconds": f"{record['seconds']:.0f}",
-                    "finished (UTC)": record["finished"][:16].replace("T", " "),
-                    "key": f"`{record['key'][:12]}`",
-                }
-                rows.append(row)
+        for page, path in executed(self.env).items():
+            record = read_notebook(path).metadata["analysis_lib"]
+            values = record["parameters"].items()
+            row = {
+                "notebook": f"{{doc}}`{page}`",
+                "parameters": ", ".join(f"`{name} = {value!r}`" for name, value in values) or "none",
+                "seconds": f"{record['seconds']:.0f}",
+                "finished (UTC)": record["finished"][:16].replace("T", " "),
+                "key": f"`{record['key'][:12]}`",
+            }
+            rows.append(row)
         wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
         names = [requirement.name for requirement in wanted if not requirement.marker]
         versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})

@@ -38,7 +38,7 @@ def test_a_figure_is_the_picture_of_the_cell_of_its_name():
 
 
 @pytest.fixture
-def executed(tmp_path) -> list[Path]:
+def executed(tmp_path) -> dict[str, Path]:
     """Two executed notebooks with three verdicts on two claims."""
     strong, weak, other = "maruta-early-cls", "maruta-middle-sep", "godey-anisotropic-layer"
     found = claims.verdicts_of_estimates({strong: (0.5, 0.4, 0.6, 20), weak: (0.01, 0.001, 0.019, 20)})
@@ -48,12 +48,12 @@ def executed(tmp_path) -> list[Path]:
             claims.verdicts_of_estimates({other: (0.1, 0.0, 0.2, 20)}), "tbl-b", "B."
         ),
     }
-    paths = []
+    paths = {}
     for name, table in tables.items():
         cell = shown({"text/markdown": table._repr_markdown_()}, metadata=table.metadata)
         (tmp_path / name).parent.mkdir()
         nbformat.write(new_notebook(cells=[cell]), tmp_path / f"{name}.ipynb")
-        paths.append(tmp_path / f"{name}.ipynb")
+        paths[name] = tmp_path / f"{name}.ipynb"
     return paths
 
 
