@@ -124,8 +124,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="default", help="smoke, default, paper or local")
     add("-p", **parameters)
 
-    add = command("claims", _claims, "list the published claims that the book tests, or verdicts on them as CSV")
-    add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks whose verdicts to print")
+    add = command("claims", _claims, "print the ledger: the published claims that the book tests, and the verdicts")
+    add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
+    add("--csv", action="store_true", help="print the verdicts as CSV")
+    add("--require", default="", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
     return parser
@@ -161,7 +163,7 @@ def _measure(options: argparse.Namespace) -> None:
         tables.save(options.out)
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
-    kind = {"audio": "sound"}.get(model.kind, model.kind)
+    kind = "sound" if model.kind == "audio" else model.kind
     longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"
     _note(report.cut, f"{longer} cut there")
     _note(report.windowed, f"{longer} read in windows")
@@ -256,17 +258,23 @@ def _book(options: argparse.Namespace) -> None:
 
 
 def _claims(options: argparse.Namespace) -> None:
+    from analysis_lib.book.ledger import NOT_RUN, ledger
+    from analysis_lib.book.parameters import ROOT
     from analysis_lib.papers import claims
 
-    if options.executed:
-        from analysis_lib.book.verdicts import verdicts
-
-        print(verdicts(options.executed).to_csv(index=False), end="")
-        return
-    for paper in claims.PAPERS:
-        for claim in claims.load(paper).values():
-            test = f"It holds if this is {claim.direction} {claim.bound:g}: {claim.quantity}."
-            print(f"{claim.id}  {claim.source}\n  {claim.sentence}\n  {test}")
+    home = ROOT / "_build" / "executed" / "default"
+    pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
+    rows = ledger({path.stem: path for path in options.executed} or pages)
+    shown = rows[["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "corrected", "judged_by"]]
+    judged = rows[rows["verdict"] != NOT_RUN]
+    print(
+        judged.to_csv(index=False).rstrip()
+        if options.csv
+        else shown.to_string(index=False, na_rep="", float_format="%.3f")
+    )
+    for name in filter(None, options.require.split(",")):
+        if ((found := rows.loc[rows["id"] == claims.claim(name).id, "verdict"]) != claims.HOLDS).any():
+            raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
 
 
 def _models(options: argparse.Namespace) -> None:
@@ -284,9 +292,8 @@ def _datasets(options: argparse.Namespace) -> None:
 
 
 def _print_names(names: dict[str, str]) -> None:
-    width = max(map(len, names))
     for name, description in names.items():
-        print(f"{name:{width}}  {description}")
+        print(f"{name:{max(map(len, names))}}  {description}")
 
 
 def _refuse_unwritable(folder: Path) -> None:

@@ -1,14 +1,17 @@
 """The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
 
 import fcntl
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 import pytest
 import tiny
@@ -17,6 +20,7 @@ from reference import COLUMNS
 from analysis_lib.__main__ import main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.shards import measure_shard
+from analysis_lib.papers import claims
 
 
 @pytest.fixture
@@ -411,13 +415,27 @@ def test_models_and_datasets_list_what_is_known_by_name(run):
         assert name in out
 
 
-def test_claims_are_listed_with_their_place_sentence_and_bound(run):
-    status, out, _ = run("claims")
+def test_claims_are_the_ledger_and_a_status(run, tmp_path):
+    """A notebook with one verdict that holds and one that does not."""
+    found = claims.verdicts_of_estimates({"maruta-early-cls": (1, 1, 1), "maruta-middle-sep": (-1, -1, -1)})
+    table = claims.verdict_table(found.assign(model="mine"), "tbl-a", "A.")
+    output = nbformat.v4.new_output("display_data", {"text/plain": ""}, metadata=table.metadata)
+    path = tmp_path / "attention.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
+    status, out, _ = run("claims", str(path))
     assert status == 0
-    listed = out.split("\n")
-    start = listed.index("maruta-late-punctuation  Maruta and Matsuzaki 2024, sec. 2.2; BERT-base, on STS-B")
-    assert listed[start + 1].endswith("the weight of commas and full stops rises sharply.")
-    assert listed[start + 2].startswith("  It holds if this is above 1.5: ")
+    assert re.search(r"^ +holds +maruta-early-cls +mine +1.0", out, re.MULTILINE)
+    assert re.search(r"^ +not run +maruta-late-punctuation +", out, re.MULTILINE)
+    status, out, _ = run("claims", str(path), "--csv", "--require", "maruta-early-cls")
+    assert status == 0
+    assert pd.read_csv(io.StringIO(out))["verdict"].tolist() == ["holds", "does not hold"]
+    for name in ("maruta-middle-sep", "maruta-late-punctuation"):
+        status, _, err = run("claims", str(path), "--require", f"maruta-early-cls,{name}")
+        assert (status, err.count("\n")) == (1, 1)
+        assert name in err
+    status, _, err = run("claims", str(path), "--require", "maruta-early-cl")
+    assert status == 1
+    assert "maruta-early-cls" in err
 
 
 @pytest.mark.parametrize(

@@ -167,18 +167,17 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     A column model, dataset, variant or classes comes first, where the verdicts have one. The verdicts are in the
     metadata of the output, as ``verdicts``.
     """
-    more = {"above": "more", "below": "less"}
     after = corrected(verdicts)
     judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
     numbers = [
-        f"{row.quantity}: **{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}"
+        f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}: {row.quantity}"
         for row in verdicts.itertuples()
     ]
-    bounds = [f"{more[row.direction]} than {row.bound:g}. {row.rationale}" for row in verdicts.itertuples()]
+    bounds = [f"{row.direction} {row.bound:g}. {row.rationale}" for row in verdicts.itertuples()]
     columns = {
         "verdict": "**" + judged + "**",
-        "claim, and what the paper judged it on": verdicts["claim"] + " (" + verdicts["source"] + ")",
         "number that decides, with 95 % interval": numbers,
+        "claim, and what the paper judged it on": verdicts["claim"] + " (" + verdicts["source"] + ")",
         "what the claim needs, and why": bounds,
     }
     for group in ("stage", "dataset", "model", "variant", "classes"):
