@@ -4,19 +4,16 @@ Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
 import asyncio
-import json
+import itertools
 import os
 import platform
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,9 +24,6 @@ from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolv
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.sources import source_hash
-
-# What no browser asks MathJax for here: other inputs and outputs.
-WITHOUT = shutil.ignore_patterns("adaptors", "asciimath*", "mml*", "*svg*", "tex-chtml*", "node-main.js")
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def build_book(
     with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
         stage = Path(scratch) / "stage"
         _stage(root, tasks, stage)
-        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.verdicts", "analysis_lib.papers.claims"])
+        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.ledger", "analysis_lib.papers.claims"])
         mathjax, claims = packages.pin("django-static-mathjax"), file_hashes(packages.data_directory() / "claims")
         key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), mathjax, builder)
         stamp = out / ".key"
@@ -95,19 +89,16 @@ def build_book(
 
 def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
     """What was executed, what was up to date, and how long it took."""
-    busy = sum(read_notebook(task.out).metadata["analysis_lib"]["cpu_seconds"] for task in stale)
-    busy += sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     names = f" ({', '.join(task.name for task in stale)})" if stale else ""
-    return (
-        f"executed {len(stale)} of {len(tasks)} notebooks{names}; {len(tasks) - len(stale)} were up to date; "
-        f"{seconds:.0f} s, {busy:.0f} s of processors"
-    )
+    return f"executed {len(stale)} of {len(tasks)} notebooks{names}; the others were up to date; {seconds:.0f} s"
 
 
 async def _execute(tasks: list[Task]) -> None:
     """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
-    tasks = _spread(tasks)
     parallel = max(1, min(cores(), len(tasks)))
+    # Neighbours in the book measure or train the same: side by side, one would wait for the other.
+    apart = -(-len(tasks) // parallel)
+    tasks = [task for first in range(apart) for task in tasks[first::apart]]
     slots, failures = asyncio.Semaphore(parallel), []
     cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=cells, unit="cell", disable=not tasks) as bar:
@@ -131,26 +122,12 @@ async def _execute(tasks: list[Task]) -> None:
         raise AnalysisError("\n".join(failures))
 
 
-def _spread(tasks: list[Task]) -> list[Task]:
-    """The tasks of each part of the book in their order, spread evenly over those of all parts.
-
-    Neighbours in a part measure or train the same: side by side, one would wait for the other.
-    """
-    pages, placed = Counter(task.notebook.parent for task in tasks), Counter()
-
-    def place(task: Task) -> float:
-        placed[task.notebook.parent] += 1
-        return (placed[task.notebook.parent] - 1) / pages[task.notebook.parent]
-
-    return sorted(tasks, key=place)
-
-
 async def _watch(folder: Path, bar: tqdm) -> None:
     """Show below the bar which notebooks run, and what runs inside their cells."""
     rows = [tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(cores())]
     while True:
         lines = [f"{path.name} {path.read_text(encoding='utf-8')}".strip() for path in sorted(folder.iterdir())]
-        for row, line in zip_longest(rows, lines[: len(rows)], fillvalue=""):
+        for row, line in itertools.zip_longest(rows, lines[: len(rows)], fillvalue=""):
             row.set_description_str(line)
         if sys.stderr.isatty():
             bar.refresh()
@@ -180,9 +157,6 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     site = target / "_build" / "html"
     if status or not (site / "index.html").exists():
         raise AnalysisError(_complaints(log, stage))
-    mathjax = packages.extracted("django-static-mathjax", "mathjax/static/mathjax/es5/")
-    shutil.copytree(mathjax, site / "_static" / "mathjax", ignore=WITHOUT)
-    _add_downloads(site / "_sources")
     return site
 
 
@@ -192,11 +166,3 @@ def _complaints(log: Path, stage: Path) -> str:
     lines = text.replace(f"{stage}/", "book/").splitlines()
     wanted = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-10:]
     return "\n".join([f"the site was not built (full log: {log}):", *dict.fromkeys(wanted)])
-
-
-def _add_downloads(sources: Path) -> None:
-    """Write each notebook once more, as a script that saves it: see ``book/_static/download.js``."""
-    for notebook in sources.rglob("*.ipynb"):
-        arguments = map(json.dumps, (notebook.name, notebook.read_text(encoding="utf-8")))
-        script = f"saveNotebook({', '.join(arguments)});\n"
-        notebook.with_name(f"{notebook.name}.js").write_text(script, encoding="utf-8")

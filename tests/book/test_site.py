@@ -218,10 +218,3 @@ def test_ctrl_c_keeps_what_finished_and_says_so(root):
     assert "interrupted: 0 of 1 notebooks" in written
     until(lambda: not alive(int(pid.read_text())))
     assert state(root) == before
-
-
-def test_notebooks_of_a_part_are_spread_over_the_build():
-    names = ["a/one", "a/two", "a/three", "b/one", "b/two", "c/one"]
-    tasks = [site.Task(name, Path(f"book/{name}.ipynb"), {}, Path(name), "") for name in names]
-    spread = [task.name for task in site._spread(tasks)]
-    assert spread == ["a/one", "b/one", "c/one", "a/two", "b/two", "a/three"]
