@@ -1,5 +1,6 @@
 """Progress bars on a terminal; those of a notebook that a build executes reach the terminal of the build."""
 
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ LINE_FILE = "ANALYSIS_LIB_PROGRESS"
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left{postfix}"
 
 
-class _LineFile:
+class _LineFile(io.TextIOBase):
     """A stream that keeps the last line written to it in a file."""
 
     def __init__(self, path: str):
@@ -21,9 +22,6 @@ class _LineFile:
         # Bars inside others move the cursor.
         if line := text.replace("\x1b[A", "").strip():
             self.path.write_text(line, encoding="utf-8")
-
-    def flush(self) -> None:
-        """Nothing waits to be written."""
 
 
 def bar(

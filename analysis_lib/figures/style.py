@@ -10,7 +10,7 @@ import seaborn as sns
 from IPython import get_ipython
 from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import EngFormatter, NullLocator
 
 RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 
@@ -74,15 +74,7 @@ def step_axis(axes: Axes, steps: Iterable[int]) -> None:
     # More numbers, or one close to the first checkpoint, would touch in a narrow panel.
     between = (round(last / part) for part in (10, 100, 1000) if last / part > 2 * first)
     ticks = sorted({0, first, last, *between})
-    axes.set_xticks(ticks, [step_label(tick) for tick in ticks])
+    axes.set_xticks(ticks)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(-0.15 * first, last * 1.15)
-
-
-def step_label(step: int) -> str:
-    """A step as short as an axis needs it.
-
-    >>> step_label(800), step_label(20_000), step_label(2_000_000)
-    ('800', '20k', '2M')
-    """
-    return f"{step / 1e6:g}M" if step >= 1e6 else f"{step / 1e3:g}k" if step >= 1e4 else f"{step:g}"
