@@ -38,7 +38,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         # What the library reads beside its own sources.
         *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
         (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),
-        _inputs(parameters),
+        inputs(parameters),
         {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
         installed(),
     )
@@ -68,7 +68,7 @@ def installed() -> dict[str, str]:
     return {metadata["Name"]: metadata["Version"] for metadata in read}
 
 
-def _inputs(parameters: Parameters) -> dict[str, str]:
+def inputs(parameters: Parameters) -> dict[str, str]:
     """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
     found = {}
     for name, value in parameters.items():

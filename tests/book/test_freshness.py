@@ -65,7 +65,7 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
     monkeypatch.setattr("analysis_lib.corpora.data_identity", lambda spec: models["b"])
     monkeypatch.setattr("analysis_lib.book.freshness.run_identity", lambda run: models[run])
     parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
-    first = freshness._inputs(parameters)
+    first = freshness.inputs(parameters)
     models["b"] = "2"
-    second = freshness._inputs(parameters)
+    second = freshness.inputs(parameters)
     assert {name for name in first if first[name] != second[name]} == {"model b", "data x", "run b"}
