@@ -61,6 +61,7 @@ class Slider:
             for i, (said, figure) in enumerate(zip(spoken, self.frames.values(), strict=True))
         )
         return f"""<figure id="{escape(self.name)}" class="slider">
+<output aria-live="polite" style="display: block; text-align: center; font-weight: bold">{spoken[-1]}</output>
 {images}
 <div class="slider-controls" style="{_CONTROLS}">
 <button type="button" style="width: 4.5em" onclick="{escape(_PLAY)}">Play</button>
@@ -68,7 +69,6 @@ class Slider:
   aria-label="{escape(self.label)}" aria-valuetext="{spoken[-1]}" oninput="{escape(_SHOW)}">
 </div>
 <noscript><style>.slider-controls {{ display: none !important }}</style></noscript>
-<output aria-live="polite" style="font-weight: bold">{spoken[-1]}</output>
 <figcaption style="color: inherit">{escape(self.caption)}</figcaption>
 </figure>"""
 

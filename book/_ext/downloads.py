@@ -5,18 +5,19 @@ numbers it is drawn from as CSV; at the end of a page, the command that makes it
 """
 
 import base64
+import json
 import shlex
 from pathlib import Path
 
 import nbformat
 from docutils import nodes
 from nbformat import NotebookNode
-from pages import numbered
+from pages import KINDS, figures, light
 from sphinx.application import Sphinx
 
+from analysis_lib.book.freshness import inputs
 from analysis_lib.book.parameters import read_notebook
 
-KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 FIGURES, NOTEBOOKS = Path("_static", "figures"), Path("_static", "notebooks")
 MADE = """\
 ::::{{dropdown}} How this page was made
@@ -28,25 +29,14 @@ MADE = """\
 Executed in {seconds:.0f} seconds, finished {finished}, with the key `{key}`; {{ref}}`status` says what that is, and
 has the versions.
 
+{inputs}
+
 ```{{raw}} html
 <p>Notebook: <a href="{up}_sources/{page}.ipynb" download>as executed</a>,
 <a href="{up}{clean}" download>without outputs</a></p>
 ```
 ::::
 """
-
-
-def files(notebook: NotebookNode) -> dict[str, dict[str, bytes]]:
-    """For each numbered figure, by the ending of a file, its content."""
-    found = {}
-    for name, cell in numbered(notebook).items():
-        shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
-        found[name] = {
-            ending: base64.b64decode(shown[kind]) if ending == "png" else shown[kind].encode()
-            for kind, ending in KINDS.items()
-            if kind in shown
-        }
-    return found
 
 
 def clean(notebook: NotebookNode) -> NotebookNode:
@@ -64,11 +54,11 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
     path = Path(app.env.doc2path(app.env.docname))
     if path.suffix != ".ipynb":
         return
-    found, up = files(read_notebook(path)), "../" * app.env.docname.count("/")
+    found, up = figures(read_notebook(path)), "../" * app.env.docname.count("/")
     for node in page.findall(nodes.figure):
         for name in node["names"]:
             links = []
-            for ending, content in found.get(name, {}).items():
+            for ending, content in found[name].files.items() if name in found else ():
                 file = FIGURES / f"{name}.{ending}"
                 (app.srcdir / file).parent.mkdir(parents=True, exist_ok=True)
                 (app.srcdir / file).write_bytes(content)
@@ -90,19 +80,30 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
             "seconds": record["seconds"],
             "finished": record["finished"][:16].replace("T", " ") + " UTC",
             "key": record["key"][:12],
+            "inputs": "\n".join(f"- {what}: `{content}`" for what, content in inputs(record["parameters"]).items()),
         }
         where = {"up": "../" * name.count("/"), "page": name, "clean": file.as_posix()}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
-        # The page shows the PNG alone.
+        # The page shows the PNG alone, and light.
         for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
             if "image/png" in data:
+                data["image/png"] = base64.b64encode(light(base64.b64decode(data["image/png"]))).decode()
                 for kind in KINDS.keys() - {"image/png"}:
                     data.pop(kind, None)
         source[0] = nbformat.writes(notebook)
+
+
+def _write_scripts(app: Sphinx, error: Exception | None) -> None:
+    """Write each notebook once more, as a script that saves it: see ``book/_static/download.js``."""
+    for notebook in (app.outdir / "_sources").rglob("*.ipynb"):
+        arguments = map(json.dumps, (notebook.name, notebook.read_text(encoding="utf-8")))
+        script = f"saveNotebook({', '.join(arguments)});\n"
+        notebook.with_name(f"{notebook.name}.js").write_text(script, encoding="utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.connect("source-read", _say_how)
     app.connect("doctree-read", _add_files)
+    app.connect("build-finished", _write_scripts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,10 +1,10 @@
 """What the pages found, at their tops and on the landing page.
 
 A Sphinx extension (``_config.yml`` names it). The cell of a notebook with the tag ``found`` says in a few bullets what
-was found. Its text is also shown under the title, and ``{finding}`` shows the first bullet with a figure of the page.
+was found. Its text is also shown under the title, with the first figure of the page. ``{finding}`` shows the first
+bullet of a page with a figure, ``{findings}`` those of all pages of a part.
 """
 
-import base64
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from nbformat import NotebookNode
-from pages import numbered
+from pages import Drawn, executed, figures, light
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -20,7 +20,22 @@ from analysis_lib.book.parameters import read_notebook
 
 TAG = "found"
 FOLDER = "_findings"
-HEAD = "::::{admonition} What we found\n:class: tip\n"
+HEAD = """\
+:::::{{admonition}} What we found
+:class: tip
+
+{text}
+
+{picture}
+:::::
+"""
+PICTURE = """\
+::::{{div}} lead
+[![{alt}](/{path})](#{name})
+
+{{numref}}`{name}`
+::::
+"""
 CARD = """\
 :::{{card}} {title}
 :class-card: finding
@@ -41,13 +56,12 @@ def found(notebook: NotebookNode) -> str:
     return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
 
 
-def figure(notebook: NotebookNode, name: str) -> tuple[bytes, str] | None:
-    """A figure as PNG and its alternative text, or None where no cell draws a figure of this name."""
-    if cell := numbered(notebook).get(name):
-        for output in cell.get("outputs", ()):
-            if picture := output.get("data", {}).get("image/png"):
-                return base64.b64decode(picture), cell.metadata["mystnb"]["image"]["alt"]
-    return None
+def keep(name: str, drawn: Drawn, home: Path) -> str:
+    """Write a figure where pages can show it once more; its path from the top of the book."""
+    picture = Path(FOLDER, f"{name}.png")
+    (home / FOLDER).mkdir(exist_ok=True)
+    (home / picture).write_bytes(light(drawn.files["png"]))
+    return picture.as_posix()
 
 
 class Finding(SphinxDirective):
@@ -57,26 +71,40 @@ class Finding(SphinxDirective):
     option_spec: ClassVar = {"title": directives.unchanged_required, "figure": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        (page,), name = self.arguments, self.options["figure"]
-        notebook = read_notebook(Path(self.env.srcdir, f"{page}.ipynb"))
-        drawn, text = figure(notebook, name), found(notebook)
-        if drawn is None or not text:
+        (page,), name, home = self.arguments, self.options["figure"], Path(self.env.srcdir)
+        notebook = read_notebook(home / f"{page}.ipynb")
+        drawn, text = figures(notebook).get(name), found(notebook)
+        if drawn is None or "png" not in drawn.files or not text:
             raise self.error(f"{page} has no figure {name}, or no cell tagged {TAG} with an output")
-        picture = Path(self.env.srcdir, FOLDER, f"{name}.png")
-        picture.parent.mkdir(exist_ok=True)
-        picture.write_bytes(drawn[0])
         first, *_ = text.removeprefix("- ").split("\n- ")
-        card = {"text": first, "alt": drawn[1], "picture": f"{FOLDER}/{picture.name}", "figure": name, "page": page}
+        card = {"text": first, "alt": drawn.alt, "picture": keep(name, drawn, home), "figure": name, "page": page}
         return self.parse_text_to_nodes(CARD.format(title=self.options["title"], **card))
 
 
+class Findings(SphinxDirective):
+    """``{findings} outliers``: the first thing that each page of a part found."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        pages = executed(self.env).items()
+        part = {page: read_notebook(path) for page, path in pages if page.startswith(f"{self.arguments[0]}/")}
+        firsts = {page: found(notebook).removeprefix("- ").split("\n- ")[0] for page, notebook in part.items()}
+        lines = (f"- **{{doc}}`/{page}`**: {first}" for page, first in firsts.items())
+        return self.parse_text_to_nodes("\n".join(["**What its pages found**\n", *lines]))
+
+
 def _hoist(app: Sphinx, name: str, source: list[str]) -> None:
-    """Put what a page found under its title, in the source that Sphinx is about to parse."""
+    """Put what a page found under its title, with its first figure, in the source that Sphinx is about to parse."""
     if app.env.doc2path(name).endswith(".ipynb"):
         notebook = nbformat.reads(source[0], 4)
         if text := found(notebook):
+            pictures = ((label, drawn) for label, drawn in figures(notebook).items() if "png" in drawn.files)
+            label, drawn = next(pictures, (None, None))
+            path = keep(label, drawn, Path(app.srcdir)) if label else ""
+            picture = PICTURE.format(alt=drawn.alt, path=path, name=label) if label else ""
             # Within the first cell: what comes after it is counted by others.
-            notebook.cells[0].source += f"\n\n{HEAD}\n{text}\n::::\n"
+            notebook.cells[0].source += "\n\n" + HEAD.format(text=text, picture=picture)
             source[0] = nbformat.writes(notebook)
 
 
@@ -84,4 +112,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.connect("source-read", _hoist)
     app.add_directive("finding", Finding)
+    app.add_directive("findings", Findings)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

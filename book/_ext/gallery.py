@@ -7,8 +7,7 @@ import io
 from pathlib import Path
 
 from docutils import nodes
-from downloads import files
-from pages import executed, numbered
+from pages import executed, figures
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -20,6 +19,7 @@ CARD = """\
 :::{{grid-item-card}}
 :link: {name}
 :link-type: ref
+:class-card: thumbnail
 
 ```{{image}} /{thumbnail}
 :alt: {alt}
@@ -51,15 +51,12 @@ class Gallery(SphinxDirective):
 
     def cards(self, path: Path, home: Path) -> list[str]:
         """A card for each figure of a notebook that is a picture."""
-        notebook, found = read_notebook(path), []
-        cells = numbered(notebook)
-        for name, kinds in files(notebook).items():
-            if "png" in kinds:
-                about = cells[name].metadata["mystnb"]
-                thumbnail(kinds["png"], home / f"{name}.jpg")
+        found = []
+        for name, drawn in figures(read_notebook(path)).items():
+            if "png" in drawn.files:
+                thumbnail(drawn.files["png"], home / f"{name}.jpg")
                 small = (FOLDER / f"{name}.jpg").as_posix()
-                card = {"name": name, "thumbnail": small, "alt": about["image"]["alt"]}
-                found.append(CARD.format(**card, caption=about["figure"]["caption"]))
+                found.append(CARD.format(name=name, thumbnail=small, alt=drawn.alt, caption=drawn.caption))
         return found
 
 

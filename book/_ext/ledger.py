@@ -1,12 +1,12 @@
 """The ledger: every claim of the papers with its verdicts in the pages.
 
 A Sphinx extension (``_config.yml`` names it). ``{ledger}`` is the table, which ``book/_static/ledger.js`` sorts and
-filters; ``{verdict-counts}`` says how many verdicts there are of each kind.
+filters; ``{claims-matrix}`` has a sign for each verdict; ``{verdict-counts}`` says how many there are of each kind, and
+``{measured-models}`` on which models.
 """
 
 import html
-from collections.abc import Mapping
-from pathlib import Path
+import re
 
 import pandas as pd
 from docutils import nodes
@@ -14,16 +14,16 @@ from pages import executed
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from analysis_lib.book.verdicts import verdicts
+from analysis_lib.book.ledger import NOT_RUN, ledger
+from analysis_lib.book.parameters import read_notebook
 from analysis_lib.metrics.intervals import CONFIDENCE
+from analysis_lib.models import known_models
 from analysis_lib.papers import claims
+from analysis_lib.training.recipes import RECIPES
 
-NOT_RUN = "not run"
 KINDS = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, NOT_RUN)
-# What a verdict is about.
-GROUPS = ("model", "run", "dataset", "variant", "classes", "stage")
 TABLE = """\
-<div class="ledger-wrap" tabindex="0" role="region" aria-label="The claims ledger">
+<div class="pst-scrollable-table-container" role="region" aria-label="The claims ledger">
 <table class="ledger table">
 <thead><tr>{heads}</tr></thead>
 <tbody>
@@ -32,30 +32,17 @@ TABLE = """\
 </table>
 </div>
 """
-
-
-def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
-    """Every claim of the papers, with each of its verdicts in these executed notebooks.
-
-    Args:
-        pages: by the name of the page.
-
-    Returns:
-        One row per verdict, and one per claim without any: the fields of a claim, paper, on (what the verdict is
-        about), model, value, ci_low, ci_high, p, verdict (``not run`` where there is none), corrected (the verdict
-        after Holm, over all rows), judged_by (the page) and table (the name of the table on it).
-    """
-    by_page = [verdicts([path]).assign(judged_by=name) for name, path in pages.items()]
-    rows = pd.concat(by_page, ignore_index=True)
-    known = pd.DataFrame([vars(claim) for paper in claims.PAPERS for claim in claims.load(paper).values()])
-    known["paper"] = known["id"].str.partition("-")[0].map(claims.PAPERS)
-    about = rows.reindex(columns=GROUPS).astype(object).to_numpy()
-    rows["on"] = [", ".join(str(value) for value in values if not pd.isna(value)) for values in about]
-    rows["corrected"] = claims.corrected(rows)
-    columns = ["id", "model", "on", "value", "ci_low", "ci_high", "p", "verdict", "corrected", "judged_by", "table"]
-    found = known.merge(rows.reindex(columns=columns), on="id", how="left")
-    found["judged_by"] = found["judged_by"].fillna(found["page"])
-    return found.fillna({"verdict": NOT_RUN, "corrected": NOT_RUN, "on": "", "table": ""})
+MATRIX = """\
+<div class="pst-scrollable-table-container" role="region" aria-label="Verdicts by model and paper">
+<table class="claims-matrix table">
+<thead><tr>{heads}</tr></thead>
+<tbody>
+{rows}
+</tbody>
+</table>
+</div>
+"""
+SIGNS = {claims.HOLDS: "✓", claims.FAILS: "✗", claims.UNDECIDED: "?"}
 
 
 class Ledger(SphinxDirective):
@@ -63,7 +50,7 @@ class Ledger(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         rows = ledger(executed(self.env)).to_dict("records")
-        heads = ("verdict", "claim", "judged on", "number that decides", "holds if", "in the paper")
+        heads = ("verdict", "number that decides", "claim", "judged on", "holds if", "in the paper")
         heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
         return [nodes.raw("", TABLE.format(heads=heads, rows="\n".join(map(_row, rows))), format="html")]
 
@@ -76,9 +63,9 @@ def _row(row: dict) -> str:
     interval = "" if pd.isna(row["ci_low"]) else f" [{row['ci_low']:z.3f}, {row['ci_high']:z.3f}]"
     cells = {
         "verdict": f"{text['verdict']}{after}",
+        "number": f"{number}{interval}",
         "claim": f'<a href="{text["judged_by"]}.html{anchor}">{text["sentence"]}</a>',
         "on": text["on"],
-        "number": f"{number}{interval}",
         "bound": f"{text['direction']} {row['bound']:g}",
         "source": f"{text['paper']}, {text['place']}; {text['setting']}",
     }
@@ -87,7 +74,7 @@ def _row(row: dict) -> str:
     return f'<tr data-verdict="{text["verdict"]}" data-paper="{text["paper"]}">{shown}</tr>'
 
 
-class VerdictCounts(SphinxDirective):
+class Counts(SphinxDirective):
     """How many verdicts there are of each kind, by paper, and what multiplicity makes of them."""
 
     def run(self) -> list[nodes.Node]:
@@ -98,18 +85,60 @@ class VerdictCounts(SphinxDirective):
         lines += [f"| {paper} | {' | '.join(map(str, row))} |" for paper, *row in counts.itertuples()]
         judged = rows[rows["verdict"] != NOT_RUN]
         tested, left = judged["p"].notna().sum(), (judged["corrected"] == claims.HOLDS).sum()
-        models = ", ".join(f"`{name}`" for name in judged["model"].dropna().unique())
         lines.append(
-            f"\nThere are {len(judged)} verdicts on {judged['id'].nunique()} claims, of {rows['id'].nunique()}, on "
-            f"{models} and on models trained for the purpose. Of the "
+            f"\nThere are {len(judged)} verdicts on {judged['id'].nunique()} claims, of {rows['id'].nunique()}. Of the "
             f"{tested} with an interval, {tested * (1 - CONFIDENCE) / 2:.0f} would hold by chance if every number lay "
             f"at its bound; corrected for all of them at once (Holm), {left} hold."
         )
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class Matrix(SphinxDirective):
+    """A sign for each verdict, by what it is about and paper, which leads to the table that decides it."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = ledger(executed(self.env))
+        subjects = (
+            rows[["model", "run", "dataset"]].bfill(axis=1)["model"].str.replace(r" \(shipped.*\)", "", regex=True)
+        )
+        rows = rows.assign(subject=subjects)[rows["verdict"] != NOT_RUN]
+        papers = [*claims.PAPERS.values()]
+        heads = "".join(f'<th scope="col">{head}</th>' for head in ("judged on", *papers))
+        lines = []
+        for subject, group in rows.groupby("subject", sort=False):
+            cells = ("".join(map(_sign, group[group["paper"] == paper].to_dict("records"))) for paper in papers)
+            cells = "".join(f"<td>{cell}</td>" for cell in cells)
+            lines.append(f'<tr><th scope="row">{html.escape(subject)}</th>{cells}</tr>')
+        return [nodes.raw("", MATRIX.format(heads=heads, rows="\n".join(lines)), format="html")]
+
+
+def _sign(row: dict) -> str:
+    words = html.escape(f"{row['verdict']}: {row['sentence']}")
+    kind, address = row["verdict"].replace(" ", "-"), f"{row['judged_by']}.html#{row['table']}"
+    return f'<a class="sign {kind}" href="{address}" title="{words}" aria-label="{words}">{SIGNS[row["verdict"]]}</a>'
+
+
+class Models(SphinxDirective):
+    """One sentence on the models that the numbers come from."""
+
+    def run(self) -> list[nodes.Node]:
+        given = [read_notebook(path).metadata["analysis_lib"]["parameters"] for path in executed(self.env).values()]
+        values = [value for chosen in given for name, value in chosen.items() if re.fullmatch(r"(\w+_)?models?", name)]
+        names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
+        known = known_models()
+        called = {name: re.split(r": | \(", known.get(name, name))[0] for name in names if name not in RECIPES}
+        shown = "; ".join(f"{text} (`{name}`)" for name, text in called.items())
+        text = (
+            f"The numbers come from {shown}: as others trained them, fine-tuned here, or with random weights. "
+            "Small models that are trained for one experiment are named as such."
+        )
+        return self.parse_text_to_nodes(text)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.add_directive("ledger", Ledger)
-    app.add_directive("verdict-counts", VerdictCounts)
+    app.add_directive("verdict-counts", Counts)
+    app.add_directive("claims-matrix", Matrix)
+    app.add_directive("measured-models", Models)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
