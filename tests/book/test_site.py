@@ -96,10 +96,6 @@ def test_of_the_icons_only_those_of_the_pages_are_there(built):
     assert "magnifying-glass" in script.read_text()
 
 
-def test_mathjax_lies_inside_the_site(built):
-    assert (built / "_build" / "html" / "_static" / "mathjax" / "tex-mml-chtml.js").exists()
-
-
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
     before = state(root)
     monkeypatch.setattr(notebook, "_run", None)
