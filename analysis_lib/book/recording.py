@@ -1,11 +1,14 @@
 """What figures are drawn from, which they carry as CSV: an extension of IPython for the kernels of a build."""
 
 import functools
+import io
 from collections.abc import Callable
 
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+
+from analysis_lib import figures
 
 KINDS = ("bar", "box", "cat", "count", "dis", "ecdf", "hist", "kde", "line", "point", "reg", "rel", "rug", "scatter")
 
@@ -14,6 +17,7 @@ def load_ipython_extension(_: object) -> None:
     """Let seaborn's functions note what they draw, and figures show it as CSV besides their picture."""
     for name in (f"{kind}plot" for kind in KINDS):
         setattr(sns, name, _noting(getattr(sns, name)))
+    figures.Slider._repr_mimebundle_ = of_frames
     Figure._repr_mimebundle_ = lambda figure, **_: {"text/csv": table} if (table := drawn(figure)) else {}
 
 
@@ -26,6 +30,13 @@ def _noting(draw: Callable) -> Callable:
         return shown
 
     return noting
+
+
+def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
+    """What the frames of a slider are drawn from, as the content of an output; the first column says of which frame."""
+    tables = {key: pd.read_csv(io.StringIO(drawn(figure) or "none\n")) for key, figure in slider.frames.items()}
+    table = pd.concat(tables, names=[slider.label]).reset_index(0)
+    return {"text/csv": table.to_csv(index=False)} if len(table) else {}
 
 
 def drawn(figure: Figure) -> str | None:

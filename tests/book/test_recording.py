@@ -1,16 +1,17 @@
 """Figures carry what they are drawn from, and the files that readers take along are these."""
 
-import base64
 import io
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import seaborn as sns
-from downloads import clean, files
+from downloads import clean
+from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from analysis_lib.book.recording import _noting, drawn
+from analysis_lib import figures
+from analysis_lib.book.recording import _noting, drawn, of_frames
 
 TABLE = pd.DataFrame({"x": [1, 2, 3], "y": [2.0, 4.0, 3.5], "model": list("aab")})
 
@@ -54,11 +55,18 @@ def test_without_seaborn_there_are_the_points_of_lines_or_nothing():
     assert read(figure).to_numpy().tolist() == [["a", 1, 3], ["a", 2, 4]]
 
 
-def test_files_of_a_figure_are_those_of_its_outputs():
-    data = {"image/png": base64.b64encode(b"png").decode(), "image/svg+xml": "<svg/>", "text/csv": "x\n1\n"}
-    named = {"mystnb": {"figure": {"name": "fig-a"}}}
-    cells = [new_code_cell("", outputs=[new_output("display_data", data)], metadata=about) for about in (named, {})]
-    assert files(new_notebook(cells=cells)) == {"fig-a": {"png": b"png", "svg": b"<svg/>", "csv": b"x\n1\n"}}
+def test_a_slider_has_the_tables_of_its_frames():
+    frames = {
+        str(step): _noting(sns.scatterplot)(TABLE, x="x", y="y", ax=Figure().subplots()).figure for step in (1, 2)
+    }
+    shown = of_frames(figures.Slider(frames, "step", "slider-a", "A.", "dots"))
+    found = pd.read_csv(io.StringIO(shown["text/csv"]))
+    assert found["step"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert found[list(TABLE)].to_numpy().tolist() == 2 * TABLE.to_numpy().tolist()
+
+
+def test_a_slider_of_nothing_has_no_table():
+    assert of_frames(figures.Slider({"1": Figure()}, "step", "slider-a", "A.", "nothing")) == {}
 
 
 def test_a_clean_notebook_has_no_trace_of_its_execution():
