@@ -7,7 +7,6 @@ answers a click.
 import ast
 import contextlib
 import dis
-import html
 import inspect
 import re
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CONDITIONAL = ast.If | ast.While | ast.Try | ast.Match
 LABEL = "Copy with everything it needs"
 BUTTON = f"""<button class="copy-everything o-tooltip--left" type="button" aria-label="{LABEL}"
- data-tooltip="{LABEL}" data-script="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
+ data-tooltip="{LABEL}" data-cells="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
  d="M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4"/></svg></button>"""
 
 
@@ -43,14 +42,19 @@ def scripts(cells: Sequence[str]) -> list[str]:
     <BLANKLINE>
     print(math.pi * r**2)
     """
+    known, needed = orders(cells)
+    return ["\n\n".join(known[i].source for i in order) if known[order[-1]].source else "" for order in needed]
+
+
+def orders(cells: Sequence[str]) -> tuple[list["Cell"], list[list[int]]]:
+    """The cells, and for each the indices of those that its script consists of, in their order there."""
     known = [analyse(source) for source in cells]
     imported = {alias for cell in known for alias in cell.imports}
     for cell in known:
         cell.changes |= cell.called - imported
     needs = [_needs(known, index) for index in range(len(known))]
     first = [cell.only_imports and not need for cell, need in zip(known, needs, strict=True)]
-    orders = [sorted({*need, index}, key=lambda i: (not first[i], i)) for index, need in enumerate(needs)]
-    return ["\n\n".join(known[i].source for i in order) if known[order[-1]].source else "" for order in orders]
+    return known, [sorted({*need, index}, key=lambda i: (not first[i], i)) for index, need in enumerate(needs)]
 
 
 @dataclass
@@ -180,7 +184,8 @@ def _add_buttons(app: Sphinx, page: nodes.document) -> None:
         return
     cells = read_notebook(app.env.doc2path(app.env.docname)).cells
     code = {index: cell.source for index, cell in enumerate(cells) if cell.cell_type == "code"}
-    script = dict(zip(code, scripts(list(code.values())), strict=True))
-    for node in sources:
-        if text := script[node.parent["cell_index"]]:
-            node += nodes.raw("", BUTTON % html.escape(text), format="html")
+    known, needed = orders(list(code.values()))
+    # Of what stands on the page, the browser puts the script together.
+    for node, cell, order in zip(sources, known, needed, strict=True):
+        if cell.source:
+            node += nodes.raw("", BUTTON % " ".join(map(str, order)), format="html")

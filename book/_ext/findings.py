@@ -20,6 +20,8 @@ from analysis_lib.book.parameters import read_notebook
 
 TAG = "found"
 FOLDER = "_findings"
+# In pixels: twice that of the style sheet.
+HEIGHT = 576
 HEAD = """\
 :::::{{admonition}} What we found
 :class: tip
@@ -60,7 +62,7 @@ def keep(name: str, drawn: Drawn, home: Path) -> str:
     """Write a figure where pages can show it once more; its path from the top of the book."""
     picture = Path(FOLDER, f"{name}.png")
     (home / FOLDER).mkdir(exist_ok=True)
-    (home / picture).write_bytes(light(drawn.files["png"]))
+    (home / picture).write_bytes(light(drawn.files["png"], HEIGHT))
     return picture.as_posix()
 
 

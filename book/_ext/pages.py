@@ -30,10 +30,11 @@ class Drawn:
     files: dict[str, bytes]
 
 
-def light(picture: bytes) -> bytes:
-    """A PNG on white with a palette: figures have few colours, and the file is three times smaller."""
+def light(picture: bytes, height: int = 10_000) -> bytes:
+    """A PNG on white, no higher than so many pixels, with a palette: figures have few colours, and files get small."""
     image, buffer = Image.open(io.BytesIO(picture)).convert("RGBA"), io.BytesIO()
     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    image.thumbnail((height, height))
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
     return buffer.getvalue()
 

@@ -1,14 +1,22 @@
-"""Sliders as figures: with a number, a name to refer to, and files below them, as the others have.
+"""Sliders as figures: with a number, a name to refer to, files below them, and frames that are not in the page.
 
 A Sphinx extension (``_config.yml`` names it).
 """
 
+import base64
 import html
+import itertools
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 from docutils import nodes
-from pages import CAPTION, SLIDER
+from pages import CAPTION, FRAME, SLIDER
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
+
+FOLDER = Path("_static", "frames")
 
 
 class Number(SphinxTransform):
@@ -19,11 +27,21 @@ class Number(SphinxTransform):
     def apply(self) -> None:
         for node in list(self.document.findall(nodes.raw)):
             if slider := SLIDER.search(node.astext()):
-                caption = nodes.caption("", html.unescape(CAPTION.search(slider["inner"])["caption"]))
-                inner, name = nodes.raw("", CAPTION.sub("", slider["inner"]), format="html"), slider["name"]
+                name, caption = slider["name"], html.unescape(CAPTION.search(slider["inner"])["caption"])
+                caption, inner = nodes.caption("", caption), CAPTION.sub("", slider["inner"])
+                inner = nodes.raw("", FRAME.sub(partial(self._filed, name, itertools.count()), inner), format="html")
                 figure = nodes.figure("", inner, caption, ids=[name], names=[name], classes=["slider"])
                 self.document.note_explicit_target(figure)
                 node.replace_self(figure)
+
+    def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
+        """The frame in a file, which a browser asks for when it is to be shown."""
+        file = FOLDER / f"{name}-{next(numbers)}.png"
+        path = Path(self.app.srcdir, file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(frame["picture"]))
+        up = "../" * self.env.docname.count("/")
+        return f'<img loading="lazy" src="{up}{file.as_posix()}" alt="{frame["alt"]}"'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,7 +1,11 @@
-// The second button of a code cell, which analysis_lib/book/copying.py adds. ClipboardJS comes with sphinx-copybutton,
-// and needs neither a network nor a secure origin.
+// The second button of a code cell, which book/_ext/copying.py adds. It names the cells of the page that a script of the
+// cell needs; lines of magic are left out. ClipboardJS comes with sphinx-copybutton, and needs neither a network nor a
+// secure origin.
 window.addEventListener("load", () => {
-  const clipboard = new ClipboardJS("button.copy-everything", { text: (button) => button.dataset.script });
+  const cells = [...document.querySelectorAll("div.cell_input")].map((cell) => cell.querySelector("pre").textContent);
+  const code = (index) => cells[index].replace(/^\s*[%!].*\n?/gm, "").trim();
+  const script = (button) => button.dataset.cells.split(" ").map(code).join("\n\n");
+  const clipboard = new ClipboardJS("button.copy-everything", { text: script });
   const answer = (words) => (event) => {
     const button = event.trigger;
     const label = button.getAttribute("aria-label");
