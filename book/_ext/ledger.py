@@ -12,6 +12,7 @@ import pandas as pd
 from docutils import nodes
 from pages import executed
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.ledger import NOT_RUN, ledger
@@ -45,11 +46,19 @@ MATRIX = """\
 SIGNS = {claims.HOLDS: "✓", claims.FAILS: "✗", claims.UNDECIDED: "?"}
 
 
+def gathered(environment: BuildEnvironment) -> pd.DataFrame:
+    """The ledger of the book; a block of random weights has the name of a model that it is not."""
+    rows = ledger(executed(environment))
+    blocks = rows["judged_by"].str.startswith("untrained/") & rows["model"].notna()
+    rows.loc[blocks, ["model", "on"]] += ", untrained block"
+    return rows
+
+
 class Ledger(SphinxDirective):
     """A row for each claim and what it is judged on."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ledger(executed(self.env)).to_dict("records")
+        rows = gathered(self.env).to_dict("records")
         heads = ("verdict", "number that decides", "claim", "judged on", "holds if", "in the paper")
         heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
         return [nodes.raw("", TABLE.format(heads=heads, rows="\n".join(map(_row, rows))), format="html")]
@@ -78,7 +87,7 @@ class Counts(SphinxDirective):
     """How many verdicts there are of each kind, by paper, and what multiplicity makes of them."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ledger(executed(self.env))
+        rows = gathered(self.env)
         counts = rows.groupby(["paper", "verdict"], sort=False).size().unstack(fill_value=0)
         counts = counts.reindex(columns=KINDS, fill_value=0)
         lines = [f"| {' | '.join(('paper', *KINDS))} |", "|:---|" + "---:|" * len(KINDS)]
@@ -97,7 +106,7 @@ class Matrix(SphinxDirective):
     """A sign for each verdict, by what it is about and paper, which leads to the table that decides it."""
 
     def run(self) -> list[nodes.Node]:
-        rows = ledger(executed(self.env))
+        rows = gathered(self.env)
         subjects = (
             rows[["model", "run", "dataset"]].bfill(axis=1)["model"].str.replace(r" \(shipped.*\)", "", regex=True)
         )
