@@ -4,6 +4,7 @@ A Sphinx extension (``_config.yml`` names it).
 """
 
 import re
+from collections.abc import Callable
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -34,14 +35,14 @@ def mathml(latex: str, display: str) -> str:
     return converted
 
 
-def _visitor(display: str, element: str):
+def _visitor(display: str, element: str, **attributes: str) -> Callable[[HTML5Translator, nodes.Element], None]:
     def visit(writer: HTML5Translator, node: nodes.Element) -> None:
         try:
             converted = mathml(node.astext(), display)
         except ValueError as error:
             logger.warning("a formula cannot be set: %s", error, location=node)
             converted = ""
-        writer.body.append(writer.starttag(node, element, "", CLASS="math") + converted + f"</{element}>")
+        writer.body.append(writer.starttag(node, element, "", CLASS="math", **attributes) + converted + f"</{element}>")
         raise nodes.SkipNode
 
     return visit
@@ -49,6 +50,7 @@ def _visitor(display: str, element: str):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    renderers = ((_visitor("inline", "span"), None), (_visitor("block", "div"), None))
+    # A long equation scrolls, which keys must reach.
+    renderers = ((_visitor("inline", "span"), None), (_visitor("block", "div", tabindex="0"), None))
     app.add_html_math_renderer("mathml", *renderers)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
