@@ -35,7 +35,7 @@ def _noting(draw: Callable) -> Callable:
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
     """What the frames of a slider are drawn from, as the content of an output; the first column says of which frame."""
     tables = {key: pd.read_csv(io.StringIO(drawn(figure) or "none\n")) for key, figure in slider.frames.items()}
-    table = pd.concat(tables, names=[slider.label]).reset_index(0)
+    table = pd.concat(tables, names=["frame"]).reset_index(0)
     return {"text/csv": table.to_csv(index=False)} if len(table) else {}
 
 

@@ -56,12 +56,13 @@ def test_without_seaborn_there_are_the_points_of_lines_or_nothing():
 
 
 def test_a_slider_has_the_tables_of_its_frames():
+    """Also where these have a column of what the slider moves along."""
     frames = {
         str(step): _noting(sns.scatterplot)(TABLE, x="x", y="y", ax=Figure().subplots()).figure for step in (1, 2)
     }
-    shown = of_frames(figures.Slider(frames, "step", "slider-a", "A.", "dots"))
+    shown = of_frames(figures.Slider(frames, "x", "slider-a", "A.", "dots"))
     found = pd.read_csv(io.StringIO(shown["text/csv"]))
-    assert found["step"].tolist() == [1, 1, 1, 2, 2, 2]
+    assert found["frame"].tolist() == [1, 1, 1, 2, 2, 2]
     assert found[list(TABLE)].to_numpy().tolist() == 2 * TABLE.to_numpy().tolist()
 
 
