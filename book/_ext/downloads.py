@@ -86,6 +86,7 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
         # The page shows the PNG alone, and light.
         for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
+            data.pop("text/csv", None)
             if "image/png" in data:
                 data["image/png"] = base64.b64encode(light(base64.b64decode(data["image/png"]))).decode()
                 for kind in KINDS.keys() - {"image/png"}:
