@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 from docutils import nodes
 from nbformat import NotebookNode
-from pages import KINDS, figures, light
+from pages import KINDS, figures, keep, light
 from sphinx.application import Sphinx
 
 from analysis_lib.book.freshness import inputs
@@ -33,7 +33,7 @@ has the versions.
 
 ```{{raw}} html
 <p>Notebook: <a href="{up}_sources/{page}.ipynb" download>as executed</a>,
-<a href="{up}{clean}" download>without outputs</a></p>
+<a href="{clean}" download>without outputs</a></p>
 ```
 ::::
 """
@@ -54,15 +54,13 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
     path = Path(app.env.doc2path(app.env.docname))
     if path.suffix != ".ipynb":
         return
-    found, up = figures(read_notebook(path)), "../" * app.env.docname.count("/")
+    found = figures(read_notebook(path))
     for node in page.findall(nodes.figure):
         for name in node["names"]:
             links = []
             for ending, content in found[name].files.items() if name in found else ():
-                file = FIGURES / f"{name}.{ending}"
-                (app.srcdir / file).parent.mkdir(parents=True, exist_ok=True)
-                (app.srcdir / file).write_bytes(content)
-                links.append(f'<a href="{up}{file.as_posix()}" download>{ending.upper()}</a>')
+                address = keep(app.env, FIGURES / f"{name}.{ending}", content)
+                links.append(f'<a href="{address}" download>{ending.upper()}</a>')
             if links:
                 node += nodes.legend("", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html"))
 
@@ -71,9 +69,8 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
     """Put how a page was made at its end, and leave its figures as PNG, in the source that Sphinx is about to parse."""
     if app.env.doc2path(name).endswith(".ipynb"):
         notebook = nbformat.reads(source[0], 4)
-        record, file = notebook.metadata["analysis_lib"], NOTEBOOKS / f"{name}.ipynb"
-        (app.srcdir / file).parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(clean(notebook), app.srcdir / file)
+        record, bare = notebook.metadata["analysis_lib"], nbformat.writes(clean(notebook)) + "\n"
+        address = keep(app.env, NOTEBOOKS / f"{name}.ipynb", bare.encode())
         given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
         made = {
             "command": " \\\n    ".join([f"python -m analysis_lib run book/{name}.ipynb", *given]),
@@ -82,7 +79,7 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
             "key": record["key"][:12],
             "inputs": "\n".join(f"- {what}: `{content}`" for what, content in inputs(record["parameters"]).items()),
         }
-        where = {"up": "../" * name.count("/"), "page": name, "clean": file.as_posix()}
+        where = {"up": "../" * name.count("/"), "page": name, "clean": address}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
         # The page shows the PNG alone, and light.
         for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):

@@ -12,14 +12,15 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from nbformat import NotebookNode
-from pages import Drawn, executed, figures, light
+from pages import Drawn, executed, figures, keep, light
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.parameters import read_notebook
 
 TAG = "found"
-FOLDER = "_findings"
+FOLDER = Path("_findings")
 # In pixels: twice that of the style sheet.
 HEIGHT = 576
 HEAD = """\
@@ -58,11 +59,15 @@ def found(notebook: NotebookNode) -> str:
     return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
 
 
-def keep(name: str, drawn: Drawn, home: Path) -> str:
+def first(text: str) -> str:
+    """The first bullet of what was found."""
+    return text.removeprefix("- ").split("\n- ")[0]
+
+
+def small(environment: BuildEnvironment, name: str, drawn: Drawn) -> str:
     """Write a figure where pages can show it once more; its path from the top of the book."""
-    picture = Path(FOLDER, f"{name}.png")
-    (home / FOLDER).mkdir(exist_ok=True)
-    (home / picture).write_bytes(light(drawn.files["png"], HEIGHT))
+    picture = FOLDER / f"{name}.png"
+    keep(environment, picture, light(drawn.files["png"], HEIGHT))
     return picture.as_posix()
 
 
@@ -73,13 +78,13 @@ class Finding(SphinxDirective):
     option_spec: ClassVar = {"title": directives.unchanged_required, "figure": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
-        (page,), name, home = self.arguments, self.options["figure"], Path(self.env.srcdir)
-        notebook = read_notebook(home / f"{page}.ipynb")
+        (page,), name = self.arguments, self.options["figure"]
+        notebook = read_notebook(Path(self.env.srcdir, f"{page}.ipynb"))
         drawn, text = figures(notebook).get(name), found(notebook)
         if drawn is None or "png" not in drawn.files or not text:
             raise self.error(f"{page} has no figure {name}, or no cell tagged {TAG} with an output")
-        first, *_ = text.removeprefix("- ").split("\n- ")
-        card = {"text": first, "alt": drawn.alt, "picture": keep(name, drawn, home), "figure": name, "page": page}
+        card = {"text": first(text), "alt": drawn.alt, "picture": small(self.env, name, drawn)}
+        card |= {"figure": name, "page": page}
         return self.parse_text_to_nodes(CARD.format(title=self.options["title"], **card))
 
 
@@ -91,8 +96,7 @@ class Findings(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         pages = executed(self.env).items()
         part = {page: read_notebook(path) for page, path in pages if page.startswith(f"{self.arguments[0]}/")}
-        firsts = {page: found(notebook).removeprefix("- ").split("\n- ")[0] for page, notebook in part.items()}
-        lines = (f"- **{{doc}}`/{page}`**: {first}" for page, first in firsts.items())
+        lines = (f"- **{{doc}}`/{page}`**: {first(found(notebook))}" for page, notebook in part.items())
         return self.parse_text_to_nodes("\n".join(["**What its pages found**\n", *lines]))
 
 
@@ -101,12 +105,13 @@ def _hoist(app: Sphinx, name: str, source: list[str]) -> None:
     if app.env.doc2path(name).endswith(".ipynb"):
         notebook = nbformat.reads(source[0], 4)
         if text := found(notebook):
-            pictures = ((label, drawn) for label, drawn in figures(notebook).items() if "png" in drawn.files)
-            label, drawn = next(pictures, (None, None))
-            path = keep(label, drawn, Path(app.srcdir)) if label else ""
-            picture = PICTURE.format(alt=drawn.alt, path=path, name=label) if label else ""
+            pictures = [(label, drawn) for label, drawn in figures(notebook).items() if "png" in drawn.files]
+            leads = [
+                PICTURE.format(alt=drawn.alt, path=small(app.env, label, drawn), name=label)
+                for label, drawn in pictures[:1]
+            ]
             # Within the first cell: what comes after it is counted by others.
-            notebook.cells[0].source += "\n\n" + HEAD.format(text=text, picture=picture)
+            notebook.cells[0].source += "\n\n" + HEAD.format(text=text, picture="".join(leads))
             source[0] = nbformat.writes(notebook)
 
 

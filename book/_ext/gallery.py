@@ -3,12 +3,10 @@
 A Sphinx extension (``_config.yml`` names it). ``{gallery}`` is the page ``book/gallery.md``.
 """
 
-import io
 from pathlib import Path
 
 from docutils import nodes
-from pages import executed, figures
-from PIL import Image
+from pages import executed, figures, on_white
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -30,14 +28,6 @@ CARD = """\
 """
 
 
-def thumbnail(picture: bytes, path: Path) -> None:
-    """A small JPEG of a picture, on white."""
-    image = Image.open(io.BytesIO(picture)).convert("RGBA")
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    image.thumbnail((WIDTH, WIDTH))
-    image.save(path, quality=80)
-
-
 class Gallery(SphinxDirective):
     """A section for each notebook, with a card for each of its figures."""
 
@@ -54,7 +44,7 @@ class Gallery(SphinxDirective):
         found = []
         for name, drawn in figures(read_notebook(path)).items():
             if "png" in drawn.files:
-                thumbnail(drawn.files["png"], home / f"{name}.jpg")
+                on_white(drawn.files["png"], WIDTH, WIDTH).save(home / f"{name}.jpg", quality=80)
                 small = (FOLDER / f"{name}.jpg").as_posix()
                 found.append(CARD.format(name=name, thumbnail=small, alt=drawn.alt, caption=drawn.caption))
         return found

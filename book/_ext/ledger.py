@@ -5,8 +5,10 @@ filters; ``{claims-matrix}`` has a sign for each verdict; ``{verdict-counts}`` s
 ``{measured-models}`` on which models.
 """
 
+import functools
 import html
 import re
+from collections.abc import Iterable
 
 import pandas as pd
 from docutils import nodes
@@ -24,18 +26,8 @@ from analysis_lib.training.recipes import RECIPES
 
 KINDS = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, NOT_RUN)
 TABLE = """\
-<div class="pst-scrollable-table-container" role="region" aria-label="The claims ledger">
-<table class="ledger table">
-<thead><tr>{heads}</tr></thead>
-<tbody>
-{rows}
-</tbody>
-</table>
-</div>
-"""
-MATRIX = """\
-<div class="pst-scrollable-table-container" role="region" aria-label="Verdicts by model and paper">
-<table class="claims-matrix table">
+<div class="pst-scrollable-table-container" role="region" aria-label="{label}">
+<table class="{kind} table">
 <thead><tr>{heads}</tr></thead>
 <tbody>
 {rows}
@@ -46,12 +38,23 @@ MATRIX = """\
 SIGNS = {claims.HOLDS: "✓", claims.FAILS: "✗", claims.UNDECIDED: "?"}
 
 
+@functools.cache
 def gathered(environment: BuildEnvironment) -> pd.DataFrame:
-    """The ledger of the book; a block of random weights has the name of a model that it is not."""
+    """The ledger of the book, gathered once; a block of random weights has the name of a model that it is not."""
     rows = ledger(executed(environment))
     blocks = rows["judged_by"].str.startswith("untrained/") & rows["model"].notna()
     rows.loc[blocks, ["model", "on"]] += ", untrained block"
     return rows
+
+
+def _table(kind: str, label: str, heads: Iterable[str], rows: Iterable[str]) -> list[nodes.Node]:
+    heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    return [nodes.raw("", TABLE.format(kind=kind, label=label, heads=heads, rows="\n".join(rows)), format="html")]
+
+
+def _address(row: dict) -> str:
+    """The table that decides; for a claim that was not run, the page that would judge it."""
+    return html.escape(f"{row['judged_by']}.html" + (f"#{row['table']}" if row["table"] else ""))
 
 
 class Ledger(SphinxDirective):
@@ -60,20 +63,18 @@ class Ledger(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         rows = gathered(self.env).to_dict("records")
         heads = ("verdict", "number that decides", "claim", "judged on", "holds if", "in the paper")
-        heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
-        return [nodes.raw("", TABLE.format(heads=heads, rows="\n".join(map(_row, rows))), format="html")]
+        return _table("ledger", "The claims ledger", heads, map(_row, rows))
 
 
 def _row(row: dict) -> str:
     text = {name: html.escape(str(value)) for name, value in row.items()}
     after = "" if row["corrected"] == row["verdict"] else f"<br><small>after Holm: {text['corrected']}</small>"
-    anchor = f"#{text['table']}" if row["table"] else ""
     number = "" if pd.isna(row["value"]) else f"{row['value']:z.3f}"
     interval = "" if pd.isna(row["ci_low"]) else f" [{row['ci_low']:z.3f}, {row['ci_high']:z.3f}]"
     cells = {
         "verdict": f"{text['verdict']}{after}",
         "number": f"{number}{interval}",
-        "claim": f'<a href="{text["judged_by"]}.html{anchor}">{text["sentence"]}</a>',
+        "claim": f'<a href="{_address(row)}">{text["sentence"]}</a>',
         "on": text["on"],
         "bound": f"{text['direction']} {row['bound']:g}",
         "source": f"{text['paper']}, {text['place']}; {text['setting']}",
@@ -112,18 +113,17 @@ class Matrix(SphinxDirective):
         )
         rows = rows.assign(subject=subjects)[rows["verdict"] != NOT_RUN]
         papers = [*claims.PAPERS.values()]
-        heads = "".join(f'<th scope="col">{head}</th>' for head in ("judged on", *papers))
         lines = []
         for subject, group in rows.groupby("subject", sort=False):
             cells = ("".join(map(_sign, group[group["paper"] == paper].to_dict("records"))) for paper in papers)
             cells = "".join(f"<td>{cell}</td>" for cell in cells)
             lines.append(f'<tr><th scope="row">{html.escape(subject)}</th>{cells}</tr>')
-        return [nodes.raw("", MATRIX.format(heads=heads, rows="\n".join(lines)), format="html")]
+        return _table("claims-matrix", "Verdicts by model and paper", ("judged on", *papers), lines)
 
 
 def _sign(row: dict) -> str:
     words = html.escape(f"{row['verdict']}: {row['sentence']}")
-    kind, address = row["verdict"].replace(" ", "-"), f"{row['judged_by']}.html#{row['table']}"
+    kind, address = row["verdict"].replace(" ", "-"), _address(row)
     return f'<a class="sign {kind}" href="{address}" title="{words}" aria-label="{words}">{SIGNS[row["verdict"]]}</a>'
 
 

@@ -30,13 +30,27 @@ class Drawn:
     files: dict[str, bytes]
 
 
+def on_white(picture: bytes, width: int, height: int) -> Image.Image:
+    """A picture without transparency, no wider and no higher than so many pixels."""
+    image = Image.open(io.BytesIO(picture)).convert("RGBA")
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    image.thumbnail((width, height))
+    return image
+
+
 def light(picture: bytes, height: int = 10_000) -> bytes:
     """A PNG on white, no higher than so many pixels, with a palette: figures have few colours, and files get small."""
-    image, buffer = Image.open(io.BytesIO(picture)).convert("RGBA"), io.BytesIO()
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    image.thumbnail((height, height))
+    image, buffer = on_white(picture, height, height), io.BytesIO()
     image.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
     return buffer.getvalue()
+
+
+def keep(environment: BuildEnvironment, file: Path, content: bytes) -> str:
+    """Write a file that the site takes along; its address from the page that Sphinx is reading."""
+    path = Path(environment.srcdir, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return "../" * environment.docname.count("/") + file.as_posix()
 
 
 def executed(environment: BuildEnvironment) -> dict[str, Path]:
@@ -51,16 +65,13 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
     for cell in notebook.cells:
         shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
         about = cell.metadata.get("mystnb", {})
-        files = {ending: shown[kind] for kind, ending in KINDS.items() if kind in shown}
+        files = {ending: shown[kind].encode() for kind, ending in KINDS.items() if kind in shown}
+        if "png" in files:
+            files["png"] = base64.b64decode(files["png"])
         if slider := SLIDER.search(shown.get("text/html", "")):
             *_, last = FRAME.finditer(slider["inner"])
             words = [html.unescape(text) for text in (CAPTION.search(slider["inner"])["caption"], last["alt"])]
-            name, drawn = slider["name"], Drawn(*words, files | {"png": last["picture"]})
+            found[slider["name"]] = Drawn(*words, files | {"png": base64.b64decode(last["picture"])})
         elif name := about.get("figure", {}).get("name"):
-            drawn = Drawn(about["figure"]["caption"], about["image"]["alt"], files)
-        else:
-            continue
-        found[name] = drawn
-        for ending, content in drawn.files.items():
-            drawn.files[ending] = base64.b64decode(content) if ending == "png" else content.encode()
+            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], files)
     return found

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from docutils import nodes
-from pages import CAPTION, FRAME, SLIDER
+from pages import CAPTION, FRAME, SLIDER, keep
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
@@ -36,12 +36,8 @@ class Number(SphinxTransform):
 
     def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
         """The frame in a file, which a browser asks for when it is to be shown."""
-        file = FOLDER / f"{name}-{next(numbers)}.png"
-        path = Path(self.app.srcdir, file)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(frame["picture"]))
-        up = "../" * self.env.docname.count("/")
-        return f'<img loading="lazy" src="{up}{file.as_posix()}" alt="{frame["alt"]}"'
+        address = keep(self.env, FOLDER / f"{name}-{next(numbers)}.png", base64.b64decode(frame["picture"]))
+        return f'<img loading="lazy" src="{address}" alt="{frame["alt"]}"'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
