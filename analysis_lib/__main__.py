@@ -267,11 +267,8 @@ def _claims(options: argparse.Namespace) -> None:
     rows = ledger({path.stem: path for path in options.executed} or pages)
     shown = rows[["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "corrected", "judged_by"]]
     judged = rows[rows["verdict"] != NOT_RUN]
-    print(
-        judged.to_csv(index=False).rstrip()
-        if options.csv
-        else shown.to_string(index=False, na_rep="", float_format="%.3f")
-    )
+    text = judged.to_csv(index=False) if options.csv else shown.to_string(index=False, na_rep="", float_format="%.3f")
+    print(text.rstrip())
     for name in filter(None, options.require.split(",")):
         if ((found := rows.loc[rows["id"] == claims.claim(name).id, "verdict"]) != claims.HOLDS).any():
             raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
@@ -292,8 +289,9 @@ def _datasets(options: argparse.Namespace) -> None:
 
 
 def _print_names(names: dict[str, str]) -> None:
+    width = max(map(len, names))
     for name, description in names.items():
-        print(f"{name:{max(map(len, names))}}  {description}")
+        print(f"{name:{width}}  {description}")
 
 
 def _refuse_unwritable(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """What figures are drawn from, which they carry as CSV: an extension of IPython for the kernels of a build."""
 
 import functools
-import io
 from collections.abc import Callable
 
 import pandas as pd
@@ -18,7 +17,7 @@ def load_ipython_extension(_: object) -> None:
     for name in (f"{kind}plot" for kind in KINDS):
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
-    Figure._repr_mimebundle_ = lambda figure, **_: {"text/csv": table} if (table := drawn(figure)) else {}
+    Figure._repr_mimebundle_ = lambda figure, **_: _as_csv(drawn(figure))
 
 
 def _noting(draw: Callable) -> Callable:
@@ -34,16 +33,19 @@ def _noting(draw: Callable) -> Callable:
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
     """What the frames of a slider are drawn from, as the content of an output; the first column says of which frame."""
-    tables = {key: pd.read_csv(io.StringIO(drawn(figure) or "none\n")) for key, figure in slider.frames.items()}
-    table = pd.concat(tables, names=["frame"]).reset_index(0)
-    return {"text/csv": table.to_csv(index=False)} if len(table) else {}
+    tables = {key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None}
+    return _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
 
 
-def drawn(figure: Figure) -> str | None:
+def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
+    return {} if table is None else {"text/csv": table.to_csv(index=False)}
+
+
+def drawn(figure: Figure) -> pd.DataFrame | None:
     """The tables from which seaborn has drawn a figure, one below the other; else the points of its lines, if any."""
     if tables := {id(table): table for table in getattr(figure, "_drawn", ())}.values():
         named = [table.reset_index() if any(table.index.names) else table for table in tables]
-        return pd.concat(named, ignore_index=True).to_csv(index=False)
+        return pd.concat(named, ignore_index=True)
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]
-    return pd.DataFrame(points, columns=["line", "x", "y"]).to_csv(index=False) if points else None
+    return pd.DataFrame(points, columns=["line", "x", "y"]) if points else None

@@ -23,7 +23,7 @@ def closed():
 
 
 def read(figure) -> pd.DataFrame:
-    return pd.read_csv(io.StringIO(drawn(figure)))
+    return pd.read_csv(io.StringIO(drawn(figure).to_csv(index=False)))
 
 
 @pytest.mark.parametrize("draw", [sns.lineplot, sns.scatterplot, sns.relplot, sns.catplot])
