@@ -264,7 +264,7 @@ def _claims(options: argparse.Namespace) -> None:
 
     home = ROOT / "_build" / "executed" / "default"
     pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
-    rows = ledger({path.stem: path for path in options.executed} or pages)
+    rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
     shown = rows[["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "corrected", "judged_by"]]
     judged = rows[rows["verdict"] != NOT_RUN]
     text = judged.to_csv(index=False) if options.csv else shown.to_string(index=False, na_rep="", float_format="%.3f")

@@ -429,6 +429,12 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     status, out, _ = run("claims", str(path), "--csv", "--require", "maruta-early-cls")
     assert status == 0
     assert pd.read_csv(io.StringIO(out))["verdict"].tolist() == ["holds", "does not hold"]
+    # A page of the same name in another folder is another page.
+    other = tmp_path / "untrained" / "attention.ipynb"
+    other.parent.mkdir()
+    nbformat.write(nbformat.v4.new_notebook(), other)
+    status, again, _ = run("claims", str(path), str(other), "--csv")
+    assert (status, again) == (0, out)
     for name in ("maruta-middle-sep", "maruta-late-punctuation"):
         status, _, err = run("claims", str(path), "--require", f"maruta-early-cls,{name}")
         assert (status, err.count("\n")) == (1, 1)
