@@ -22,8 +22,8 @@ class Planted(dict):
         super().__init__(tables, **more)
         self.reach = reach
 
-    def interval(self, statistic):
-        value = np.asarray(statistic(self), dtype=float)
+    def interval(self, statistic, *others):
+        value = np.asarray(statistic(self, *others), dtype=float)
         return value, value - self.reach, value + self.reach
 
 

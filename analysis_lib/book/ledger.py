@@ -23,7 +23,8 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
 
     Returns:
         One row per verdict, the same on two pages once, and one per claim without any (``not run``): the fields of a
-        claim, paper, on (what it is judged on), those of a verdict, corrected (over all rows), judged_by, table.
+        claim, paper, on (what it is judged on, or needs), those of a verdict, corrected (over all rows), judged_by and
+        table.
 
     Raises:
         AnalysisError: a notebook cannot be read.
@@ -45,5 +46,6 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     known["paper"] = known["id"].str.partition("-")[0].map(claims.PAPERS)
     rows = known.merge(rows, on="id", how="left")
     rows["judged_by"] = rows["judged_by"].fillna(rows["page"])
-    without = {"verdict": NOT_RUN, "corrected": NOT_RUN, "on": "", "table": ""}
+    rows["on"] = rows["on"].astype(object).fillna("needs " + rows["needs"])
+    without = {"verdict": NOT_RUN, "corrected": NOT_RUN, "table": ""}
     return rows.astype(dict.fromkeys(without, object)).fillna(without)

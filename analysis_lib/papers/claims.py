@@ -51,6 +51,7 @@ class Claim:
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
         sampled: False where the quantity is no estimate: it decides alone, without an interval.
+        needs: what has to be measured for a verdict.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Claim:
     direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     sampled: bool = True
+    needs: str = "a run of its page"
 
     @property
     def source(self) -> str:

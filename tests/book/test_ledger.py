@@ -41,6 +41,9 @@ def test_the_ledger_has_every_verdict_and_every_claim_without_one(executed):
     row = judged.loc["maruta-early-cls"]
     assert row[["value", "ci_low", "ci_high", "on", "table"]].tolist() == [0.5, 0.4, 0.6, "minilm", "tbl-a"]
     assert np.isnan(rows["value"][rows["verdict"] == NOT_RUN]).all()
+    needed = rows.set_index("id")["on"]
+    assert needed["godey-decoder-extreme"] == "needs an encoder-decoder, such as t5-base or byt5-base"
+    assert needed["godey-anisotropic-layer"] != needed["maruta-late-punctuation"] == "needs a run of its page"
 
 
 def test_the_ledger_corrects_over_all_pages(executed):

@@ -33,20 +33,21 @@ def test_each_layer_is_held_to_the_percentile_of_its_own_width():
     assert found == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
 
 
-def measured(*cosines: float) -> Planted:
-    """The tables of a model ``m`` whose layers have 100 dimensions."""
+def measured(*cosines: float, decoder: int = 0) -> Planted:
+    """The tables of a model ``m`` whose layers have 100 dimensions, and the last of which are those of a decoder."""
     tables = Planted(anisotropy=hidden(*cosines))
-    tables.layers = pd.DataFrame({"layer": range(len(cosines)), "width": 100})
+    stacks = [*["encoder"] * (len(cosines) - decoder), *["decoder"] * decoder]
+    tables.layers = pd.DataFrame({"layer": range(len(cosines)), "width": 100, "stack": stacks})
     tables.run = {"model": "m"}
     return tables
 
 
-def on_page(page: str, *cosines: float, speech: bool = True) -> list[str]:
-    """The verdicts of a page on one model."""
+def on_page(page: str, *cosines: float, speech: bool = True) -> pd.Series:
+    """The verdicts of a page on one model, which has no batch normalisation, by the id of the claim."""
     names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
-    names |= {"comparison": Comparison({("m", None): measured(*cosines)})}
-    cells = ["def statistics", *(["verdicts = claims"] if page == "speech-and-vision" else [])]
-    return run_cells(f"anisotropy/{page}", *cells, **names)["verdicts"]["verdict"].tolist()
+    names |= {"comparison": Comparison({("m", None): measured(*cosines)}), "normalised": {"m": False}}
+    found = run_cells(f"anisotropy/{page}", "def statistics", "by_model(comparison,", **names)["verdicts"]
+    return found.set_index("id")["verdict"]
 
 
 def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch):
@@ -54,18 +55,49 @@ def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch)
     monkeypatch.setattr(claims, "recorded", lambda _: claims.verdicts_of_estimates(estimates).assign(model="far"))
     comparison = Comparison({("real", None): measured(0.1, 0.1), ("toy", None): measured(0.1, 0.9)})
     names = {"comparison": comparison, "controlled": ["toy"], "shipped_models": ["far"]}
-    found = run_cells("anisotropy/text", "def statistics", **names)["verdicts"].set_index("model")["verdict"]
-    assert found.to_dict() == {"real": "does not hold", "far (shipped)": "holds"}
+    found = run_cells("anisotropy/text", "def statistics", "by_model(Comparison(", **names)["verdicts"]
+    assert dict(zip(found["model"], found["verdict"], strict=True)) == {
+        "real": "does not hold",
+        "far (shipped)": "holds",
+    }
+
+
+@pytest.mark.parametrize(("last", "expected"), [(0.81, "holds"), (0.79, "does not hold")])
+def test_the_decoder_alone_decides_the_claim_on_decoders(last, expected):
+    comparison = Comparison({("m", None): measured(0.95, 0.5, last, decoder=2)})
+    names = {"comparison": comparison, "controlled": [], "shipped_models": []}
+    found = run_cells("anisotropy/text", "def statistics", "by_model(Comparison(", **names)["verdicts"]
+    assert found.set_index("id")["verdict"]["godey-decoder-extreme"] == expected
+
+
+def test_models_of_bytes_are_set_against_the_mean_peak_of_the_others():
+    peaks = {"low": 0.2, "high": 0.6, "bytes": 0.45, "canine": 0.35}
+    runs = Comparison({(name, None): measured(0.0, peak) for name, peak in peaks.items()})
+    names = {"comparison": runs, "text_models": ["low", "high"], "character_models": ["bytes", "canine"]}
+    cells = ("def statistics", "def higher")
+    rows = pd.concat(run_cells("anisotropy/text", *cells, display=lambda _: None, **names)["bytewise"])
+    assert rows[["model", "verdict"]].to_numpy().tolist() == [["bytes", "holds"], ["canine", "does not hold"]]
+    np.testing.assert_allclose(rows["value"], [0.05, -0.05])
+    without = run_cells("anisotropy/text", *cells, display=lambda _: None, **names | {"character_models": []})
+    assert without["bytewise"] == []
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0.21, "holds"), (0.19, "does not hold")])
 def test_one_layer_decides_the_claim_on_speech(least, expected):
-    assert on_page("speech-and-vision", 0.9, least, 0.5) == ["holds", expected]
+    found = on_page("speech-and-vision", 0.9, least, 0.5)
+    assert found.to_dict() == {"godey-anisotropic-layer": "holds", "godey-speech-cosine": expected}
 
 
 @pytest.mark.parametrize(("largest", "expected"), [(0.19, "holds"), (0.21, "does not hold")])
 def test_one_layer_decides_the_claim_on_vision(largest, expected):
-    assert on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)[1:] == [expected]
+    assert on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)["godey-vision-low"] == expected
+
+
+@pytest.mark.parametrize(("largest", "expected"), [(0.16, "holds"), (0.17, "does not hold")])
+def test_a_vision_transformer_is_isotropic_where_no_layer_is_anisotropic(largest, expected):
+    found = on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)
+    assert found["godey-vision-isotropic"] == expected
+    assert found["godey-anisotropic-layer"] != expected
 
 
 @pytest.mark.parametrize(
@@ -77,7 +109,23 @@ def test_one_layer_decides_the_claim_on_vision(largest, expected):
     ],
 )
 def test_convolutions_are_isotropic_strictly_or_loosely(cosines, expected):
-    assert on_page("convolution", *cosines) == expected
+    found = on_page("convolution", *cosines)
+    assert found[["godey-convolution-strict", "godey-convolution-loose"]].tolist() == expected
+    assert found["godey-without-batch-norm"] == found["godey-convolution-loose"]
+
+
+@pytest.mark.parametrize(
+    ("cosines", "expected"), [((0.6, 0.4, 0.5, 0.1), "holds"), ((0.1, 0.5, 0.4, 0.6), "does not hold")]
+)
+def test_depth_and_cosine_are_compared_by_rank(cosines, expected):
+    assert on_page("convolution", *cosines)["godey-convolution-deeper"] == expected
+
+
+def test_only_networks_without_batch_normalisation_speak_for_those_without():
+    comparison = Comparison({("m", None): measured(0.0, 0.1)})
+    names = {"conv_models": ["m"], "comparison": comparison, "normalised": {"m": True}, "display": lambda _: None}
+    found = run_cells("anisotropy/convolution", "def statistics", "by_model(comparison,", **names)["verdicts"]
+    assert "godey-without-batch-norm" not in set(found["id"])
 
 
 def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
