@@ -1,6 +1,7 @@
 """What figures are drawn from, which they carry as CSV: an extension of IPython for the kernels of a build."""
 
 import functools
+import io
 from collections.abc import Callable
 
 import pandas as pd
@@ -32,9 +33,12 @@ def _noting(draw: Callable) -> Callable:
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
-    """What the frames of a slider are drawn from, as the content of an output; the first column says of which frame."""
+    """The frame that a slider begins with as SVG, and what all are drawn from; the first column says of which frame."""
     tables = {key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None}
-    return _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
+    picture = io.StringIO()
+    [*slider.frames.values()][-1].savefig(picture, format="svg")
+    shown = _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
+    return {"image/svg+xml": picture.getvalue()} | shown
 
 
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 from docutils import nodes
 from nbformat import NotebookNode
-from pages import KINDS, figures, keep, light
+from pages import figures, keep, light
 from sphinx.application import Sphinx
 
 from analysis_lib.book.freshness import inputs
@@ -81,13 +81,13 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         }
         where = {"up": "../" * name.count("/"), "page": name, "clean": address}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))
-        # The page shows the PNG alone, and light.
+        # The page shows the PNG alone, and light; of a slider, its HTML.
         for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
             data.pop("text/csv", None)
+            if data.keys() & {"image/png", "text/html"}:
+                data.pop("image/svg+xml", None)
             if "image/png" in data:
                 data["image/png"] = base64.b64encode(light(base64.b64decode(data["image/png"]))).decode()
-                for kind in KINDS.keys() - {"image/png"}:
-                    data.pop(kind, None)
         source[0] = nbformat.writes(notebook)
 
 

@@ -66,6 +66,8 @@ def test_every_figure_and_notebook_can_be_taken_along(smoke_site):
                 assert ElementTree.parse(file).getroot().tag.endswith("svg")
                 assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
                 pictures += 1
+            elif file.suffix == ".png":
+                assert file.with_suffix(".svg") in found
             elif file.suffix == ".csv":
                 assert len(pd.read_csv(file)), file
                 tables += 1

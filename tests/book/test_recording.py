@@ -1,6 +1,7 @@
 """Figures carry what they are drawn from, and the files that readers take along are these."""
 
 import io
+from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -66,8 +67,13 @@ def test_a_slider_has_the_tables_of_its_frames():
     assert found[list(TABLE)].to_numpy().tolist() == 2 * TABLE.to_numpy().tolist()
 
 
-def test_a_slider_of_nothing_has_no_table():
-    assert of_frames(figures.Slider({"1": Figure()}, "step", "slider-a", "A.", "nothing")) == {}
+def test_a_slider_has_the_picture_that_it_begins_with_as_svg():
+    frames = {"1": Figure(), "2": Figure()}
+    frames["2"].text(0, 0, "the last")
+    shown = of_frames(figures.Slider(frames, "step", "slider-a", "A.", "text"))
+    assert [*shown] == ["image/svg+xml"]
+    assert "the last" in shown["image/svg+xml"]
+    assert ElementTree.fromstring(shown["image/svg+xml"]).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_a_clean_notebook_has_no_trace_of_its_execution():
