@@ -14,6 +14,7 @@ from analysis_lib.capture.forward_pass import captured_pass
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.live import evaluated
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.
@@ -31,10 +32,11 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
     Raises:
         AnalysisError: the attention of a block was not captured, or not exactly.
     """
-    if not getattr(loaded, "_checked", False):
-        _check(loaded, batch)
-    with _full_precision(loaded):
-        captured_pass(loaded, batch, needs, receive, maps)
+    with evaluated(loaded.model):
+        if not getattr(loaded, "_checked", False):
+            _check(loaded, batch)
+        with _full_precision(loaded):
+            captured_pass(loaded, batch, needs, receive, maps)
 
 
 def _check(loaded: LoadedModel, batch: Batch) -> None:

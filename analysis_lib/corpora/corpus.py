@@ -36,7 +36,7 @@ class Example(NamedTuple):
     unit: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Corpus:
     """Texts, images or sounds to measure, in order.
 
@@ -60,6 +60,19 @@ class Corpus:
     classes: Sequence[str] | None = None
     units: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.items, str):
+            raise AnalysisError(f"{self.name}: its items are one text, {self.items[:20]!r}: give a list of texts")
+        if self.kind == "text" and isinstance(self.items, list | tuple):
+            blank = next((number for number, item in enumerate(self.items, 1) if is_blank(item)), None)
+            if blank is not None:
+                raise AnalysisError(f"{self.name}: item {blank} is blank: leave it out, as load_corpus does")
+
+    def __repr__(self) -> str:
+        units = f" from {len(set(self.units)):,} units" if self.units else ""
+        classes = f", of the classes {', '.join(map(str, self.classes[:9]))}" if self.classes else ""
+        return f"<Corpus {self.name}: {len(self):,} {PLURAL[self.kind]}{units}{classes}>"
+
     @property
     def texts(self) -> Sequence[str]:
         """The items of a corpus of single texts.
@@ -76,12 +89,13 @@ class Corpus:
     @cached_property
     def sha256(self) -> str:
         """The hash of the items' content: of the texts, or of the files as they are stored."""
-        if self.kind == "text":
-            texts = (item if isinstance(item, str) else "\1".join(item) for item in self.items)
-            return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
-        digest = hashlib.sha256(self.kind.encode())
-        for item in self.items:
-            digest.update(item.digest())
+        text = self.kind == "text"
+        digest = hashlib.sha256(b"" if text else self.kind.encode())
+        for number, item in enumerate(self.items):
+            joined = item if isinstance(item, str) else "\1".join(item) if text else ""
+            digest.update(
+                f"{chr(0) * (number > 0)}{joined}".encode("utf-8", "surrogatepass") if text else item.digest()
+            )
         return digest.hexdigest()
 
     def take(self, indices: Iterable[int]) -> "Corpus":
@@ -99,9 +113,9 @@ class Corpus:
 
         Where items are units themselves, each block has the same share of every class, whatever their order.
 
-        >>> Corpus("tiles", "abcde", units=["one", "one", "two", "three", "three"]).groups(20)
+        >>> Corpus("tiles", [*"abcde"], units=["one", "one", "two", "three", "three"]).groups(20)
         [0, 0, 1, 2, 2]
-        >>> Corpus("calls", "abcdef", labels=[0, 0, 1, 1, 1, 1], classes=["cat", "dog"]).groups(2)
+        >>> Corpus("calls", [*"abcdef"], labels=[0, 0, 1, 1, 1, 1], classes=["cat", "dog"]).groups(2)
         [0, 1, 0, 0, 1, 1]
         """
         if self.units is None:

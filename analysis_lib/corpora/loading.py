@@ -1,11 +1,15 @@
 """Corpora by name, file or folder: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
+
+import pandas as pd
 
 from analysis_lib.corpora import files, folders
 from analysis_lib.corpora.bundled import BUNDLED
 from analysis_lib.corpora.corpus import Corpus, Example, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
+from analysis_lib.corpora.objects import TextFile, text_items
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
 from analysis_lib.errors import AnalysisError, near_names
@@ -13,8 +17,10 @@ from analysis_lib.errors import AnalysisError, near_names
 CORPORA = {**BUNDLED, **PUBLISHED}
 
 
-def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) -> Corpus:
-    """A corpus by name with an optional split, or from a file or folder.
+def load_corpus(
+    spec: str | Path | Iterable, limit: int | None = None, seed: int | None = None, *, column: str | None = None
+) -> Corpus:
+    """A corpus by name with an optional split, from a file or folder, or of texts that are at hand.
 
     Args:
         spec: a known name (``wikipedia``, ``stsb:dev``, ``digits``; ``known_corpora()`` lists them), a CSV
@@ -24,6 +30,9 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
             per line (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
             Folders are searched to the bottom in the order of the paths, without hidden files; where
             every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
+            Or texts or pairs of texts: a list, a Series, a DataFrame or ``datasets.Dataset`` with ``column``; anything
+            else that gives texts is read once, into a file that goes with the corpus, and not held in memory.
+        column: of a table that is at hand, the texts.
         limit: how many items to keep; None keeps all.
         seed: with a seed, the ``limit`` items are a uniform sample without replacement, in the
             order of the corpus; without one they are the first.
@@ -37,7 +46,11 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
     """
     check_draw(limit, seed)
-    kind, read, _ = _located(spec)
+    if isinstance(spec, Corpus):
+        return sample(spec, limit, seed)
+    if not isinstance(spec, str | Path):
+        return sample(_at_hand(spec, column, limit if seed is None else None), limit, seed)
+    kind, read, _ = _located(spec := str(spec))
     if kind == "text":
         rows = list(read())
         make = _labelled if rows and isinstance(rows[0], Labelled) else _texts
@@ -45,6 +58,18 @@ def load_corpus(spec: str, limit: int | None = None, seed: int | None = None) ->
     # Without a seed, hub files that only hold items past the limit are not even downloaded.
     examples = [Example(*row) for row in (read() if seed is not None else islice(read(), limit))]
     return sample(_corpus(spec, examples, kind=kind), limit, seed)
+
+
+def _at_hand(data: Iterable, column: str | None, first: int | None) -> Corpus:
+    name, items = text_items(data, column)
+    if isinstance(data, list | tuple | pd.Series | pd.DataFrame):
+        return _texts(name, [*items])
+    left_out = []  # A mark for each blank one.
+    texts = (text for text in items if not is_blank(text) or left_out.append(1))
+    found = TextFile.written(islice(texts, first))
+    if not len(found):
+        raise AnalysisError(f"the {name} gives no utterance: all {len(left_out)} of its items are blank or it is empty")
+    return Corpus(name, found, blank=len(left_out))
 
 
 def _corpus(spec: str, examples: Sequence[Example], **known) -> Corpus:

@@ -40,7 +40,7 @@ def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
     Raises:
         AnalysisError: the corpus has no classes, or ``count`` is below 1.
 
-    >>> stratified(Corpus("letters", "aabbbb", labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"]), 3).items
+    >>> stratified(Corpus("letters", [*"aabbbb"], labels=[0, 0, 1, 1, 1, 1], classes=["a", "b"]), 3).items
     ['a', 'b', 'b']
     """
     if corpus.labels is None or count < 1:

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import PLURAL, Corpus
+from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
@@ -19,15 +20,18 @@ from analysis_lib.measurement.stored import StoredMeasurements, StoredShards, me
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.progress import bar
 
 
 def measure(
-    model: LoadedModel,
-    corpus: Corpus,
+    model: LoadedModel | str | Path | nn.Module,
+    data: Corpus | str | Path | Iterable,
     metrics: str | Iterable[str | Metric] = "all",
     *,
+    tokenizer: object = None,
+    processor: object = None,
+    column: str | None = None,
     special_tokens: bool = True,
     long_texts: str = "cut",
     tokens_per_batch: int = Settings.tokens_per_batch,
@@ -53,8 +57,10 @@ def measure(
     :class:`~analysis_lib.measurement.stored.StoredMeasurements`.
 
     Args:
-        model: from ``load_model``.
-        corpus: from ``load_corpus``.
+        model: from ``load_model``, or what it takes: a name, a folder, or a model of transformers that is at hand.
+        data: from ``load_corpus``, or what it takes: a name, a path, texts in a list or Series, a table.
+        tokenizer, processor: what prepares the input of a model that is at hand, either of them.
+        column: of a table that is at hand, the texts.
         metrics: names, comma-separated or listed, accumulators such as ``metrics.Isotropy(["query"])`` or one of your
             own, or ``all``.
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
@@ -74,6 +80,8 @@ def measure(
             little text, workers that died, a scheduler that does not answer.
     """
     started = time.monotonic()
+    model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor or tokenizer)
+    corpus = load_corpus(data, column=column)
     settings = Settings(special_tokens, long_texts, tokens_per_batch, maps)
     empty = _applicable(resolve(metrics), model, corpus, settings, skip=metrics == "all")
     if workers < 1:

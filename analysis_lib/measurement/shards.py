@@ -1,6 +1,7 @@
 """A shard of a corpus, and what is measured of it."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,7 +28,7 @@ class Shard:
     """A piece of work, whole in itself: any process that can load the model can do it."""
 
     index: int
-    items: tuple
+    items: Sequence
     groups: tuple[int, ...]  # of each item, the jackknife group
     metrics: tuple[Metric, ...]  # empty
     settings: Settings
@@ -39,7 +40,7 @@ def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], setti
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
     groups, common = corpus.groups(GROUPS), (tuple(metrics), settings, model.spec, torch.get_num_threads())
     parts = [slice(start, start + UTTERANCES_PER_SHARD) for start in range(0, len(corpus), UTTERANCES_PER_SHARD)]
-    return [Shard(i, tuple(corpus.items[part]), tuple(groups[part]), *common) for i, part in enumerate(parts)]
+    return [Shard(i, corpus.items[part], tuple(groups[part]), *common) for i, part in enumerate(parts)]
 
 
 def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:

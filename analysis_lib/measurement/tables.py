@@ -134,6 +134,10 @@ class Tables(LazyTables):
         self.run = run
         self.checkpoints = checkpoints
 
+    def __repr__(self) -> str:
+        read = f"{self.report.tokens:,} tokens in {self.report.utterances:,} utterances"
+        return f"<Tables of {self.run.get('model')} on {self.run.get('data')}, {read}: {', '.join(self)}>"
+
     @property
     def groups(self) -> list[int]:
         """The groups over which intervals are: as many as the corpus has independent units, up to 20."""

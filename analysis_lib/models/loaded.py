@@ -37,14 +37,14 @@ class ModelSpec:
     device: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class LoadedModel:
     """A model with what prepares its input, ready to be measured.
 
     Attributes:
         name: the name, hub id or folder it was asked for by.
         revision: what identifies its weights: a package's hash, a hub commit, or the hash of the files.
-        model: the transformers model, in evaluation mode.
+        model: the transformers model; while it is measured, it is in evaluation mode.
         processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
@@ -64,12 +64,16 @@ class LoadedModel:
     def __post_init__(self) -> None:
         self.layout = layout_for(self.name, self.model.config)
         self.model = self.model.get_submodule(self.layout.part)
-        self.model.eval()
         for stack, blocks in self.stacks.items():
             if not blocks:
                 raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
         _refuse_non_finite(self)
         _refuse_strange_tokens(self)
+
+    def __repr__(self) -> str:
+        layers = sum(map(len, self.stacks.values()))
+        form = f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, {self.model.dtype} on {self.device}"
+        return f"<LoadedModel {self.name}: {form}>"
 
     @property
     def kind(self) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
+from analysis_lib.models.live import live_model
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import file_hashes, known_model, located, split_twin, weights_identity
 from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for
@@ -26,9 +28,14 @@ OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 
 
 def load_model(
-    name: str, revision: str | None = None, *, dtype: str = "float32", device: str | None = None
+    name: str | Path | nn.Module,
+    revision: str | None = None,
+    *,
+    dtype: str = "float32",
+    device: str | None = None,
+    processor: object = None,
 ) -> LoadedModel:
-    """A model by name.
+    """A model by name, or one that is at hand.
 
     Args:
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
@@ -36,9 +43,12 @@ def load_model(
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
             from (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1`` has another).
             A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
+            Or a model of transformers that is at hand, with a head or without, compiled or in training: it is measured
+            as it is, in its precision and on its device, and does not change.
         revision: a commit, branch or tag of the hub; an alias has its own.
         dtype: ``float32`` or ``float64``; the second tells a small number from rounding.
         device: a torch device; by default a GPU where there is one.
+        processor: of a model that is at hand, its tokenizer, image processor or feature extractor.
 
     Raises:
         AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
@@ -47,6 +57,9 @@ def load_model(
     >>> load_model("minilm").max_length
     512
     """
+    if isinstance(name, nn.Module):
+        return live_model(name, processor)
+    name = str(name)
     if dtype not in ("float32", "float64"):
         raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
     device = devices.usable(device)
@@ -59,7 +72,7 @@ def load_model(
         model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
     else:
         model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
-    model, processor = model.to(device), _read_processor(name, folder, layout.kind)
+    model, processor = model.to(device).eval(), _read_processor(name, folder, layout.kind)
     return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
 
 

@@ -42,11 +42,12 @@ def test_at_most_so_many_of_a_class():
 @given(LABELS, st.integers(1, 70), st.integers(0, 5))
 def test_stratified_samples_keep_the_shares(labels, count, seed):
     classes = sorted(set(labels))
-    corpus = Corpus("c", list(range(len(labels))), labels=[classes.index(name) for name in labels], classes=classes)
+    texts = [f"{number:04}" for number in range(len(labels))]
+    corpus = Corpus("c", texts, labels=[classes.index(name) for name in labels], classes=classes)
     found = stratified(corpus, count, seed)
     assert len(found) == min(count, len(labels))
     assert list(found.items) == sorted(set(found.items))
-    assert list(found.labels) == [corpus.labels[i] for i in found.items]
+    assert list(found.labels) == [corpus.labels[int(text)] for text in found.items]
     for label, size in Counter(corpus.labels).items():
         assert abs(found.labels.count(label) - len(found) * size / len(labels)) < 1
 

@@ -1,0 +1,235 @@
+"""Models and texts that a program holds: measured as if they had been loaded, and left as they were."""
+
+import copy
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import tiny
+import torch
+import transformers
+
+from analysis_lib import AnalysisError, Corpus, load_corpus, load_model, measure
+from analysis_lib.corpora import Pair
+from analysis_lib.corpora.objects import TextFile
+
+TEXTS = ["the cat sat on the mat , and slept .", "a dog barked at it", "where is the other one ?"] * 3
+
+
+def state(model: torch.nn.Module) -> list:
+    """All that a measurement could leave behind in a model."""
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()]
+    return [*hooks, model.config._attn_implementation, *(p.detach().clone() for p in model.parameters())]
+
+
+def same(before: list, after: list) -> bool:
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(before, after, strict=True))
+
+
+@pytest.fixture(scope="module")
+def bert() -> tuple[transformers.BertModel, object]:
+    return tiny.build("bert")
+
+
+@pytest.fixture(scope="module")
+def expected(bert, tmp_path_factory) -> pd.DataFrame:
+    """What the same model gives when it is loaded from a folder."""
+    folder = tmp_path_factory.mktemp("bert")
+    for part in bert:
+        part.save_pretrained(folder)
+    return measure(folder, TEXTS, "anisotropy", progress=False)["anisotropy"]
+
+
+def headed(bare: transformers.BertModel) -> transformers.PreTrainedModel:
+    model = transformers.BertForSequenceClassification(bare.config)
+    model.bert.load_state_dict(bare.state_dict(), strict=False)
+    return model
+
+
+@pytest.mark.parametrize("form", ["bare", "head", "compiled", "compiled in place", "wrapped"])
+def test_a_model_at_hand_is_measured_by_its_base_and_stays_as_it_was(bert, expected, form):
+    bare, tokenizer = bert
+    model = copy.deepcopy(bare) if form == "bare" else headed(bare)
+    model.train()
+    model.base_model.encoder.layer[0].eval()  # Frozen, as some layers are.
+    given, before = model, state(model)
+    if form == "compiled":
+        given = torch.compile(model)
+    if form == "compiled in place":
+        model.base_model.compile()
+        compiled = model.base_model._compiled_call_impl
+    if form == "wrapped":
+        given = torch.nn.Module()
+        given.module = model
+    found = measure(given, TEXTS, "anisotropy", tokenizer=tokenizer, progress=False)["anisotropy"]
+    pd.testing.assert_frame_equal(found, expected)
+    assert same(before, state(model))
+    if form == "compiled in place":
+        assert model.base_model._compiled_call_impl is compiled
+
+
+def test_the_head_of_a_t5_stays_beside_its_stacks():
+    bare, tokenizer = tiny.build("t5")
+    model = transformers.T5ForConditionalGeneration(bare.config)
+    model.load_state_dict(bare.state_dict(), strict=False)
+    found, expected = (
+        measure(each, TEXTS, "anisotropy", processor=tokenizer, progress=False)["anisotropy"] for each in (model, bare)
+    )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_training_with_a_measurement_in_it_takes_the_same_steps(bert):
+    bare, tokenizer = bert
+
+    def losses(every: int) -> list[float]:
+        torch.manual_seed(0)
+        model, found = headed(bare).train(), []
+        adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+        ids = tokenizer(TEXTS, return_tensors="pt", padding=True)
+        for step in range(6):
+            if every and step % every == 0:
+                measure(model, TEXTS, "anisotropy", tokenizer=tokenizer, progress=False)
+            loss = model(**ids, labels=torch.tensor([0, 1, 0] * 3)).loss
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            found.append(loss.item())
+        return found
+
+    assert losses(2) == losses(0)
+
+
+def test_a_model_at_hand_that_has_changed_is_another(bert):
+    model, tokenizer = copy.deepcopy(bert[0]), bert[1]
+    before = load_model(model, processor=tokenizer).revision
+    assert load_model(model, processor=tokenizer).revision == before
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 1
+    assert load_model(model, processor=tokenizer).revision != before
+
+
+@pytest.mark.parametrize("data", [TEXTS, tuple(TEXTS), pd.Series(TEXTS), (text for text in TEXTS), iter(TEXTS)])
+def test_texts_at_hand_are_measured_alike(bert, expected, data):
+    found = measure(bert[0], data, "anisotropy", tokenizer=bert[1], progress=False)
+    pd.testing.assert_frame_equal(found["anisotropy"], expected)
+
+
+class Dataset:
+    """As much of a ``datasets.Dataset`` as its users rely on."""
+
+    column_names = ("text", "label")
+
+    def __iter__(self):
+        return ({"text": text, "label": 0} for text in TEXTS)
+
+
+@pytest.mark.parametrize("data", [pd.DataFrame({"text": TEXTS, "label": 0}), Dataset()])
+def test_tables_at_hand_are_read_by_column(bert, expected, data):
+    found = measure(bert[0], data, "anisotropy", tokenizer=bert[1], column="text", progress=False)
+    pd.testing.assert_frame_equal(found["anisotropy"], expected)
+    with pytest.raises(AnalysisError, match=r"give column=.*text"):
+        measure(bert[0], data, "anisotropy", tokenizer=bert[1], column="texts", progress=False)
+
+
+def test_a_path_is_as_good_as_its_name(bert, expected, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(TEXTS))
+    found = measure(bert[0], path, "anisotropy", tokenizer=bert[1], progress=False)
+    pd.testing.assert_frame_equal(found["anisotropy"], expected)
+
+
+def test_what_is_missing_is_left_out_and_counted():
+    for data in (
+        ["a", None, " ", "b", float("nan")],
+        pd.Series(["a", None, "", "b", pd.NA]),
+        iter(["a", "", "b", None, ""]),
+    ):
+        corpus = load_corpus(data)
+        assert ([*corpus.items], corpus.blank) == (["a", "b"], 3)
+    pairs = load_corpus([("a", "b"), Pair("c", "d")])
+    assert pairs.items == [Pair("a", "b"), Pair("c", "d")]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([1], "item 1 is a int"),
+        (["a", ["b"]], "item 2 is a list"),
+        ([], "no utterance"),
+        (iter(["", " "]), "no utterance"),
+        (3, "a int is no corpus"),
+        (b"text", "a bytes is no corpus"),
+        (iter([("a", "b")]), "give them in a list"),
+        ([("a", "")], "one side of pair 1 is empty"),
+    ],
+)
+def test_what_gives_no_texts_is_refused_in_a_line(data, message):
+    with pytest.raises(AnalysisError, match=message) as caught:
+        load_corpus(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_corpus_is_a_list_of_texts_without_blanks():
+    with pytest.raises(AnalysisError, match="give a list of texts"):
+        Corpus("x", "one string")
+    with pytest.raises(AnalysisError, match="item 2 is blank"):
+        Corpus("x", ["a", " "])
+
+
+def test_what_is_no_model_is_refused_in_a_line(bert):
+    with pytest.raises(AnalysisError, match="a Linear is no model of transformers"):
+        load_model(torch.nn.Linear(1, 1))
+    with pytest.raises(AnalysisError, match="tokenizer= or processor="):
+        measure(bert[0], TEXTS, "anisotropy")
+
+
+def test_objects_say_what_they_are_in_a_line(bert):
+    model, corpus = load_model(bert[0], processor=bert[1]), load_corpus(TEXTS)
+    tables = measure(model, corpus, "anisotropy", progress=False)
+    for shown, words in ((model, "BertModel of 3 layers"), (corpus, "9 texts"), (tables, "anisotropy")):
+        assert words in repr(shown)
+        assert "\n" not in repr(shown)
+        assert len(repr(shown)) < 200
+    assert "2 units, of the classes a" in repr(Corpus("c", ["x", "y"], labels=[0, 0], classes=["a"], units=["1", "2"]))
+
+
+def test_a_stream_is_read_once_and_lies_in_a_file():
+    asked = []
+
+    def texts():
+        for number in range(30_000):
+            asked.append(number)
+            yield f"text {number}"
+
+    corpus = load_corpus(texts())
+    assert len(asked) == len(corpus) == 30_000
+    assert isinstance(corpus.items, TextFile)
+    assert isinstance(corpus.items[10:20], TextFile)
+    assert (corpus.items[29_999], [*corpus.items[5:7]]) == ("text 29999", ["text 5", "text 6"])
+    assert corpus.sha256 == Corpus("listed", [f"text {n}" for n in range(30_000)]).sha256
+    assert load_corpus(texts(), limit=3).items[2] == "text 2"
+
+
+STREAM = """
+from pathlib import Path
+from analysis_lib import load_corpus
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+load_corpus(str(i) for i in range(1000))
+Path("/proc/self/clear_refs").write_text("5")  # The peak so far is that of the imports.
+before = peak()
+corpus = load_corpus(f"{number} " + 1000 * "x" for number in range(100_000))
+groups, digest = corpus.groups(20), corpus.sha256
+print(len(corpus), peak() - before)
+"""
+
+
+def test_a_hundred_thousand_texts_take_no_memory_of_their_own():
+    """They are 100 MB; what is remembered of each is its group."""
+    done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, text=True, check=True)
+    count, kilobytes = map(int, done.stdout.split())
+    assert count == 100_000
+    assert kilobytes < 30_000
