@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", type=int, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     add("--revision", help="commit, branch or tag of a Hub model")
-    add("--dtype", default="float32", help="float32 (default) or float64")
+    add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
     add("--device", **device)
     add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
     add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")

@@ -9,7 +9,7 @@ from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
-from analysis_lib.capture.vectors import Vectors
+from analysis_lib.capture.vectors import Vectors, wide
 
 # What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
 SPACES = ("hidden", "attention_input", "query", "key", "value")
@@ -76,7 +76,7 @@ class CurrentLayer:
         # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
         known = self._previous
         if known is None or known.tokens is not tokens or known.values.data_ptr() != values.data_ptr():
-            self._previous = Vectors(values.unsqueeze(1), tokens)
+            self._previous = Vectors(wide(values).unsqueeze(1), tokens)
         return self._previous
 
     def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, keys: Tokens) -> None:

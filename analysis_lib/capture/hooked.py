@@ -18,6 +18,7 @@ from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
 from analysis_lib.capture.tokens import Tokens, Visibility
+from analysis_lib.capture.vectors import wide
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.models.parts import Attention
 
@@ -39,7 +40,7 @@ class HookedAttention:
         layer, call = self.layer, self.projections.call
         heads = getattr(module, spec.heads)
         query, key, value = projected_by_head(module, spec, call.projected, heads)
-        self.windows.append(Window(query, key, value, call.key_input, args[0].view(*query.shape[:3], -1)))
+        self.windows.append(Window(query, key, value, call.key_input, wide(args[0]).view(*query.shape[:3], -1)))
         tokens = layer.activations.tokens
         if sum(window.query.shape[2] for window in self.windows) < tokens.mask.shape[1]:
             return  # CANINE's local attention has more windows to come.
@@ -66,7 +67,7 @@ def _position_terms(
     """``position`` and ``position_query`` of :class:`ScoreSums`, before scaling."""
     if arguments.get("position_bias") is not None:
         # MPNet adds its bias after scaling by 1/√head_dim.
-        return arguments["position_bias"] * query.shape[-1] ** 0.5, None
+        return wide(arguments["position_bias"]) * query.shape[-1] ** 0.5, None
     if arguments.get("rel_embeddings") is not None:
         return disentangled_terms(module, arguments, query, tokens)
     return None, None
@@ -104,7 +105,7 @@ def disentangled_terms(
     heads = query.shape[1]
     # Each of shape head x distance x head_dim, for 2 span distances.
     by_distance = {
-        kind: getattr(module, name)(embeddings).unflatten(-1, (heads, -1)).transpose(0, 1)
+        kind: wide(getattr(module, name)(embeddings)).unflatten(-1, (heads, -1)).transpose(0, 1)
         for kind, name in zip(("c2p", "p2c"), names, strict=True)
         if kind in module.pos_att_type
     }

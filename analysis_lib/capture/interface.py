@@ -19,6 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
 from analysis_lib.capture.attention_rows import AttentionRows, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
+from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.parts import Attention
 
@@ -64,7 +65,8 @@ class InterfaceAttention:
         scaling: float,
     ) -> Float[Tensor, "utterance head token value_dim"]:
         """The output of a module's attention; what is needed of it is captured."""
-        layer, call = self.layer, self.projections.call
+        layer, call, dtype = self.layer, self.projections.call, query.dtype
+        query, key, value, bias = wide(query), wide(key), wide(value), None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query.shape[2], key.shape[2])
         layer.take(query, key, value, call.key_input, visibility.keys)
         if SCORES in layer.needs:
@@ -77,11 +79,12 @@ class InterfaceAttention:
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
         if WEIGHTS not in layer.needs:
-            return functional.scaled_dot_product_attention(query, key, value, _joined(mask, bias), scale=scaling)
+            fused = functional.scaled_dot_product_attention(query, key, value, _joined(mask, bias), scale=scaling)
+            return fused.to(dtype)
         counted, indicators = layer.activations.tokens.counted, visibility.keys.type_masks.to(query.dtype)
         output, entropy, mass = attend_with_rows(query, key, value, mask, scaling, indicators, counted, bias)
         layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs)
-        return output
+        return output.to(dtype)
 
 
 def _attention_function(

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
-from analysis_lib.capture.vectors import Vectors
+from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.models.parts import Attention
 
 
@@ -62,12 +62,12 @@ class ProjectionHooks:
     def _project(self, space: str, _module: nn.Module, args: tuple, output: Tensor) -> None:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
         if space not in self.call.projected:
-            self.call.projected[space] = output
+            self.call.projected[space] = wide(output)
             if space == "key":
                 self.call.key_input = args[0]
 
     def _normalise(self, _norm: nn.Module, args: tuple, _output: Tensor) -> None:
-        self.call.unnormalised = args[0]
+        self.call.unnormalised = wide(args[0])
 
 
 def key_projection(
@@ -76,7 +76,7 @@ def key_projection(
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation."""
     projection = module.get_submodule(spec.key)
     weight = projection.weight.T if isinstance(projection, Conv1D) else projection.weight
-    parts = [weight] if projection.bias is None else [weight, projection.bias.unsqueeze(-1)]
+    parts = [*map(wide, [weight] if projection.bias is None else [weight, projection.bias.unsqueeze(-1)])]
     if spec.fused == "by_head":
         parts = [part.view(heads, 3, -1, part.shape[-1])[:, 1] for part in parts]
     elif spec.fused == "stacked":

@@ -9,11 +9,17 @@ from torch import Tensor
 from analysis_lib.capture.tokens import Tokens
 
 
+def wide(values: Tensor) -> Tensor:
+    """The values, of half precision in single precision: their sums would lose most of what they add."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
 class Vectors:
     """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
 
     Each sum is computed once, when it is first asked for. It runs over the tokens of one utterance, at most a few
-    hundred terms, in the model's precision; accumulators add the utterances in float64.
+    hundred terms, in the model's precision, or in single precision where that is half; accumulators add the utterances
+    in float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.

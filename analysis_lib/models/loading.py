@@ -23,6 +23,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 
@@ -46,7 +47,8 @@ def load_model(
             Or a model of transformers that is at hand, with a head or without, compiled or in training: it is measured
             as it is, in its precision and on its device, and does not change.
         revision: a commit, branch or tag of the hub; an alias has its own.
-        dtype: ``float32`` or ``float64``; the second tells a small number from rounding.
+        dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
+            the memory, and what it computes is summed in single precision and then in float64.
         device: a torch device; by default a GPU where there is one.
         processor: of a model that is at hand, its tokenizer, image processor or feature extractor.
 
@@ -60,8 +62,8 @@ def load_model(
     if isinstance(name, nn.Module):
         return live_model(name, processor)
     name = str(name)
-    if dtype not in ("float32", "float64"):
-        raise AnalysisError(f"the dtype is {dtype}: give float32 or float64")
+    if dtype not in DTYPES:
+        raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
     device = devices.usable(device)
     whole, seed = split_twin(name)
     folder, identity = located(whole, revision)

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pandas as pd
 import pytest
 import tiny
@@ -233,3 +234,40 @@ def test_a_hundred_thousand_texts_take_no_memory_of_their_own():
     count, kilobytes = map(int, done.stdout.split())
     assert count == 100_000
     assert kilobytes < 30_000
+
+
+def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
+    """How far the tables of a model in half precision lie from those of the same weights in float32.
+
+    In each table's root mean square.
+    """
+    half, reads = tiny.build(name)
+    half = half.to(dtype)
+    models = half, copy.deepcopy(half).float()
+    found, wanted = (measure(model, TEXTS, processor=reads, progress=False) for model in models)
+    numbers = ("cosine", "similarity", "mean", "entropy_nats", "weight", "contribution")
+    pairs = {
+        f"{table} {number}": (found[table][number].to_numpy(), wanted[table][number].to_numpy())
+        for table in found
+        for number in numbers
+        if number in found[table] and len(found[table])
+    }
+    return {name: np.abs(half - full).max() / np.sqrt(np.mean(full**2)) for name, (half, full) in pairs.items()}
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "deberta-v3", "gpt2", "llama", "qwen3"])
+def test_half_precision_costs_its_rounding_and_no_more(name):
+    """bfloat16 has three bits less than float16: what is rounding shrinks by eight, and a mistake of ours would not."""
+    coarse, fine = errors(name, torch.bfloat16), errors(name, torch.float16)
+    assert len(coarse) > 8
+    for number, error in fine.items():
+        assert error < 0.02, number
+        assert error < 0.5 * coarse[number] + 0.001, number
+
+
+def test_the_precisions_have_names(tmp_path):
+    for part in tiny.build("bert"):
+        part.save_pretrained(tmp_path)
+    assert load_model(tmp_path, dtype="bfloat16").model.dtype == torch.bfloat16
+    with pytest.raises(AnalysisError, match="give float32, float64, bfloat16 or float16"):
+        load_model(tmp_path, dtype="float8")
