@@ -21,4 +21,5 @@ if TYPE_CHECKING:
     from analysis_lib.measurement import Comparison, Tables, compare, measure
     from analysis_lib.models import LoadedModel, load_model
 
+__version__ = "0.1.0"
 __getattr__, __dir__ = lazily(__name__)

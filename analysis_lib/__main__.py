@@ -1,6 +1,8 @@
-"""The command line, ``python -m analysis_lib COMMAND``: measure, train, execute notebooks, list what is known."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command line, ``analysis-lib COMMAND``: measure, train, execute notebooks, list what is known."""
 
 import argparse
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -12,14 +14,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import argcomplete
+
+from analysis_lib import __version__
 from analysis_lib.errors import AnalysisError
+
+METRICS = (
+    "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
+    "dimension_means outlier_dimensions score_contributions score_terms isotropy"
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
-    options, status = _parser().parse_args(arguments), 1
+    argcomplete.autocomplete(parser := _parser())
+    options, status = parser.parse_args(arguments), 1
     try:
-        options.command(options)
+        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+            if options.quiet:
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            options.command(options)
         status = 0
         if sys.stdout:
             sys.stdout.flush()
@@ -41,10 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m analysis_lib",
+        prog="analysis-lib",
         description="Measure the geometry of self-attention, and build the book about it.",
     )
+    parser.add_argument("--version", action="version", version=f"analysis_lib {__version__}")
     common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quiet", action="store_true", help="show no progress and no notes")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -56,14 +72,18 @@ def _parser() -> argparse.ArgumentParser:
     device = {"help": "torch device; by default a GPU where there is one"}
     parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
     parameters["help"] = "set a parameter (may be repeated)"
+    corpora = {"help": "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"}
+    tables = {"choices": ("parquet", "csv"), "default": "parquet", "help": "of the tables (default parquet)"}
+    metrics = {"default": "all", "help": f"comma-separated, or all but isotropy (default): {METRICS}"}
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
-    add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder")
-    add("--data", required=True, help="one of `datasets`, file.csv:COLUMN, lines.txt, or a folder of images or sounds")
-    add("--metrics", default="all", help="comma-separated names, or all (default)")
+    add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder").completer = _known
+    add("--data", required=True, **corpora).completer = _known
+    add("--metrics", **metrics).completer = lambda **_: METRICS.split()
     add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
     add("--seed", type=int, help="draw the --limit items at random with this seed")
-    add("--out", required=True, type=Path, help="folder for the tables and run.json")
+    add("--out", required=True, type=_folder, help="folder for the tables and run.json")
+    add("--format", **tables)
     add("--workers", type=int, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     add("--revision", help="commit, branch or tag of a Hub model")
@@ -74,8 +94,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
     add("--tokens-per-batch", type=int, default=2048, help="default 2048")
 
+    add = command("compare", _compare, "measure models side by side, each with its untrained twins")
+    add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = _known
+    add("--data", required=True, **corpora).completer = _known
+    add("--metrics", **metrics | {"default": "anisotropy"}).completer = lambda **_: METRICS.split()
+    add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
+    add("--seed", type=int, help="draw the --limit items at random with this seed")
+    add("--twins", type=int, default=1, help="untrained twins of each model, with other random weights (default 1)")
+    add("--out", required=True, type=_folder, help="folder for the tables and run.json")
+    add("--format", **tables)
+
     add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
-    add("--out", required=True, type=Path, help="folder for the checkpoints, losses and settings")
+    add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
     add("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
     add("--model-type", help="architecture, as transformers names it (default bert)")
     add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
@@ -92,11 +122,11 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("train", _train, "train one of the small models anew")
     add("name", metavar="NAME", help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1")
-    add("--out", type=Path, help="a new folder for the model (default: NAME, in the current folder)")
+    add("--out", type=_folder, help="a new folder for the model (default: NAME, in the current folder)")
 
     add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
-    add("--out", required=True, type=Path, help="folder for the tables and dynamics.json")
+    add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
     add("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
     add("--limit", type=int, default=128, help="number of texts (default 128)")
     add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
@@ -104,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
     add("--data", required=True, help="a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label")
-    add("--out", required=True, type=Path, help="folder for the tables and results.json")
+    add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
     add("--limit", type=int, default=0, help="texts to train on (default 0: all)")
@@ -118,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command("run", _run, "execute one notebook with new parameters")
     add("notebook", type=Path, metavar="NOTEBOOK")
     add("-p", **parameters)
-    add("--out", type=Path, default=Path("."), help="folder for the executed copy (default: the current folder)")
+    add("--out", type=_folder, default=Path("."), help="folder for the executed copy (default: the current folder)")
 
     add = command("book", _book, "execute every notebook and build the site")
     add("--profile", default="default", help="smoke, default, paper or local")
@@ -128,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
     add("--require", default="", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
+    command("metrics", _metrics, "list the metrics")
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
     return parser
@@ -136,13 +167,18 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
     from analysis_lib import capture, load_corpus, load_model, measure
+    from analysis_lib.capture.inputs import Settings
     from analysis_lib.metrics import resolve
+    from analysis_lib.models.loading import checked_options
 
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
-    resolve(options.metrics)  # A misspelt name is refused before anything is loaded.
+    # What is misspelt is refused before anything is loaded.
+    resolve(options.metrics)
+    checked_options(options.model, options.dtype, options.device)
+    Settings(True, options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")
     with _sole_writer(options.out):
@@ -158,17 +194,35 @@ def _measure(options: argparse.Namespace) -> None:
             workers=options.workers,
             scheduler=options.scheduler,
             checkpoints=options.out,
+            progress=not options.quiet,
         )
         tables.run.update(limit=options.limit, seed=options.seed)
-        tables.save(options.out)
+        tables.save(options.out, options.format)
         shutil.rmtree(tables.checkpoints, ignore_errors=True)
     report = tables.report
     kind = "sound" if model.kind == "audio" else model.kind
     longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"
     _note(report.cut, f"{longer} cut there")
     _note(report.windowed, f"{longer} read in windows")
+    _note(report.unknown, f"of {report.tokens} tokens are unknown to the model's tokenizer")
+    for name, reason in tables.run["left_out"].items():
+        _note(1, f"table was left out: {name} ({reason})")
     _note(sum(report.zero_vectors.values()), "zero vectors have no direction and enter no cosine (see run.json)")
     print(f"wrote {len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances to {options.out}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from analysis_lib import compare
+    from analysis_lib.measurement.tables import save_tables
+    from analysis_lib.metrics import resolve
+
+    resolve(options.metrics)
+    draw = {"limit": options.limit, "seed": options.seed, "twins": options.twins, "progress": not options.quiet}
+    with _sole_writer(options.out):
+        found = compare({options.data: options.models}, options.metrics, **draw)
+        runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
+        save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
+    print(f"wrote {len(found)} tables of {len(options.models)} models to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -245,6 +299,9 @@ def _run(options: argparse.Namespace) -> None:
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
     parameters = book.coerce(options.parameters, book.notebook_parameters(options.notebook))
     _refuse_unwritable(options.out)
+    # Misspelt models and corpora, before a kernel starts.
+    defaults = book.notebook_parameters(options.notebook)
+    book.inputs({name: parameters.get(name, spec.default) for name, spec in defaults.items()})
     executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
     print(f"executed notebook: {executed}")
 
@@ -274,6 +331,12 @@ def _claims(options: argparse.Namespace) -> None:
             raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
 
 
+def _metrics(options: argparse.Namespace) -> None:
+    from analysis_lib import metrics
+
+    _print_names({name: metric.__doc__.splitlines()[0] for name, metric in metrics.METRICS.items()})
+
+
 def _models(options: argparse.Namespace) -> None:
     from analysis_lib.models import known_models
 
@@ -286,6 +349,20 @@ def _datasets(options: argparse.Namespace) -> None:
 
     _print_names(known_corpora())
     print("or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds")
+
+
+def _known(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
+    """What completes a name on the command line."""
+    from analysis_lib.corpora import known_corpora
+    from analysis_lib.models import known_models
+
+    return [name.partition(":")[0] for name in (known_corpora() if action.dest == "data" else known_models())]
+
+
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give the name of a folder")
+    return Path(text).expanduser()
 
 
 def _print_names(names: dict[str, str]) -> None:

@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
 
 import fcntl
+import importlib.metadata
 import io
 import json
 import os
@@ -17,7 +18,8 @@ import pytest
 import tiny
 from reference import COLUMNS
 
-from analysis_lib.__main__ import main
+from analysis_lib import metrics
+from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.shards import measure_shard
 from analysis_lib.papers import claims
@@ -92,7 +94,7 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
         (["--data", "news", "--limit", "2", "--special-tokens", "no"], ["keep", "drop"]),
         (["--data", "news", "--limit", "2", "--workers", "0"], ["workers is 0"]),
         (["--data", "news", "--limit", "2", "--tokens-per-batch", "0"], ["tokens_per_batch is 0"]),
-        (["--data", "news", "--limit", "2", "--dtype", "float16"], ["float32", "float64"]),
+        (["--data", "news", "--limit", "2", "--dtype", "float8"], ["float32", "float16"]),
         (["--data", "news", "--workers", "2", "--scheduler", "tcp://x:1"], ["--workers", "--scheduler"]),
         (["--data", "news", "--limit", "2", "--device", "warp"], ["warp"]),
     ],
@@ -549,3 +551,114 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
 def test_a_reader_that_has_gone_is_no_error():
     command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib datasets | head -c 0"
     assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out == f"analysis_lib {importlib.metadata.version('analysis_lib')}\n"
+
+
+def test_metrics_are_listed_and_named_in_the_help(run, capsys):
+    _, out, _ = run("metrics")
+    assert [line.split()[0] for line in out.splitlines()] == [*metrics.METRICS]
+    assert [*metrics.METRICS] == METRICS.split()
+    for name in metrics.METRICS:
+        assert re.search(rf"^{name} +\w+", out, re.MULTILINE)
+
+
+def test_quiet_shows_results_and_errors_only(run, tiny_folder, tmp_path):
+    text = tmp_path / "lines.txt"
+    text.write_text("a girl\n\nher hair\n")
+    given = ("measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy")
+    assert "blank" in run(*given, "--out", tmp_path / "loud")[2]
+    assert run(*given, "--out", tmp_path / "quiet", "--quiet")[2] == ""
+    assert_refused(run(*given, "--out", tmp_path / "quiet", "--quiet", "--dtype", "int8"), "give float32")
+
+
+def test_tables_as_csv_are_those_of_parquet(run, tiny_folder, tmp_path):
+    text = tmp_path / "lines.txt"
+    text.write_text("a girl is styling\nher hair\n")
+    given = ("measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy", "--out", tmp_path)
+    assert run(*given)[0] == 0
+    wanted = pd.read_parquet(tmp_path / "anisotropy.parquet")
+    assert run(*given, "--format", "csv")[0] == 0
+    assert not (tmp_path / "anisotropy.parquet").exists()
+    found = pd.read_csv(tmp_path / "anisotropy.csv", dtype=wanted.dtypes.to_dict())
+    pd.testing.assert_frame_equal(found, wanted, check_exact=False, rtol=1e-12)
+
+
+def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path):
+    text, out = tmp_path / "lines.txt", tmp_path / "out"
+    text.write_text("a girl is styling\nher hair\n")
+    bert, gpt2 = tiny_folder("bert"), tiny_folder("gpt2")
+    status, said, _ = run("compare", bert, gpt2, "--data", text, "--twins", 2, "--out", out)
+    assert (status, said) == (0, f"wrote 1 tables of 2 models to {out}\n")
+    table = pd.read_parquet(out / "anisotropy.parquet")
+    assert [*dict.fromkeys(table["model"])] == [str(bert), str(gpt2)]
+    assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]
+    runs = json.loads((out / "run.json").read_text())["runs"]
+    assert [each["twin"] for each in runs] == [None, 0, 1, None, 0, 1]
+    assert_refused(run("compare", bert, bert, "--data", text, "--out", out), "given twice")
+
+
+def test_all_leaves_out_what_single_words_cannot_give(run, tiny_folder, tmp_path):
+    text, out = tmp_path / "words.txt", tmp_path / "out"
+    text.write_text("a\nb\nc\n")
+    given = ("measure", "--model", tiny_folder("gpt2"), "--data", text, "--out", out)
+    status, _, err = run(*given)
+    assert status == 0
+    assert "left out: utterance_similarity" in err
+    assert not (out / "utterance_similarity.parquet").exists()
+    assert len([*out.glob("*.parquet")]) == 10
+    assert "utterance_similarity" in json.loads((out / "run.json").read_text())["left_out"]
+    assert_refused(run(*given, "--metrics", "utterance_similarity"), "two tokens or more")
+
+
+def test_words_that_the_tokenizer_does_not_know_are_counted(run, tiny_folder, tmp_path):
+    text = tmp_path / "words.txt"
+    text.write_text("\u6ce8 \u610f\n\u9375 girl\n")
+    _, _, err = run(
+        "measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy", "--out", tmp_path
+    )
+    assert re.search(r"note: 3 of \d+ tokens are unknown to the model's tokenizer", err)
+
+
+def test_a_home_folder_is_one_and_no_folder_has_no_name(run, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.txt").write_text("a girl is styling\n")
+    given = ["measure", "--model", str(tiny_folder("bert")), "--data", "lines.txt", "--metrics", "anisotropy"]
+    assert run(*given, "--out=~/tables")[0] == 0
+    assert (tmp_path / "tables" / "run.json").is_file()
+    assert not (tmp_path / "~").exists()
+    with pytest.raises(SystemExit) as left:
+        main([*given, "--out", ""])
+    assert left.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-p", "limit", "-4"), ("limit is -4",)),
+        (("-p", "text_models", "minilmm"), ("minilmm",)),
+        (("-p", "text_data", "nowhere.csv:text"), ("there is no file",)),
+    ],
+)
+def test_a_notebook_is_not_started_on_what_is_not_there(run, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setattr("analysis_lib.book.run_notebook", lambda *_: pytest.fail("a kernel was started"))
+    assert_refused(run("run", "book/anisotropy/text.ipynb", *arguments, "--out", tmp_path), *words)
+
+
+def test_the_shell_completes_commands_names_and_metrics():
+    def completed(line: str) -> list[str]:
+        asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
+        code = "import os, sys; os.dup2(1, 8); from analysis_lib.__main__ import main; main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+        return done.stdout.split()
+
+    assert "measure" in completed("analysis-lib mea")
+    assert "minilm" in completed("analysis-lib measure --model min")
+    assert "wikipedia" in completed("analysis-lib measure --data wiki")
+    assert "isotropy" in completed("analysis-lib measure --metrics iso")

@@ -52,10 +52,11 @@ def longest(loaded: LoadedModel) -> str:
 
 def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
     prefix, suffix = text_frame(loaded.tokenizer)
-    limit = loaded.max_length - len(prefix) - len(suffix)
+    limit, unknown = loaded.max_length - len(prefix) - len(suffix), getattr(loaded.tokenizer, "unk_token_id", None)
     ids, owners = [], []
     for body, group in zip(token_ids(loaded.tokenizer, texts), groups, strict=True):
         parts = reading.split(len(body), limit, settings.long_texts == "window")
+        reading.unknown += 0 if unknown is None else list(body).count(unknown)
         sequences = [[*prefix, *body[part], *suffix] for part in parts]
         ids += [sequence for sequence in sequences if sequence]
         owners += [group] * (len(ids) - len(owners))

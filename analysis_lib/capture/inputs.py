@@ -36,6 +36,8 @@ class Settings:
         for name, choices in (("long_texts", ("cut", "window")), ("maps", ("flatten", "positions"))):
             if getattr(self, name) not in choices:
                 raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
+        if not isinstance(self.special_tokens, bool):
+            raise AnalysisError(f"special_tokens is {self.special_tokens!r}: give True or False")
         if self.tokens_per_batch < 1:
             raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
 
@@ -48,11 +50,13 @@ class Reading:
         utterances: sequences that went through the model; each window is one.
         cut: items longer than the model's limit, of which only the beginning was read.
         windowed: items longer than the model's limit that were read in windows.
+        unknown: tokens that stand for what the tokenizer does not know.
     """
 
     utterances: int = 0
     cut: int = 0
     windowed: int = 0
+    unknown: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
         """The parts of an item to read: one if it fits; else its beginning, or every window. The item is counted."""

@@ -1,9 +1,12 @@
-"""Files and folders as corpora: CSV and TSV columns, lines of text, and images or sounds."""
+"""Files and folders as corpora: columns of CSV, TSV, JSONL and Parquet, lines of text, and images or sounds."""
 
 import csv
 import hashlib
 import io
+import json
+import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,6 +19,7 @@ from analysis_lib.errors import AnalysisError, near_names
 
 # Of each class of a file without a division; of a class of fewer texts, none would be left for validation.
 _VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
+_TABLES = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"}
 _SUFFIXES = {
     "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
     "audio": {".flac", ".mp3", ".ogg", ".wav"},
@@ -23,7 +27,9 @@ _SUFFIXES = {
 
 
 def located(spec: str, known: Iterable[str]) -> Located:
-    """The file or folder that ``spec`` names; ``known`` are the names to offer where there is none."""
+    """The file or folder that ``spec`` names; ``known`` are the names to offer where there is none. ``-`` is stdin."""
+    if spec == "-":
+        return Located("text", lambda: _split_lines(_decoded("-", sys.stdin.buffer.read())), lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
     if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
         kind, files, labels = _media(path)
@@ -36,7 +42,10 @@ def located(spec: str, known: Iterable[str]) -> Located:
 
 
 def _lines(path: Path) -> list[str]:
-    text = _decode(path)
+    return _split_lines(_decode(path))
+
+
+def _split_lines(text: str) -> list[str]:
     # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
     return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
 
@@ -62,7 +71,7 @@ def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]
             before, *columns = spec.rsplit(":", cuts)
             path, column = Path(before), ":".join(columns)
     if _is_file(path):
-        if column is None and path.suffix.lower() in {".csv", ".tsv"}:
+        if column is None and path.suffix.lower() in _TABLES:
             header = ", ".join(_rows(path)[:1][0]) if path.stat().st_size else ""
             raise AnalysisError(f"{path} is a table: name its column, as in {path}:COLUMN (it has: {header})")
         return path, column
@@ -81,7 +90,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _decode(path: Path) -> str:
-    content = read_bytes(path)
+    return _decoded(str(path), read_bytes(path))
+
+
+def _decoded(path: str, content: bytes) -> str:
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise AnalysisError(f"{path} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`")
     if b"\0" in content:
@@ -96,14 +108,48 @@ def _decode(path: Path) -> str:
         ) from error
 
 
-def _rows(path: Path) -> list[list[str]]:
+def _rows(path: Path) -> list[list]:
+    """The header of a table and its rows."""
+    if path.suffix.lower() == ".parquet":
+        return _parquet_rows(path)
+    if path.suffix.lower() in {".jsonl", ".ndjson"}:
+        return _json_rows(path)
+    text = _decode(path)
     # The field limit of the csv module is 128 KiB; an utterance may be longer.
     csv.field_size_limit(2**31 - 1)
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    header, delimiter = text.partition("\n")[0], "\t" if path.suffix.lower() == ".tsv" else ","
+    if delimiter not in header and (found := max(";\t|", key=header.count)) in header:
+        delimiter = found
+        logging.getLogger(__name__).warning("note: the columns of %s are taken to be separated by %r", path, found)
     try:
-        return list(csv.reader(io.StringIO(_decode(path), newline=""), delimiter=delimiter, strict=True))
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise AnalysisError(f"{path} is not a well-formed table: {error}") from error
+
+
+def _parquet_rows(path: Path) -> list[list]:
+    # Imported here: Arrow takes half a second.
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(io.BytesIO(read_bytes(path)))
+    except pa.ArrowException as error:
+        raise AnalysisError(f"{path} is no Parquet file ({str(error).splitlines()[0]}): write it again") from error
+    return [[*table.column_names], *([*row.values()] for row in table.to_pylist())]
+
+
+def _json_rows(path: Path) -> list[list]:
+    records = []
+    for number, line in enumerate(_split_lines(_decode(path)), 1):
+        try:
+            records += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            raise AnalysisError(f"{path}: line {number} is no JSON ({error}): mend or remove it") from error
+        if records and not isinstance(records[-1], dict):
+            raise AnalysisError(f'{path}: line {number} is no JSON object: give lines such as {{"text": "..."}}')
+    header = [*dict.fromkeys(name for record in records for name in record)]
+    return [header, *([record.get(name) for name in header] for record in records)] if records else []
 
 
 def read_column(path: Path, column: str) -> list[str] | list[Pair] | list[Labelled]:
@@ -141,7 +187,7 @@ def _drawn_split(path: Path, rows: list[Labelled], split: str) -> list[Labelled]
     return divided(distinct, split, _VALIDATION_SHARE, _TEST_SHARE)
 
 
-def _cells(path: Path, header: list[str], body: list[list[str]], column: str) -> list[str]:
+def _cells(path: Path, header: list[str], body: list[list], column: str) -> list[str]:
     if header.count(column) > 1:
         raise AnalysisError(f"{path} has {header.count(column)} columns named {column}: rename all but one")
     if column not in header:
@@ -150,7 +196,10 @@ def _cells(path: Path, header: list[str], body: list[list[str]], column: str) ->
     short = next((i for i, row in enumerate(body, 2) if row and len(row) <= index), None)
     if short is not None:
         raise AnalysisError(f"{path}: row {short} has no column {column}: mend the row or its quotes")
-    return [row[index] for row in body if row]
+    cells = [row[index] for row in body if row]
+    if strange := next((cell for cell in cells if not isinstance(cell, str | int | float | None)), None):
+        raise AnalysisError(f"{path}: column {column} holds a {type(strange).__name__}: name a column of texts")
+    return ["" if cell is None else str(cell) for cell in cells]
 
 
 def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:

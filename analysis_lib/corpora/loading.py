@@ -4,12 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-import pandas as pd
-
 from analysis_lib.corpora import files, folders
 from analysis_lib.corpora.bundled import BUNDLED
 from analysis_lib.corpora.corpus import Corpus, Example, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
-from analysis_lib.corpora.objects import TextFile, text_items
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
 from analysis_lib.errors import AnalysisError, near_names
@@ -61,8 +58,11 @@ def load_corpus(
 
 
 def _at_hand(data: Iterable, column: str | None, first: int | None) -> Corpus:
-    name, items = text_items(data, column)
-    if isinstance(data, list | tuple | pd.Series | pd.DataFrame):
+    # Imported here: pandas and Arrow take half a second, and names need neither.
+    from analysis_lib.corpora.objects import TextFile, text_items
+
+    name, items, held = text_items(data, column)
+    if held:
         return _texts(name, [*items])
     left_out = []  # A mark for each blank one.
     texts = (text for text in items if not is_blank(text) or left_out.append(1))

@@ -60,6 +60,8 @@ class ArrayImage:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file; an AnalysisError if it cannot be read."""
+    if path.exists() and not path.is_file():
+        raise AnalysisError(f"{path} is no regular file: give one, or pipe lines of text into -")
     try:
         return path.read_bytes()
     except OSError as error:

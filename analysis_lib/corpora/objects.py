@@ -56,8 +56,10 @@ class TextFile(Sequence):
         return list, ([*self],)
 
 
-def text_items(data: Iterable, column: str | None = None) -> tuple[str, Iterator[str | Pair]]:
-    """What a corpus of some texts is called, and the texts or pairs in order, of which a missing one is empty.
+def text_items(data: Iterable, column: str | None = None) -> tuple[str, Iterator[str | Pair], bool]:
+    """What a corpus of some texts is called, the texts or pairs in order, and whether they are in memory already.
+
+    A missing text is empty.
 
     Args:
         data: texts, or pairs of texts; a DataFrame or a ``datasets.Dataset``; or anything else that gives texts.
@@ -74,7 +76,8 @@ def text_items(data: Iterable, column: str | None = None) -> tuple[str, Iterator
         name, data = f"{name}:{column}", data[column] if isinstance(data, pd.DataFrame) else (r[column] for r in data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise AnalysisError(f"a {name} is no corpus: give texts in a list, a table with column=, or a name")
-    return name, (_text(number, item) for number, item in enumerate(data, 1))
+    held = isinstance(data, list | tuple | pd.Series)
+    return name, (_text(number, item) for number, item in enumerate(data, 1)), held
 
 
 def _text(number: int, item: object) -> str | Pair:

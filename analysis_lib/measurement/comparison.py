@@ -25,7 +25,8 @@ class Comparison(LazyTables):
     """
 
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
-        super().__init__({name: name for name in next(iter(runs.values()))}, self._joined)
+        first, *others = runs.values()
+        super().__init__({name: name for name in first if all(name in other for other in others)}, self._joined)
         self.runs = runs
 
     def _joined(self, name: str) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def measure(
         tokenizer, processor: what prepares the input of a model that is at hand, either of them.
         column: of a table that is at hand, the texts.
         metrics: names, comma-separated or listed, accumulators such as ``metrics.Isotropy(["query"])`` or one of your
-            own, or ``all``.
+            own, or ``all``, which leaves out what cannot be had (``run["left_out"]`` says why).
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
         tokens_per_batch: how many tokens, padding included, go through the model at once.
@@ -100,7 +100,9 @@ def measure(
         run["sources"] = measuring_code(empty)
         for metric in missing:
             finished.keep(metric, report, run)
-    return Tables(empty, report, run, stored.folder)
+    tables = Tables(empty, report, run, stored.folder)
+    run["left_out"] = tables.leave_out_what_fails() if metrics == "all" else {}
+    return tables
 
 
 def measured(name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], **settings) -> Tables | None:

@@ -42,7 +42,7 @@ class Report(Reading):
     layers: list[dict] = field(default_factory=list)
 
     def merge(self, other: "Report") -> None:
-        for name in ("utterances", "cut", "windowed", "tokens", "counted"):
+        for name in ("utterances", "cut", "windowed", "unknown", "tokens", "counted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, count in other.zero_vectors.items():
             self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
@@ -169,13 +169,27 @@ class Tables(LazyTables):
         left_out = [statistic(*(LazyTables(tables._parts, rest) for tables in measured)) for rest in without]
         return value, *jackknife_interval(value, np.array(left_out, dtype=float))
 
-    def save(self, folder: Path | str) -> None:
+    def leave_out_what_fails(self) -> dict[str, str]:
+        """Make every table; those that too little was read for are no more among them: by name, why."""
+        reasons = {}
+        for name in list(self):
+            try:
+                self[name]
+            except AnalysisError as error:
+                reasons[name] = str(error)
+        for name in reasons if len(reasons) < len(self) else ():
+            del self._parts[name]
+        return reasons
+
+    def save(self, folder: Path | str, form: str = "parquet") -> None:
         """Write the tables and ``run.json``, see :func:`save_tables`."""
-        save_tables(self, folder, "run.json", self.run)
+        save_tables(self, folder, "run.json", self.run, form)
 
 
-def save_tables(tables: Mapping[str, pd.DataFrame], folder: Path | str, description: str, run: dict) -> None:
-    """Write one Parquet file per table, then the description, a JSON file of the run that also lists the tables.
+def save_tables(
+    tables: Mapping[str, pd.DataFrame], folder: Path | str, description: str, run: dict, form: str = "parquet"
+) -> None:
+    """Write one file per table, Parquet or CSV, then the description: JSON of the run that also lists the tables.
 
     Each file is replaced whole and the description is written last: where it exists, so does every table it lists.
 
@@ -184,7 +198,7 @@ def save_tables(tables: Mapping[str, pd.DataFrame], folder: Path | str, descript
     """
     folder = Path(folder)
     run = {**run, "tables": {name: len(table) for name, table in tables.items()}}
-    files = (*(f"{name}.parquet" for name in tables), description)
+    files = (*(f"{name}.{form}" for name in tables), description)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
@@ -193,7 +207,10 @@ def save_tables(tables: Mapping[str, pd.DataFrame], folder: Path | str, descript
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
             unfinished = Path(scratch)
             for name, table in tables.items():
-                table.to_parquet(unfinished / f"{name}.parquet", index=False, compression="zstd")
+                path = unfinished / f"{name}.{form}"
+                table.to_csv(path, index=False) if form == "csv" else table.to_parquet(
+                    path, index=False, compression="zstd"
+                )
             text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
             (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
             stale = _listed(folder / description) - {*files}
@@ -209,7 +226,7 @@ def _listed(run: Path) -> set[str]:
     """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
         tables = json.loads(run.read_text(encoding="utf-8"))["tables"]
-        return {f"{name}.parquet" for name in tables if name.isidentifier()}
+        return {f"{name}.{form}" for name in tables if name.isidentifier() for form in ("parquet", "csv")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 

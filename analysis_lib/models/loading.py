@@ -62,9 +62,7 @@ def load_model(
     if isinstance(name, nn.Module):
         return live_model(name, processor)
     name = str(name)
-    if dtype not in DTYPES:
-        raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
-    device = devices.usable(device)
+    device = checked_options(name, dtype, device)
     whole, seed = split_twin(name)
     folder, identity = located(whole, revision)
     config = _read_config(name, folder)
@@ -76,6 +74,15 @@ def load_model(
         model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
     model, processor = model.to(device).eval(), _read_processor(name, folder, layout.kind)
     return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
+
+
+def checked_options(name: str, dtype: str, device: str | None) -> str:
+    """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
+    if not name.strip():
+        raise AnalysisError("the name of the model is empty: give a name of `models`, a Hub id or a folder")
+    if dtype not in DTYPES:
+        raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    return devices.usable(device)
 
 
 def revision_of(name: str) -> str:

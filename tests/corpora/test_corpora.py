@@ -4,6 +4,7 @@ import csv
 import hashlib
 import importlib.metadata
 import io
+import json
 import os
 import pickle
 import struct
@@ -214,6 +215,72 @@ def test_tables_that_are_broken(write):
 
 
 # --- Files that are not there ---------------------------------------------------------------------
+
+
+RECORDS = [
+    {"text": "Hi there.", "label": "odd", "n": 1},
+    {"text": None, "label": "even"},
+    {"text": "Bye.", "label": "odd"},
+]
+
+
+@pytest.fixture(params=["jsonl", "ndjson", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv"])
+def records(request, tmp_path):
+    """The same table in every format that is read."""
+    path, table = tmp_path / f"table.{request.param}", pd.DataFrame(RECORDS)
+    if path.suffix in {".jsonl", ".ndjson"}:
+        path.write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n")
+    elif path.suffix == ".parquet":
+        table.to_parquet(path)
+    else:
+        table.to_csv(
+            path,
+            index=False,
+            sep={"semicolons": ";", "pipes": "|"}.get(request.param[:-4], "\t" if "tsv" in request.param else ","),
+        )
+    return path
+
+
+def test_tables_of_every_format_are_read_by_column(records):
+    corpus = load_corpus(f"{records}:text")
+    assert (corpus.items, corpus.blank) == (["Hi there.", "Bye."], 1)
+    refused(f"{records}:texts", "no column texts", "text")
+    refused(records, "name its column", "text, label, n")
+
+
+def test_a_separator_that_is_taken_for_one_is_said(tmp_path, caplog):
+    path = tmp_path / "semi.csv"
+    path.write_text("text;label\na, b;1\n")
+    assert load_corpus(f"{path}:text").items == ["a, b"]
+    assert "taken to be separated by ';'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', ("line 2 is no JSON",)),
+        ("a.jsonl", b'["a"]\n', ("line 1 is no JSON object",)),
+        ("a.jsonl", b'{"text": ["a"]}\n', ("column text holds a list",)),
+        ("a.jsonl", b"", ("is empty",)),
+        ("a.parquet", b"no", ("is no Parquet file",)),
+        ("a.parquet", b"PAR1" + 40 * b"x" + b"PAR1", ("is no Parquet file",)),
+    ],
+)
+def test_broken_records_are_refused_in_a_line(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    refused(f"{tmp_path / name}:text", *words)
+
+
+def test_standard_input_is_lines_of_text(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a\n\nb\u00e9\n".encode())))
+    corpus = load_corpus("-")
+    assert (corpus.items, corpus.blank) == (["a", "b\u00e9"], 1)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in ("/dev/zero", tmp_path / "pipe.txt"):
+        refused(path, "no regular file")
 
 
 def test_files_that_are_not_there(tmp_path):
