@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,9 +191,9 @@ def _explained(name: str) -> Iterator[None]:
         raise AnalysisError(f"there is no model or folder named {name} here ({near}); {error}") from error
 
 
-def file_hashes(folder: Path) -> dict[str, str]:
+def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
     """sha256 of the configuration, weights and tokenizer files of a folder."""
-    paths = sorted(path for pattern in hub.MODEL_FILES for path in folder.glob(pattern) if path.is_file())
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     hashes = {}
     for path in paths:
         with path.open("rb") as file:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
+    from analysis_lib.training.callback import GeometryCallback
     from analysis_lib.training.pretraining import Pretraining, pretrain
     from analysis_lib.training.recipes import held_out_scores
     from analysis_lib.training.runs import checkpoints, run_identity

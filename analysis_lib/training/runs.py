@@ -1,7 +1,9 @@
-"""Pretraining runs by name, and their checkpoints: runs trained here, the MultiBERTs, or a folder of your own."""
+"""Runs of training by name, and their checkpoints: trained here, the MultiBERTs, Trainer's, or on the hub."""
 
 import json
+import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
+from analysis_lib.models.names import file_hashes
 from analysis_lib.training.settings import (
     BASELINES,
     COLUMNS,
@@ -32,15 +35,18 @@ class Checkpoint(NamedTuple):
     seed: int
     step: int
     model: str
+    revision: str | None = None
 
 
 def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     """The checkpoints of a run by seed and step. A run of ``RUNS`` is trained first unless it is finished.
 
     Args:
-        run: a name of ``RUNS``, with other settings as in ``bert-4@steps=100``; ``multiberts``; or the folder of a
-            finished :func:`pretrain`.
-        seeds: of the run.
+        run: a name of ``RUNS``, with other settings as in ``bert-4@steps=100``; ``multiberts``; the folder of a
+            finished :func:`pretrain`, or one in which Trainer of transformers has left ``checkpoint-N``; or a model of
+            the hub with revisions, as in ``EleutherAI/pythia-160m@step0,step1000``, whose steps are the numbers in
+            their names. A checkpoint of Trainer whose weights are those of an earlier one is left out with a warning.
+        seeds: of the run; the last two have seed 0 alone.
 
     Raises:
         AnalysisError: there is no such run, seed or setting; or what ``pretrain`` raises.
@@ -53,6 +59,10 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             raise AnalysisError(f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4")
         steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
         return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
+    if found := _of_trainer(run, say=True) or _of_hub(run):
+        if seeds != [0]:
+            raise AnalysisError(f"{run} is one run: leave the seeds out")
+        return found
     folder, settings = _find(run)
     if settings is not None:
         # Imported where it is needed, since torch takes seconds.
@@ -70,6 +80,32 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
+def _of_trainer(run: str, say: bool = False) -> list[Checkpoint]:
+    """What Trainer has left in a folder, in the order of its steps, each state of the weights once."""
+    folders = {int(path.name[11:]): path for path in Path(run).glob("checkpoint-*") if path.name[11:].isdecimal()}
+    found, known = [], {}
+    for step, path in sorted(folders.items()):
+        weights = file_hashes(path, ("*.safetensors",))
+        first = known.setdefault(json.dumps(weights), path.name)
+        if first != path.name and weights:
+            if say:
+                logging.getLogger(__name__).warning("note: %s has the weights of %s and is left out", path, first)
+        else:
+            found.append(Checkpoint(0, step, os.fspath(path)))
+    return found
+
+
+def _of_hub(run: str) -> list[Checkpoint]:
+    """The revisions of a model of the hub, by the numbers in their names, or in their order where one has none."""
+    name, _, revisions = run.partition("@")
+    if "/" not in name or not revisions or Path(run).exists():
+        return []
+    revisions = revisions.split(",")
+    numbers = [re.findall(r"\d+", revision) for revision in revisions]
+    steps = [int(found[-1]) for found in numbers] if all(numbers) else range(len(revisions))
+    return sorted(Checkpoint(0, step, name, revision) for step, revision in zip(steps, revisions, strict=True))
+
+
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     """The losses of a finished run: columns seed and those of ``seed_s.csv``, see :func:`pretrain`.
 
@@ -78,7 +114,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     import pandas as pd
 
     columns = ["seed", *COLUMNS]
-    if run == MULTIBERTS:
+    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
         return pd.DataFrame(columns=columns, dtype=float)
     folder, _ = _find(run)
     return pd.concat([pd.read_csv(table_path(folder, s)).assign(seed=s)[columns] for s in seeds], ignore_index=True)
@@ -88,15 +124,17 @@ def baselines(run: str) -> "pd.DataFrame":
     """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none for MultiBERTs."""
     import pandas as pd
 
-    if run == MULTIBERTS:
+    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
         return pd.DataFrame(columns=["baseline", "loss"])
     return pd.read_csv(_find(run)[0] / BASELINES)
 
 
 def run_identity(run: str) -> str:
     """A short text that changes when the checkpoints of the run would. Trains nothing."""
-    if run == MULTIBERTS:
+    if run == MULTIBERTS or _of_hub(run):
         return run
+    if found := _of_trainer(run):
+        return json.dumps([file_hashes(Path(checkpoint.model)) for checkpoint in found])
     folder, settings = _find(run)
     if settings is not None:
         return folder.name
@@ -105,8 +143,8 @@ def run_identity(run: str) -> str:
 
 
 def run_description(run: str) -> dict:
-    """How a run was, or would be, trained: settings, data and versions. Empty for the MultiBERTs."""
-    if run == MULTIBERTS:
+    """How a run was, or would be, trained: settings, data and versions. Empty where that is not known."""
+    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
         return {}
     folder, settings = _find(run)
     return settings.identity() if settings else json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
@@ -118,6 +156,7 @@ def _find(run: str) -> tuple[Path, Pretraining | None]:
         return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(
-            f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain"
+            f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
+            f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
         )
     return Path(run), None

@@ -1,6 +1,7 @@
 """Models and texts that a program holds: measured as if they had been loaded, and left as they were."""
 
 import copy
+import re
 import subprocess
 import sys
 
@@ -271,3 +272,22 @@ def test_the_precisions_have_names(tmp_path):
     assert load_model(tmp_path, dtype="bfloat16").model.dtype == torch.bfloat16
     with pytest.raises(AnalysisError, match="give float32, float64, bfloat16 or float16"):
         load_model(tmp_path, dtype="float8")
+
+
+def test_the_metric_of_ones_own_that_the_book_shows_runs(bert):
+    page = Path(__file__).parents[2] / "book" / "using.md"
+    (code,) = re.findall(
+        r"```python\n(import pandas as pd\nfrom analysis_lib import measure.*?)\nmeasure\(", page.read_text(), re.DOTALL
+    )
+    space = {}
+    exec(code, space)
+    model = load_model(bert[0], processor=bert[1])
+    norms = measure(model, TEXTS, "mean_vector", progress=False)["mean_vector"].query("space == 'hidden'")["mean_norm"]
+    shares = [
+        measure(model, TEXTS, [space["LongVectors"](bound)], progress=False)["long_vectors"] for bound in (0, 1e9)
+    ]
+    assert [table["share"].unique().tolist() for table in shares] == [[1.0], [0.0]]
+    assert len(shares[0]) == len(norms)
+    between = measure(model, TEXTS, [space["LongVectors"](norms.mean())], progress=False)["long_vectors"]
+    assert between["share"].between(0, 1).all()
+    assert (between["ci_low"] <= between["share"]).all()

@@ -161,7 +161,7 @@ def _measure(
     checkpoint: Checkpoint, corpus: Corpus, about: dict, last: Mapping[str, pd.DataFrame] | None, folder: Path
 ) -> None:
     """Write the tables of a checkpoint, given those of the last one, unless it is that."""
-    model = load_model(checkpoint.model)
+    model = load_model(checkpoint.model, checkpoint.revision)
     place = {"seed": checkpoint.seed, "step": checkpoint.step}
     tables = {name: table.assign(**place) for name, table in measure(model, corpus, METRICS, progress=False).items()}
     if checkpoint.seed == about["seeds"][0]:

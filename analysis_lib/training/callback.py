@@ -1,0 +1,81 @@
+"""Measurements along a training by transformers' Trainer."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pandas as pd
+import transformers
+
+from analysis_lib.corpora import load_corpus
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import Tables, measure
+from analysis_lib.metrics import resolve
+from analysis_lib.metrics.accumulator import Metric
+
+# The columns that say what a row of a table is about, the layer last.
+PLACES = ("space", "token_type", "key_type", "layer")
+
+
+class GeometryCallback(transformers.TrainerCallback):
+    """Measure the model of a Trainer every so many steps, and log the numbers to whatever it logs to.
+
+    The first measurement is before the first step. The training takes the same steps as without.
+
+    Args:
+        trainer: whose model is measured, with its ``processing_class``.
+        data: as ``measure`` takes it; it is read once.
+        metrics: as ``measure`` takes them.
+        every: how many steps there are between measurements.
+        numbers: from the tables, what is logged, by name; unless given, every quantity of the tables without
+            dimensions, averaged over heads, as in ``geometry/anisotropy/cosine/hidden/layer_3``.
+        column: of a table that is at hand, the texts.
+        settings: of ``measure``.
+
+    Attributes:
+        tables: of every measurement, by step.
+
+    >>> trainer.add_callback(GeometryCallback(trainer, texts, every=100))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        trainer: transformers.Trainer,
+        data: object,
+        metrics: str | Iterable[str | Metric] = "anisotropy",
+        *,
+        every: int = 500,
+        numbers: Callable[[Mapping[str, pd.DataFrame]], Mapping[str, float]] | None = None,
+        column: str | None = None,
+        **settings,
+    ):
+        if every < 1:
+            raise AnalysisError(f"every is {every}: give 1 step or more")
+        self.trainer, self.every, self.settings = trainer, every, {"progress": False, **settings}
+        self.corpus, self.metrics = load_corpus(data, column=column), resolve(metrics)
+        self.numbers, self.tables = numbers or self._quantities, {}
+
+    def on_train_begin(self, args, state, control, **kwargs) -> None:
+        """Before the first step."""
+        self.on_step_end(args, state, control)
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        """After every step."""
+        if state.global_step % self.every == 0 and state.is_world_process_zero:
+            reads = self.trainer.processing_class
+            tables = measure(self.trainer.model, self.corpus, self.metrics, processor=reads, **self.settings)
+            self.tables[state.global_step] = tables
+            # Logging takes back that the Trainer wanted to log its loss at this step.
+            wanted = control.should_log
+            self.trainer.log(dict(self.numbers(tables)))
+            control.should_log = wanted
+
+    @staticmethod
+    def _quantities(tables: Tables) -> dict[str, float]:
+        found = {}
+        for name, table in tables.items():
+            if "dimension" not in table:
+                by = [column for column in PLACES if column in table]
+                means = table.select_dtypes("float").join(table[by]).groupby(by, sort=False, observed=True).mean()
+                means = means.drop(columns=["ci_low", "ci_high"], errors="ignore").stack().reset_index()
+                for *place, layer, quantity, value in means[[*by, f"level_{len(by)}", 0]].itertuples(index=False):
+                    found["/".join(("geometry", name, quantity, *place, f"layer_{layer}"))] = float(value)
+        return found
