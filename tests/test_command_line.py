@@ -300,6 +300,7 @@ def test_classifiers_are_trained_and_measured(run, yelphat, tmp_path, monkeypatc
     [
         (["--data", "newz"], ["newz", "news"]),
         (["--data", "news"], ["news has no split train"]),
+        (["--data", "README.md"], ["README.md names no classes", "reviews.csv:text:label"]),
         (["--data", "{tmp}/absent/yelphat"], ["absent/yelphat"]),
         (["--layers", "one"], ["--layers is 'one'", "1,2"]),
         (["--layers", "2,0"], ["one layer or more"]),
@@ -514,14 +515,25 @@ def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, 
     assert not list(tmp_path.glob(".unfinished-tables-*"))
 
 
-def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch):
+def cut_short(content: bytes) -> bytes:
+    return content[:100]
+
+
+def flipped(content: bytes) -> bytes:
+    """One bit of the last array, which the directory of the file does not show."""
+    place = content.rindex(b"\x93NUMPY") + 200
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize("damage", [cut_short, flipped])
+def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch, damage):
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
     module = sys.modules["analysis_lib.measurement.tables"]
     with monkeypatch.context() as patch:
         patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
         assert_refused(run(*arguments), "stopped")
     (shard,) = tmp_path.glob(".unfinished-*/shard-*.npz")
-    shard.write_bytes(shard.read_bytes()[:100])
+    shard.write_bytes(damage(shard.read_bytes()))
     assert run(*arguments)[0] == 0
     assert not list(tmp_path.glob(".unfinished-*"))
 

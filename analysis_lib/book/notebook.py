@@ -8,6 +8,7 @@ count and no error output. Only then does the executed copy replace the previous
 import asyncio
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,9 +32,12 @@ def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
 
     Raises:
         AnalysisError: an unknown parameter, a value of another type, or a run that did not finish; ``out`` is then
-            left as it was.
+            left as it was, and what was executed lies beside it, as ``NAME.failed.ipynb``.
     """
-    return asyncio.run(execute(notebook, parameters, out))
+    failed = out.with_suffix(".failed.ipynb")
+    written = asyncio.run(execute(notebook, parameters, out, failed=failed))
+    failed.unlink(missing_ok=True)
+    return written
 
 
 async def execute(
@@ -44,6 +48,7 @@ async def execute(
     threads: int | None = None,
     on_cell: Callable[[], object] = lambda: None,
     line_file: Path | None = None,
+    failed: Path | None = None,
 ) -> Path:
     """``run_notebook`` beside others, which share one process: each has a kernel of its own, which ends with it.
 
@@ -52,6 +57,7 @@ async def execute(
         threads: cores that the kernel uses; all unless given.
         on_cell: called after each code cell.
         line_file: where the line of a bar that runs inside a cell is kept.
+        failed: where to write what was executed of a notebook that fails.
     """
     spec = notebook_parameters(notebook)
     final = complete(parameters, spec, str(notebook))
@@ -59,10 +65,16 @@ async def execute(
         raise AnalysisError(f"the executed copy would replace {out}: give another --out")
     copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".unfinished-") as scratch:
+    for left in out.parent.glob(".unfinished-*-*"):
+        # Of a run that was killed.
+        if (process := left.name.split("-")[1]).isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".unfinished-{os.getpid()}-") as scratch:
         begun, error, busy = await _run(copy, scratch, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
+            if failed:
+                nbformat.write(copy, failed)
             raise AnalysisError(_complaint(notebook, final, copy, begun if error else unfinished[0], error))
         copy.metadata["analysis_lib"] = {
             "key": key,

@@ -125,13 +125,10 @@ class StoredShards:
         return self.folder / f"shard-{index:06d}.npz"
 
     def has(self, index: int) -> bool:
-        """Whether the shard is there and readable; a damaged one is measured again."""
-        if self.folder is None or not self._path(index).is_file():
-            return False
+        """Whether the shard is there and can be read to its end; a damaged one is measured again."""
         try:
-            with np.load(self._path(index)) as stored:
-                return "report" in stored
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            return self.folder is not None and bool(self.load(index))
+        except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile):
             return False
 
     def keep(self, index: int, result: Result) -> Result:

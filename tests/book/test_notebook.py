@@ -59,7 +59,11 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     assert "limit = 4" in message
     assert written in message
     assert out.read_text() == "previous"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.ipynb"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.failed.ipynb", "out.ipynb"]
+    # What was executed can be looked at, until the notebook runs.
+    assert nbformat.read(tmp_path / "out.failed.ipynb", 4).cells[1].execution_count == 1
+    run_notebook(write(notebook, "print(1)"), {}, out)
+    assert not (tmp_path / "out.failed.ipynb").exists()
 
 
 def test_a_kernel_begins_with_the_library_imported(tmp_path):
@@ -83,4 +87,7 @@ def test_no_kernel_outlives_its_run(tmp_path, end):
     until(lambda: not alive(int(pid.read_text())))
     assert not out.exists()
     if end == signal.SIGINT:
-        assert not list(out.parent.iterdir())
+        assert {path.name for path in out.parent.iterdir()} <= {"out.failed.ipynb"}
+    # What a killed run had no time to clear goes with the next one.
+    run_notebook(write(notebook, "print(1)"), {}, out)
+    assert [path.name for path in out.parent.iterdir()] == ["out.ipynb"]

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.corpora.splits import drawn, stratified
@@ -25,6 +26,8 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
             the training split lacks, or a limit is negative.
     """
     limits = (limit, -(-limit // 4), test_limit)
+    if data.count(":") < 2 and Path(data.partition(":")[0]).is_file():
+        raise AnalysisError(f"{data} names no classes: give a table with both columns, as in reviews.csv:text:label")
     whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
     # Found here and not after the training, when the texts of that class cannot be scored.
     if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):

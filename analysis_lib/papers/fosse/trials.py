@@ -196,8 +196,9 @@ def recorded() -> pd.DataFrame:
     Raises:
         AnalysisError: none come with it.
     """
-    found = _read()
-    if not (frames := {name: found[name] for name in DATASETS if name in found}):
+    found, runs = _read(), shipping.descriptions(_RECORD)
+    frames = {name: [found[run] for run, about in runs.items() if about["dataset"] == name] for name in DATASETS}
+    if not (frames := {name: pd.concat(tables) for name, tables in frames.items() if tables}):
         raise AnalysisError("no trials of the paper come with the book: data/README.md says how they are made")
     return grouped(frames, "dataset")
 
