@@ -2,6 +2,7 @@
 """The command line, ``analysis-lib COMMAND``: measure, train, execute notebooks, list what is known."""
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import fcntl
@@ -19,6 +20,7 @@ import argcomplete
 from analysis_lib import __version__
 from analysis_lib.errors import AnalysisError
 
+STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
     "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
     "dimension_means outlier_dimensions score_contributions score_terms isotropy"
@@ -158,6 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
     add("--require", default="", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
+    add = command("cache", _cache, "say what is kept on disk, and clear it")
+    add("--clear", choices=tuple(STORES), help="remove all of this; it is made again when it is needed")
     command("metrics", _metrics, "list the metrics")
     command("models", _models, "list the models known by name")
     command("datasets", _datasets, "list the corpora known by name")
@@ -332,9 +336,28 @@ def _claims(options: argparse.Namespace) -> None:
 
 
 def _metrics(options: argparse.Namespace) -> None:
-    from analysis_lib import metrics
+    # Read and not imported: torch takes seconds.
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.glob("metrics/*.py"))
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    said = {}
+    for found in classes:
+        match [node.value.value for node in found.body if ast.unparse(node).startswith("name = ")]:
+            case [name]:
+                said[name] = ast.get_docstring(found).splitlines()[0]
+    _print_names({name: said[name] for name in METRICS.split()})
 
-    _print_names({name: metric.__doc__.splitlines()[0] for name, metric in metrics.METRICS.items()})
+
+def _cache(options: argparse.Namespace) -> None:
+    from analysis_lib.corpora import packages
+
+    for name, words in STORES.items():
+        kept = [*(packages.package_directory() / name).glob("*")]
+        size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
+        print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
+        if options.clear == name:
+            shutil.rmtree(packages.package_directory() / name)
+            print(f"cleared {name}")
+    print(f"in {packages.package_directory()}")
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -674,3 +674,17 @@ def test_the_shell_completes_commands_names_and_metrics():
     assert "minilm" in completed("analysis-lib measure --model min")
     assert "wikipedia" in completed("analysis-lib measure --data wiki")
     assert "isotropy" in completed("analysis-lib measure --metrics iso")
+
+
+def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path)
+    for name in ("measurements/one/a.npz", "measurements/two/b.npz", "derived/model/weights"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(bytes(3_000_000))
+    status, out, _ = run("cache")
+    assert status == 0
+    assert re.search(r"^measurements +6 MB in +2 entries", out, re.MULTILINE)
+    assert re.search(r"^derived +3 MB in +1 entries", out, re.MULTILINE)
+    assert run("cache", "--clear", "measurements")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["derived"]
+    assert "0 entries" in run("cache")[1]

@@ -29,7 +29,10 @@ def test_no_name_is_that_of_a_module_which_would_take_its_place(package):
     assert not [name for name in modules if late.get(name, package) != package]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["models"], ["datasets"], ["measure", "--modle", "minilm"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["models"], ["datasets"], ["metrics"], ["cache"], ["measure", "--modle", "minilm"]],
+)
 def test_what_needs_no_model_imports_no_torch(arguments):
     code = "import sys, contextlib\nfrom analysis_lib.__main__ import main\n"
     code += "with contextlib.suppress(SystemExit):\n    main(sys.argv[1:])\n"
