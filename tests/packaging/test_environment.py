@@ -11,6 +11,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from analysis_lib import __version__
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -71,6 +73,6 @@ def test_packages_are_pinned_by_hash():
 
 def test_the_citation_is_of_this_version_and_licence():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
     assert citation["cff-version"] == "1.2.0"
     assert all(citation[field] for field in ("message", "title", "authors"))
