@@ -181,7 +181,7 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
-    checked_options(options.model, options.dtype, options.device)
+    checked_options(options.dtype, options.device)
     Settings(True, options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")

@@ -62,7 +62,7 @@ def load_model(
     if isinstance(name, nn.Module):
         return live_model(name, processor)
     name = str(name)
-    device = checked_options(name, dtype, device)
+    device = checked_options(dtype, device)
     whole, seed = split_twin(name)
     folder, identity = located(whole, revision)
     config = _read_config(name, folder)
@@ -76,10 +76,8 @@ def load_model(
     return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
 
 
-def checked_options(name: str, dtype: str, device: str | None) -> str:
+def checked_options(dtype: str, device: str | None) -> str:
     """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
-    if not name.strip():
-        raise AnalysisError("the name of the model is empty: give a name of `models`, a Hub id or a folder")
     if dtype not in DTYPES:
         raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
     return devices.usable(device)

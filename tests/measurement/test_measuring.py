@@ -600,7 +600,7 @@ def test_a_file_in_the_way_of_the_folder(model, tables, tmp_path, where):
 
 
 def test_a_table_that_cannot_be_made_leaves_nothing(model, tmp_path):
-    tables = measure(model, Corpus("one", ["Hi"]), special_tokens=False, progress=False)
+    tables = measure(model, Corpus("one", ["Hi"]), "mean_vector,anisotropy", special_tokens=False, progress=False)
     with pytest.raises(AnalysisError, match="two"):
         tables.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -762,9 +762,13 @@ def test_a_text_of_one_token(model):
     tables = measure(model, Corpus("one", ["Hi"]), special_tokens=False, progress=False)
     assert tables["attention_entropy"]["entropy_nats"].between(0, math.log(3)).all()
     np.testing.assert_allclose(tables["mean_vector"]["mean_norm"], tables["mean_vector"]["norm_of_mean"], rtol=1e-6)
-    for name in ("anisotropy", "utterance_similarity"):
+    pairs = {"anisotropy", "utterance_similarity"}
+    assert tables.run["left_out"].keys() == pairs
+    assert not pairs & {*tables}
+    named = measure(model, Corpus("one", ["Hi"]), pairs, special_tokens=False, progress=False)
+    for name in pairs:
         with pytest.raises(AnalysisError, match=name):
-            tables[name]
+            named[name]
 
 
 def test_texts_that_are_no_tokens_at_all(model):
