@@ -3,7 +3,6 @@
 
 import argparse
 import ast
-import contextlib
 import dataclasses
 import fcntl
 import json
@@ -12,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import argcomplete
@@ -32,9 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     argcomplete.autocomplete(parser := _parser())
     options, status = parser.parse_args(arguments), 1
     try:
-        with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
-            if options.quiet:
-                stack.enter_context(contextlib.redirect_stderr(nowhere))
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr):
             options.command(options)
         status = 0
         if sys.stdout:
@@ -74,18 +71,21 @@ def _parser() -> argparse.ArgumentParser:
     device = {"help": "torch device; by default a GPU where there is one"}
     parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
     parameters["help"] = "set a parameter (may be repeated)"
-    corpora = {"help": "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"}
-    tables = {"choices": ("parquet", "csv"), "default": "parquet", "help": "of the tables (default parquet)"}
-    metrics = {"default": "all", "help": f"comma-separated, or all but isotropy (default): {METRICS}"}
+
+    def add_measurement(metrics: str) -> None:
+        """What `measure` and `compare` have in common; metrics are those by default."""
+        known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
+        add("--data", required=True, help=known).completer = _known
+        known = f"comma-separated, or all but isotropy (default {metrics}): {METRICS}"
+        add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
+        add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
+        add("--seed", type=int, help="draw the --limit items at random with this seed")
+        add("--out", required=True, type=_folder, help="folder for the tables and run.json")
+        add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder").completer = _known
-    add("--data", required=True, **corpora).completer = _known
-    add("--metrics", **metrics).completer = lambda **_: METRICS.split()
-    add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
-    add("--seed", type=int, help="draw the --limit items at random with this seed")
-    add("--out", required=True, type=_folder, help="folder for the tables and run.json")
-    add("--format", **tables)
+    add_measurement("all")
     add("--workers", type=int, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     add("--revision", help="commit, branch or tag of a Hub model")
@@ -98,13 +98,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("compare", _compare, "measure models side by side, each with its untrained twins")
     add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = _known
-    add("--data", required=True, **corpora).completer = _known
-    add("--metrics", **metrics | {"default": "anisotropy"}).completer = lambda **_: METRICS.split()
-    add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
-    add("--seed", type=int, help="draw the --limit items at random with this seed")
+    add_measurement("anisotropy")
     add("--twins", type=int, default=1, help="untrained twins of each model, with other random weights (default 1)")
-    add("--out", required=True, type=_folder, help="folder for the tables and run.json")
-    add("--format", **tables)
 
     add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
     add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
@@ -198,7 +193,6 @@ def _measure(options: argparse.Namespace) -> None:
             workers=options.workers,
             scheduler=options.scheduler,
             checkpoints=options.out,
-            progress=not options.quiet,
         )
         tables.run.update(limit=options.limit, seed=options.seed)
         tables.save(options.out, options.format)
@@ -221,7 +215,7 @@ def _compare(options: argparse.Namespace) -> None:
     from analysis_lib.metrics import resolve
 
     resolve(options.metrics)
-    draw = {"limit": options.limit, "seed": options.seed, "twins": options.twins, "progress": not options.quiet}
+    draw = {"limit": options.limit, "seed": options.seed, "twins": options.twins}
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **draw)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
@@ -301,11 +295,11 @@ def _run(options: argparse.Namespace) -> None:
 
     if not options.notebook.is_file():
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
-    parameters = book.coerce(options.parameters, book.notebook_parameters(options.notebook))
+    spec = book.notebook_parameters(options.notebook)
+    parameters = book.coerce(options.parameters, spec)
     _refuse_unwritable(options.out)
     # Misspelt models and corpora, before a kernel starts.
-    defaults = book.notebook_parameters(options.notebook)
-    book.inputs({name: parameters.get(name, spec.default) for name, spec in defaults.items()})
+    book.inputs(book.complete(parameters, spec, str(options.notebook)))
     executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
     print(f"executed notebook: {executed}")
 

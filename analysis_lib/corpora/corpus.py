@@ -92,10 +92,11 @@ class Corpus:
         text = self.kind == "text"
         digest = hashlib.sha256(b"" if text else self.kind.encode())
         for number, item in enumerate(self.items):
-            joined = item if isinstance(item, str) else "\1".join(item) if text else ""
-            digest.update(
-                f"{chr(0) * (number > 0)}{joined}".encode("utf-8", "surrogatepass") if text else item.digest()
-            )
+            if text:
+                joined = item if isinstance(item, str) else "\1".join(item)
+                digest.update(b"\0" * (number > 0) + joined.encode("utf-8", "surrogatepass"))
+            else:
+                digest.update(item.digest())
         return digest.hexdigest()
 
     def take(self, indices: Iterable[int]) -> "Corpus":

@@ -29,23 +29,19 @@ _SUFFIXES = {
 def located(spec: str, known: Iterable[str]) -> Located:
     """The file or folder that ``spec`` names; ``known`` are the names to offer where there is none. ``-`` is stdin."""
     if spec == "-":
-        return Located("text", lambda: _split_lines(_decoded("-", sys.stdin.buffer.read())), lambda: "lines of stdin")
+        return Located("text", lambda: _lines(_decoded("-", sys.stdin.buffer.read())), lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
     if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
         kind, files, labels = _media(path)
         items = [MediaFile(kind, file.absolute()) for file in files]
         return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
-    read = partial(_lines, path) if column is None else partial(read_column, path, column)
+    read = (lambda: _lines(_decode(path))) if column is None else partial(read_column, path, column)
     return Located(
         "text", read, lambda: f"{column or 'lines'} of sha256:{hashlib.sha256(read_bytes(path)).hexdigest()}"
     )
 
 
-def _lines(path: Path) -> list[str]:
-    return _split_lines(_decode(path))
-
-
-def _split_lines(text: str) -> list[str]:
+def _lines(text: str) -> list[str]:
     # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
     return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
 
@@ -141,7 +137,7 @@ def _parquet_rows(path: Path) -> list[list]:
 
 def _json_rows(path: Path) -> list[list]:
     records = []
-    for number, line in enumerate(_split_lines(_decode(path)), 1):
+    for number, line in enumerate(_lines(_decode(path)), 1):
         try:
             records += [json.loads(line)] if line.strip() else []
         except ValueError as error:
@@ -197,7 +193,7 @@ def _cells(path: Path, header: list[str], body: list[list], column: str) -> list
     if short is not None:
         raise AnalysisError(f"{path}: row {short} has no column {column}: mend the row or its quotes")
     cells = [row[index] for row in body if row]
-    if strange := next((cell for cell in cells if not isinstance(cell, str | int | float | None)), None):
+    if (strange := next((cell for cell in cells if not isinstance(cell, str | int | float | None)), None)) is not None:
         raise AnalysisError(f"{path}: column {column} holds a {type(strange).__name__}: name a column of texts")
     return ["" if cell is None else str(cell) for cell in cells]
 

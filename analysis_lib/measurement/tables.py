@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from analysis_lib.metrics.intervals import jackknife_interval
 
 # Computes one number, or several, from the tables of a measurement, or of several.
 Statistic = Callable[..., float | Sequence[float]]
+# How a table is written, by the ending of its file.
+FORMATS = {"parquet": partial(pd.DataFrame.to_parquet, compression="zstd"), "csv": pd.DataFrame.to_csv}
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
@@ -207,10 +210,7 @@ def save_tables(
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
             unfinished = Path(scratch)
             for name, table in tables.items():
-                path = unfinished / f"{name}.{form}"
-                table.to_csv(path, index=False) if form == "csv" else table.to_parquet(
-                    path, index=False, compression="zstd"
-                )
+                FORMATS[form](table, unfinished / f"{name}.{form}", index=False)
             text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
             (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
             stale = _listed(folder / description) - {*files}
@@ -226,7 +226,7 @@ def _listed(run: Path) -> set[str]:
     """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
         tables = json.loads(run.read_text(encoding="utf-8"))["tables"]
-        return {f"{name}.{form}" for name in tables if name.isidentifier() for form in ("parquet", "csv")}
+        return {f"{name}.{form}" for name in tables if name.isidentifier() for form in FORMATS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 

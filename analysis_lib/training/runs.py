@@ -59,7 +59,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             raise AnalysisError(f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4")
         steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
         return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
-    if found := _of_trainer(run, say=True) or _of_hub(run):
+    if found := _distinct(_of_trainer(run)) or _of_hub(run):
         if seeds != [0]:
             raise AnalysisError(f"{run} is one run: leave the seeds out")
         return found
@@ -80,18 +80,22 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
-def _of_trainer(run: str, say: bool = False) -> list[Checkpoint]:
-    """What Trainer has left in a folder, in the order of its steps, each state of the weights once."""
+def _of_trainer(run: str) -> dict[int, Path]:
+    """What Trainer has left in a folder, by step, in order."""
     folders = {int(path.name[11:]): path for path in Path(run).glob("checkpoint-*") if path.name[11:].isdecimal()}
+    return dict(sorted(folders.items()))
+
+
+def _distinct(folders: dict[int, Path]) -> list[Checkpoint]:
+    """Each state of the weights once, as of the first step that has it; the others are named in a warning."""
     found, known = [], {}
-    for step, path in sorted(folders.items()):
+    for step, path in folders.items():
         weights = file_hashes(path, ("*.safetensors",))
         first = known.setdefault(json.dumps(weights), path.name)
-        if first != path.name and weights:
-            if say:
-                logging.getLogger(__name__).warning("note: %s has the weights of %s and is left out", path, first)
-        else:
+        if first == path.name or not weights:
             found.append(Checkpoint(0, step, os.fspath(path)))
+        else:
+            logging.getLogger(__name__).warning("note: %s has the weights of %s and is left out", path, first)
     return found
 
 
@@ -106,6 +110,11 @@ def _of_hub(run: str) -> list[Checkpoint]:
     return sorted(Checkpoint(0, step, name, revision) for step, revision in zip(steps, revisions, strict=True))
 
 
+def _trained_elsewhere(run: str) -> bool:
+    """Whether nothing is known of a run but its checkpoints."""
+    return run == MULTIBERTS or bool(_of_trainer(run) or _of_hub(run))
+
+
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     """The losses of a finished run: columns seed and those of ``seed_s.csv``, see :func:`pretrain`.
 
@@ -114,7 +123,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     import pandas as pd
 
     columns = ["seed", *COLUMNS]
-    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
+    if _trained_elsewhere(run):
         return pd.DataFrame(columns=columns, dtype=float)
     folder, _ = _find(run)
     return pd.concat([pd.read_csv(table_path(folder, s)).assign(seed=s)[columns] for s in seeds], ignore_index=True)
@@ -124,7 +133,7 @@ def baselines(run: str) -> "pd.DataFrame":
     """What counting gives on the held-out texts of a finished run, see :func:`n_gram_losses`; none for MultiBERTs."""
     import pandas as pd
 
-    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
+    if _trained_elsewhere(run):
         return pd.DataFrame(columns=["baseline", "loss"])
     return pd.read_csv(_find(run)[0] / BASELINES)
 
@@ -133,8 +142,8 @@ def run_identity(run: str) -> str:
     """A short text that changes when the checkpoints of the run would. Trains nothing."""
     if run == MULTIBERTS or _of_hub(run):
         return run
-    if found := _of_trainer(run):
-        return json.dumps([file_hashes(Path(checkpoint.model)) for checkpoint in found])
+    if folders := _of_trainer(run):
+        return json.dumps([file_hashes(path) for path in folders.values()])
     folder, settings = _find(run)
     if settings is not None:
         return folder.name
@@ -144,7 +153,7 @@ def run_identity(run: str) -> str:
 
 def run_description(run: str) -> dict:
     """How a run was, or would be, trained: settings, data and versions. Empty where that is not known."""
-    if run == MULTIBERTS or any(Path(run).glob("checkpoint-*")) or _of_hub(run):
+    if _trained_elsewhere(run):
         return {}
     folder, settings = _find(run)
     return settings.identity() if settings else json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))

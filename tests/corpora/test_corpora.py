@@ -261,6 +261,7 @@ def test_a_separator_that_is_taken_for_one_is_said(tmp_path, caplog):
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', ("line 2 is no JSON",)),
         ("a.jsonl", b'["a"]\n', ("line 1 is no JSON object",)),
         ("a.jsonl", b'{"text": ["a"]}\n', ("column text holds a list",)),
+        ("a.jsonl", b'{"text": []}\n', ("column text holds a list",)),
         ("a.jsonl", b"", ("is empty",)),
         ("a.parquet", b"no", ("is no Parquet file",)),
         ("a.parquet", b"PAR1" + 40 * b"x" + b"PAR1", ("is no Parquet file",)),
