@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from analysis_lib.metrics.intervals import jackknife_interval
 
 # Computes one number, or several, from the tables of a measurement, or of several.
 Statistic = Callable[..., float | Sequence[float]]
-# How a table is written, by the ending of its file.
-FORMATS = {"parquet": partial(pd.DataFrame.to_parquet, compression="zstd"), "csv": pd.DataFrame.to_csv}
+# The endings of the files of tables.
+FORMATS = ("parquet", "csv")
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
@@ -210,7 +209,11 @@ def save_tables(
         with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
             unfinished = Path(scratch)
             for name, table in tables.items():
-                FORMATS[form](table, unfinished / f"{name}.{form}", index=False)
+                path = unfinished / f"{name}.{form}"
+                if form == "csv":
+                    table.to_csv(path, index=False)
+                else:
+                    table.to_parquet(path, index=False, compression="zstd")
             text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
             (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
             stale = _listed(folder / description) - {*files}
