@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
     add("--device", **device)
+    add("--device-map", help="auto: what the device cannot hold lies in memory, and then on disk, until it is used")
     add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
     add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
@@ -181,7 +182,9 @@ def _measure(options: argparse.Namespace) -> None:
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")
     with _sole_writer(options.out):
-        model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
+        model = load_model(
+            options.model, options.revision, dtype=options.dtype, device=options.device, device_map=options.device_map
+        )
         tables = measure(
             model,
             corpus,

@@ -119,13 +119,13 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
         # Processors that keep an image's proportions give each image its own size.
         full = (len(waiting) + 1) * pixels[0, 0].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
         if waiting and (full or waiting[-1].shape != pixels.shape):
-            yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
+            yield Batch.stacked(loaded, "pixel_values", waiting, owners, settings)
             waiting, owners = [], []
         waiting.append(pixels)
         owners.append(group)
         reading.utterances += 1
     if waiting:
-        yield Batch.stacked(loaded.model, "pixel_values", waiting, owners, settings)
+        yield Batch.stacked(loaded, "pixel_values", waiting, owners, settings)
 
 
 # --- Sounds ---------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             size = max(1, settings.tokens_per_batch // tokens)
             for first in range(0, len(same), size):
                 features, samples, owners = zip(*same[first : first + size], strict=True)
-                batch = Batch.stacked(loaded.model, name, features, owners, settings)
+                batch = Batch.stacked(loaded, name, features, owners, settings)
                 batch.lengths = torch.tensor(samples, device=loaded.device)
                 yield batch
 

@@ -13,7 +13,7 @@ from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Receive
 from analysis_lib.capture.forward_pass import captured_pass
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.live import evaluated
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
@@ -88,6 +88,8 @@ class _DoublePrecision(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.float:
             return args[0].double()
+        if function is Tensor.view:  # Bytes of a file, read as what they are.
+            return function(*args, **(kwargs or {}))
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
         kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         return function(*args, **kwargs)
@@ -99,17 +101,25 @@ def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
 
 
 def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
-    """A copy of a model and of a batch in float64; weights are converted one by one, to keep the memory small.
+    """A copy of a model and of a batch in float64.
+
+    What was read in half precision or in parts may be large: its copy is read from disk, each part when it is used. Of
+    other models the weights are converted one by one, to keep the memory small.
 
     Raises:
         AnalysisError: there is no memory for the copy, or the device has no float64.
     """
-    double = copy.copy(loaded)
-    vars(double).pop("stacks", None)
+    spec = loaded.spec
+    large = spec is not None and (spec.device_map or spec.dtype.endswith("float16"))
     try:
-        memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
-        memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
-        double.model = copy.deepcopy(loaded.model, memo)
+        if large and loaded.model._no_split_modules:
+            double = load_model(**{**vars(spec), "dtype": "float64", "device_map": {"": "disk"}})
+        else:
+            double = copy.copy(loaded)
+            vars(double).pop("stacks", None)
+            memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
+            memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
+            double.model = copy.deepcopy(loaded.model, memo)
         inputs = {
             name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in batch.inputs.items()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,11 @@ class Batch:
 
     @classmethod
     def stacked(
-        cls, model, name: str, features: Sequence[Tensor], groups: Sequence[int], settings: Settings
+        cls, loaded: LoadedModel, name: str, features: Sequence[Tensor], groups: Sequence[int], settings: Settings
     ) -> "Batch":
         """A batch of features of one shape, such as pixels, which are the model's argument ``name``."""
-        inputs = {name: torch.cat(features).to(model.device, model.dtype)}
-        return cls(inputs, torch.tensor(groups, device=model.device), settings.special_tokens)
+        inputs = {name: torch.cat(features).to(loaded.device, loaded.model.dtype)}
+        return cls(inputs, torch.tensor(groups, device=loaded.device), settings.special_tokens)
 
     def head(self, utterances: int) -> "Batch":
         """The first few utterances."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -75,8 +76,9 @@ def key_projection(
 ) -> tuple[Float[Tensor, "head head_dim width"], Float[Tensor, "head head_dim"] | None]:
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation."""
     projection = module.get_submodule(spec.key)
-    weight = projection.weight.T if isinstance(projection, Conv1D) else projection.weight
-    parts = [*map(wide, [weight] if projection.bias is None else [weight, projection.bias.unsqueeze(-1)])]
+    with align_module_device(projection):
+        weight = projection.weight.T if isinstance(projection, Conv1D) else projection.weight
+        parts = [*map(wide, [weight] if projection.bias is None else [weight, projection.bias.unsqueeze(-1)])]
     if spec.fused == "by_head":
         parts = [part.view(heads, 3, -1, part.shape[-1])[:, 1] for part in parts]
     elif spec.fused == "stacked":
@@ -132,7 +134,8 @@ def _back_through_key(
         steps.append(lambda vectors: rotate(vectors, vectors, cos, -sin)[0])
     if spec.key_norm:
         norm, raw = module.get_submodule(spec.key_norm), call.unnormalised
-        scale = raw.square().mean(-1, keepdim=True).add(norm.variance_epsilon).rsqrt() * norm.weight
+        with align_module_device(norm):
+            scale = raw.square().mean(-1, keepdim=True).add(norm.variance_epsilon).rsqrt() * norm.weight
         scale = scale.transpose(1, 2).repeat_interleave(shared_by, 1)
         steps.append(lambda vectors: vectors * scale)
     if not steps:

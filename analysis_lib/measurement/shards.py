@@ -82,4 +82,4 @@ if _MALLOC_TRIM is not None:
 
 @lru_cache(maxsize=1)
 def _loaded(spec: ModelSpec) -> LoadedModel:
-    return load_model(spec.name, spec.revision, dtype=spec.dtype, device=spec.device)
+    return load_model(**vars(spec))

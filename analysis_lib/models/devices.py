@@ -1,6 +1,10 @@
-"""Where tensors are computed."""
+"""Where tensors are computed, and the weights that lie elsewhere until they are used."""
+
+from collections.abc import Iterator
 
 import torch
+from accelerate.utils import align_module_device
+from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 
@@ -21,3 +25,11 @@ def usable(device: str | None) -> str:
         known = "cpu, cuda" if torch.cuda.is_available() else "cpu"
         raise AnalysisError(f"the device {device} cannot be used here: give one of {known}") from error
     return device
+
+
+def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then."""
+    for path, module in model.named_modules():
+        with align_module_device(module):
+            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                yield f"{path}.{name}".removeprefix("."), tensor

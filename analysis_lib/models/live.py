@@ -9,6 +9,7 @@ import transformers
 from torch import nn
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.devices import weights
 from analysis_lib.models.loaded import LoadedModel
 
 # Where what wraps a model (torch.compile, DistributedDataParallel) keeps it.
@@ -45,7 +46,7 @@ def live_model(model: nn.Module, processor: object) -> LoadedModel:
 
 def _weights_hash(model: nn.Module) -> str:
     digest = hashlib.sha256(repr(model.config).encode())
-    for name, weight in model.state_dict().items():
+    for name, weight in weights(model):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return f"weights sha256:{digest.hexdigest()}"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
+from analysis_lib.models.devices import weights
 from analysis_lib.models.parts import Layout, Stack, layout_for
 from analysis_lib.models.tokenization import Tokenizer, text_frame
 
@@ -35,6 +36,7 @@ class ModelSpec:
     revision: str | None
     dtype: str
     device: str
+    device_map: str | dict | None = field(default=None, hash=False)
 
 
 @dataclass(eq=False, repr=False)
@@ -91,7 +93,10 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        device = self.model.device
+        if device.type == "meta":  # Its first weights lie on disk.
+            device = torch.device(self.model._hf_hook.execution_device)
+        return device
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -159,13 +164,13 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def _refuse_non_finite(loaded: LoadedModel) -> None:
-    for name, weight in loaded.model.named_parameters():
+    for name, weight in weights(loaded.model):
         if not torch.isfinite(weight).all():
             places = (
                 f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
                 for stack, blocks in loaded.stacks.items()
                 for layer, block in enumerate(blocks, 1)
-                if any(parameter is weight for parameter in block.parameters())
+                if loaded.model.get_submodule(name.rpartition(".")[0]) in set(block.modules())
             )
             raise AnalysisError(
                 f"{loaded.name}: the weights {name} ({next(places, 'outside the blocks')}) hold NaN or infinity: "

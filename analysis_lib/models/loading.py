@@ -1,6 +1,7 @@
 """Models by name: a bundled alias, a hub id, or a local folder becomes a :class:`LoadedModel`."""
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ def load_model(
     *,
     dtype: str = "float32",
     device: str | None = None,
+    device_map: str | dict | None = None,
     processor: object = None,
 ) -> LoadedModel:
     """A model by name, or one that is at hand.
@@ -50,6 +52,8 @@ def load_model(
         dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
             the memory, and what it computes is summed in single precision and then in float64.
         device: a torch device; by default a GPU where there is one.
+        device_map: for a model that is larger than its device. ``auto``: what does not fit there lies in memory, and
+            what does not fit there on disk, until it is used; or parts of the model by device, as in transformers.
         processor: of a model that is at hand, its tokenizer, image processor or feature extractor.
 
     Raises:
@@ -71,9 +75,15 @@ def load_model(
     if seed is not None:
         model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
     else:
-        model, files = _read_weights(name, folder, config, layout, dtype), file_hashes(folder)
-    model, processor = model.to(device).eval(), _read_processor(name, folder, layout.kind)
-    return LoadedModel(name, identity, model, processor, ModelSpec(name, revision, dtype, device), files)
+        model, files = _read_weights(name, folder, config, layout, dtype, device_map), file_hashes(folder)
+    parts = {*getattr(model, "hf_device_map", {}).values()}
+    if parts and not model._no_split_modules:
+        raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
+    if len(parts - {"cpu", "disk"}) > 1:
+        raise AnalysisError(f"{name} would lie on several GPUs: let it see one, as with CUDA_VISIBLE_DEVICES=0")
+    model = model if parts else model.to(device)
+    processor, spec = _read_processor(name, folder, layout.kind), ModelSpec(name, revision, dtype, device, device_map)
+    return LoadedModel(name, identity, model.eval(), processor, spec, files)
 
 
 def checked_options(dtype: str, device: str | None) -> str:
@@ -146,6 +156,7 @@ def _reading(fault: str) -> Iterator[None]:
     """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
     try:
         with _ALONE:
             yield
@@ -156,7 +167,7 @@ def _reading(fault: str) -> Iterator[None]:
 
 
 def _read_weights(
-    name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str
+    name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str, device_map: object
 ) -> transformers.PreTrainedModel:
     safe = any(path.is_file() for path in folder.glob("*.safetensors"))
     if not safe and not ((known := known_model(name)) and known.pickled):
@@ -166,6 +177,7 @@ def _read_weights(
             folder,
             config=config,
             dtype=getattr(torch, dtype),
+            device_map=device_map,
             # A pickle is read as tensors and nothing else (transformers' default), and for pinned models alone.
             use_safetensors=safe,
             output_loading_info=True,

@@ -1,0 +1,96 @@
+"""Models larger than their device: their parts lie on disk until they are used, and measure the same."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+import transformers
+
+from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib.capture import checked_pass
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
+from analysis_lib.measurement import shards
+
+DISK = {"": "disk"}
+# One of each kind that transformers spreads over devices.
+SPREAD = "bert modernbert gpt2 gpt_neox qwen3 t5 hubert whisper vit beit resnet-basic cvt character_bert manta".split()
+
+
+def corpus(name: str) -> Corpus:
+    wrapped = {
+        "text": str,
+        "image": lambda image: ArrayImage(np.asarray(image)),
+        "audio": lambda samples: Sound(samples, 16000),
+    }
+    kind = tiny.kind(name)
+    return Corpus(name, tuple(wrapped[kind](item) for item in tiny.items(name)[:2]), kind=kind)
+
+
+def assert_same(found: dict[str, pd.DataFrame], wanted: dict[str, pd.DataFrame]) -> None:
+    assert list(found) == list(wanted)
+    for table in wanted:
+        pd.testing.assert_frame_equal(found[table], wanted[table], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_parts_on_disk_measure_as_those_in_memory(name, tmp_path):
+    tiny.save(tmp_path, name)
+    models = [load_model(tmp_path, dtype="float64", device_map=places) for places in (DISK, None)]
+    assert all(parameter.is_meta for parameter in models[0].model.parameters())
+    found, wanted = (dict(measure(model, corpus(name), progress=False)) for model in models)
+    assert_same(found, wanted)
+    assert len(wanted["anisotropy"]) > 2
+
+
+@pytest.mark.parametrize("name", ["deberta", "canine"])
+def test_what_cannot_be_spread_says_so(name, tmp_path):
+    with pytest.raises(AnalysisError, match="cannot be spread over devices: leave the device map out"):
+        load_model(tiny.save(tmp_path, name), device_map=DISK)
+
+
+def test_a_map_that_is_none_says_so(tmp_path):
+    with pytest.raises(AnalysisError, match="cannot be loaded"):
+        load_model(tiny.save(tmp_path, "bert"), device_map="everywhere")
+
+
+def test_a_map_of_ones_own_splits_a_model_and_workers_read_it_likewise(tmp_path):
+    tiny.save(tmp_path, "bert")
+    whole = load_model(tmp_path)
+    split = load_model(tmp_path, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "disk"})
+    assert {p.is_meta for p in split.model.parameters()} == {True, False}
+    assert all(p.is_meta for p in shards._loaded(split.spec).model.encoder.parameters())
+    assert_same(*(dict(measure(model, corpus("bert"), "anisotropy", progress=False)) for model in (split, whole)))
+
+
+def test_auto_keeps_what_fits_on_the_device(tmp_path):
+    assert not any(p.is_meta for p in load_model(tiny.save(tmp_path, "bert"), device_map="auto").model.parameters())
+
+
+def test_weights_on_disk_that_are_not_finite_are_named(tmp_path):
+    model, tokenizer = tiny.build("bert")
+    torch.nn.init.constant_(model.encoder.layer[1].output.dense.weight, torch.nan)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(AnalysisError, match=r"encoder.layer.1.output.dense.weight \(layer 2\) hold NaN"):
+        load_model(tmp_path, device_map=DISK)
+
+
+def test_a_model_at_hand_that_lies_on_disk(tmp_path):
+    tiny.save(tmp_path, "llama")
+    read = [transformers.AutoModel.from_pretrained(tmp_path, device_map=place) for place in (DISK, "cpu")]
+    models = [load_model(model, processor=load_model(tmp_path).processor) for model in read]
+    assert models[0].revision == models[1].revision
+    assert_same(*(dict(measure(model, corpus("llama"), progress=False)) for model in models))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_check_of_half_precision_needs_no_copy_in_memory(dtype, tmp_path, monkeypatch):
+    """It is decided in float64, where all weights at once would take four times the memory."""
+    copies, in_double = [], checked_pass._in_double
+    monkeypatch.setattr(checked_pass, "_in_double", lambda *given: copies.append(in_double(*given)) or copies[-1])
+    model = load_model(tiny.save(tmp_path, "llama"), dtype=dtype)
+    measure(model, corpus("llama"), "anisotropy", progress=False)
+    ((double, _),) = copies
+    assert double.model.dtype == torch.float64
+    assert all(parameter.is_meta for parameter in double.model.parameters())
