@@ -48,6 +48,8 @@ def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.Pr
         # Without this, an interrupted run would wait for work that nobody wants any more.
         for process in list((executor._processes or {}).values()):
             process.terminate()
+        # One that was stopped in the middle of a result leaves its reader waiting for the rest while there is a sender.
+        executor._result_queue._writer.close()
         executor.shutdown(wait=False, cancel_futures=True)
 
 

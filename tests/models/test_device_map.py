@@ -14,7 +14,22 @@ from analysis_lib.measurement import shards
 
 DISK = {"": "disk"}
 # One of each kind that transformers spreads over devices.
-SPREAD = "bert modernbert gpt2 gpt_neox qwen3 t5 hubert whisper vit beit resnet-basic cvt character_bert manta".split()
+SPREAD = [
+    "bert",
+    "modernbert",
+    "gpt2",
+    "gpt_neox",
+    "qwen3",
+    "t5",
+    "hubert",
+    "whisper",
+    "vit",
+    "beit",
+    "resnet-basic",
+    "cvt",
+    "character_bert",
+    "manta",
+]
 
 
 def corpus(name: str) -> Corpus:
