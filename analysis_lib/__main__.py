@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
+        if isinstance(error, OSError) and error.filename:
+            error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
         unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
         print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
     return status

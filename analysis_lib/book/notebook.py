@@ -79,7 +79,7 @@ async def execute(
         if error or unfinished:
             if failed:
                 _write(copy, Path(scratch), failed)
-            raise AnalysisError(_complaint(notebook, final, copy, begun if error else unfinished[0], error))
+            raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
         copy.metadata["analysis_lib"] = {
             "key": key,
             "parameters": final,
@@ -158,8 +158,8 @@ def _complaint(
     copy: nbformat.NotebookNode,
     cell: nbformat.NotebookNode | None,
     error: Exception | None,
-) -> str:
-    """What a reader needs to find the error: the cell, the parameters and the end of the traceback."""
+) -> list[str]:
+    """In lines, what a reader needs to find the error: the cell, the parameters and the end of the traceback."""
     where, tail = "failed before its first cell", []
     if cell:
         authored = [c for c in copy.cells if "injected-parameters" not in c.metadata.get("tags", [])]
@@ -168,9 +168,10 @@ def _complaint(
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
     said = [f"{notebook} {where}", f"parameters: {values or 'none'}"]
     if not cell or isinstance(error, DeadKernelError):
-        reason = str(error).partition("\n")[0]
-        return "; ".join([*said, f"{reason}: free some memory or disk space, or mend the cell, and run again"])
-    return "\n  ".join([*said, *(tail or str(error or "it was not executed").splitlines())[-6:]])
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return ["; ".join([*said, f"{reason}: free some memory or disk space, or mend the cell, and run again"])]
+    tail = tail or str(error or "it was not executed").splitlines()
+    return [said[0], *(f"  {line}" for line in [said[1], *tail[-6:]])]
 
 
 def cores() -> int:
