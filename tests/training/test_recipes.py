@@ -288,7 +288,7 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
     monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "config.json").write_text("{}"))
     folder = trained("digits-vit@steps=1000000")
     assert folders(home) == [folder]
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
 
 
 # --- Names and settings ---------------------------------------------------------------------------
