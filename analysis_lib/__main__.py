@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 
 import argcomplete
@@ -47,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if options.debug:
             raise
+        if isinstance(error, OSError) and error.filename:
+            error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
         unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
         print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
     return status
@@ -300,10 +302,10 @@ def _run(options: argparse.Namespace) -> None:
         raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
     spec = book.notebook_parameters(options.notebook)
     parameters = book.coerce(options.parameters, spec)
-    _refuse_unwritable(options.out)
-    # Misspelt models and corpora, before a kernel starts.
-    book.inputs(book.complete(parameters, spec, str(options.notebook)))
-    executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
+    with _made(options.out):
+        # Misspelt models and corpora, before a kernel starts.
+        book.inputs(book.complete(parameters, spec, str(options.notebook)))
+        executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
     print(f"executed notebook: {executed}")
 
 
@@ -348,11 +350,13 @@ def _cache(options: argparse.Namespace) -> None:
     from analysis_lib.corpora import packages
 
     for name, words in STORES.items():
-        kept = [*(packages.package_directory() / name).glob("*")]
+        home = packages.package_directory() / name
+        kept = [*home.glob("*")]
         size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
         print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
-        if options.clear == name:
-            shutil.rmtree(packages.package_directory() / name)
+        if options.clear == name and home.is_dir():
+            with packages.writing(home):
+                shutil.rmtree(home)
             print(f"cleared {name}")
     print(f"in {packages.package_directory()}")
 
@@ -391,28 +395,37 @@ def _print_names(names: dict[str, str]) -> None:
         print(f"{name:{width}}  {description}")
 
 
-def _refuse_unwritable(folder: Path) -> None:
-    """Raise, before hours of work, if the folder cannot be written."""
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing goes again."""
+    # Not Path.exists, which raises an error of its own where a name is too long.
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            for path in new:
+                path.rmdir()
 
 
 @contextmanager
 def _sole_writer(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder, where the tables of both would mix."""
-    _refuse_unwritable(folder)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise AnalysisError(f"another run is writing to {folder}: wait for it, or give another --out") from None
-    finally:
-        os.close(descriptor)
+    with _made(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise AnalysisError(f"another run is writing to {folder}: wait for it, or give another --out") from None
+        finally:
+            os.close(descriptor)
 
 
 def _note(count: int, words: str) -> None:

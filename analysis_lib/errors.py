@@ -5,7 +5,15 @@ from collections.abc import Iterable
 
 
 class AnalysisError(Exception):
-    """An error whose message is one line that says what was given, what was wanted, and what to do."""
+    """An error whose message is one line that says what was given, what was wanted, and what to do.
+
+    What fails for reasons of its own, such as a notebook, is reported in several, an argument each.
+    """
+
+    def __str__(self) -> str:
+        # Names and files may hold what ends a line, or moves the cursor of a terminal.
+        shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(line)) for line in self.args)
+        return "\n".join(shown)
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

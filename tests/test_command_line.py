@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import tiny
 from reference import COLUMNS
+from safetensors import SafetensorError
 
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
@@ -272,6 +273,51 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     }  # fmt: skip
     alignment = pd.read_parquet(tmp_path / "tables" / "qk_alignment.parquet")
     assert len(alignment) == 2 * 4 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device (os error 28)")],
+)
+@pytest.mark.parametrize("command", ["pretrain", "classifiers", "measure"])
+def test_a_full_disk_is_one_line_that_names_the_folder(
+    run, little, tiny_folder, yelphat, tmp_path, monkeypatch, command, error
+):
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "data"))
+    few = ["--data", tmp_path / "lines.txt", "--limit", 3]
+    arguments = {
+        "pretrain": little,
+        "classifiers": ["--data", yelphat, "--layers", 1, "--seeds", 0],
+        "measure": ["--model", tiny_folder("bert"), *few],
+    }
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
+    monkeypatch.setattr("analysis_lib.measurement.stored.np.savez", full)
+    result = run(command, "--out", tmp_path / "out", *arguments[command])
+    written = tmp_path / ("data" if command == "classifiers" else "out")
+    assert_refused(result, str(written), "cannot be written", "No space left on device", "free some space")
+    assert not [path for path in tmp_path.glob("out/[!.]*") if path.name != "pretraining.json"]
+
+
+def test_what_needs_no_package_is_measured_where_nothing_can_be_kept(run, tiny_folder, tmp_path, monkeypatch):
+    """A file in the place of the folder: permissions do not bind root, who runs CI."""
+    (tmp_path / "packages").write_text("in the way")
+    (tmp_path / "lines.txt").write_text("a girl is styling\n")
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
+    monkeypatch.delenv("ANALYSIS_LIB_MEASUREMENTS")
+    arguments = ["measure", "--data", tmp_path / "lines.txt", "--out", tmp_path / "out", "--model"]
+    assert run(*arguments, tiny_folder("bert"))[0] == 0
+    monkeypatch.setattr("analysis_lib.models.conversion.CONVERTERS", {})
+    assert_refused(run(*arguments, "minilm"), str(tmp_path / "packages"), "cannot be written", "ANALYSIS_LIB_DATA")
+
+
+def test_a_command_that_is_refused_leaves_no_folder(run, tmp_path):
+    (tmp_path / "lines.txt").write_text("a girl\n")
+    out = tmp_path / "new" / "deep"
+    assert_refused(run("measure", "--model", tmp_path, "--data", tmp_path / "lines.txt", "--out", out), "config.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
 # --- Classifiers ------------------------------------------------------------------------------------
@@ -688,3 +734,4 @@ def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
     assert run("cache", "--clear", "measurements")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["derived"]
     assert "0 entries" in run("cache")[1]
+    assert run("cache", "--clear", "measurements")[0] == 0

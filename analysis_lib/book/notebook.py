@@ -20,9 +20,11 @@ import nbformat
 import psutil
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 
 from analysis_lib.book.kernels import kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.progress import LINE_FILE
 
@@ -64,18 +66,20 @@ async def execute(
     if out.is_dir() or (out.exists() and out.samefile(notebook)):
         raise AnalysisError(f"the executed copy would replace {out}: give another --out")
     copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with packages.writing(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        home = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".unfinished-{os.getpid()}-")
     for left in out.parent.glob(".unfinished-*-*"):
         # Of a run that was killed.
         if (process := left.name.split("-")[1]).isdecimal() and not psutil.pid_exists(int(process)):
             shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".unfinished-{os.getpid()}-") as scratch:
+    with packages.writing(out.parent), home as scratch:
         begun, error, busy = await _run(copy, scratch, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             if failed:
-                nbformat.write(copy, failed)
-            raise AnalysisError(_complaint(notebook, final, copy, begun if error else unfinished[0], error))
+                _write(copy, Path(scratch), failed)
+            raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
         copy.metadata["analysis_lib"] = {
             "key": key,
             "parameters": final,
@@ -83,9 +87,14 @@ async def execute(
             "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(busy, 1),
         }
-        nbformat.write(copy, Path(scratch) / out.name)
-        os.replace(Path(scratch) / out.name, out)
+        _write(copy, Path(scratch), out)
     return out
+
+
+def _write(notebook: nbformat.NotebookNode, scratch: Path, out: Path) -> None:
+    """Write a notebook whole or not at all."""
+    nbformat.write(notebook, scratch / out.name)
+    os.replace(scratch / out.name, out)
 
 
 def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode:
@@ -149,16 +158,20 @@ def _complaint(
     copy: nbformat.NotebookNode,
     cell: nbformat.NotebookNode | None,
     error: Exception | None,
-) -> str:
-    """What a reader needs to find the error: the cell, the parameters and the end of the traceback."""
-    where, tail = "before its first cell", []
+) -> list[str]:
+    """In lines, what a reader needs to find the error: the cell, the parameters and the end of the traceback."""
+    where, tail = "failed before its first cell", []
     if cell:
         authored = [c for c in copy.cells if "injected-parameters" not in c.metadata.get("tags", [])]
         number = next((n for n, c in enumerate(authored, 1) if c is cell), 0)
-        where, tail = f"cell {number}: {cell.source.strip().partition(chr(10))[0]}", _traceback(cell)
+        where, tail = f"failed in cell {number}: {cell.source.strip().partition(chr(10))[0]}", _traceback(cell)
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())
+    said = [f"{notebook} {where}", f"parameters: {values or 'none'}"]
+    if not cell or isinstance(error, DeadKernelError):
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        return ["; ".join([*said, f"{reason}: free some memory or disk space, or mend the cell, and run again"])]
     tail = tail or str(error or "it was not executed").splitlines()
-    return "\n  ".join([f"{notebook} failed in {where}", f"parameters: {values or 'none'}", *tail[-6:]])
+    return [said[0], *(f"  {line}" for line in [said[1], *tail[-6:]])]
 
 
 def cores() -> int:

@@ -112,14 +112,14 @@ async def _execute(tasks: list[Task]) -> None:
                     await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update, line_file)
                     bar.write(f"executed {task.name}", file=sys.stderr)
                 except AnalysisError as error:
-                    failures.append(str(error))
+                    failures.extend(error.args)
                 line_file.unlink()
 
         watch = asyncio.create_task(_watch(Path(scratch), bar))
         await asyncio.gather(*map(one, tasks))
         watch.cancel()
     if failures:
-        raise AnalysisError("\n".join(failures))
+        raise AnalysisError(*failures)
 
 
 async def _watch(folder: Path, bar: tqdm) -> None:
@@ -156,13 +156,13 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
         status = subprocess.run(command, stdout=chatter, stderr=subprocess.STDOUT, check=False).returncode
     site = target / "_build" / "html"
     if status or not (site / "index.html").exists():
-        raise AnalysisError(_complaints(log, stage))
+        raise AnalysisError(*_complaints(log, stage))
     return site
 
 
-def _complaints(log: Path, stage: Path) -> str:
+def _complaints(log: Path, stage: Path) -> list[str]:
     """Sphinx's warnings, with paths that a reader knows, or its last lines."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
     lines = text.replace(f"{stage}/", "book/").splitlines()
     wanted = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-10:]
-    return "\n".join([f"the site was not built (full log: {log}):", *dict.fromkeys(wanted)])
+    return [f"the site was not built (full log: {log}):", *dict.fromkeys(wanted)]

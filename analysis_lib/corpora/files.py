@@ -125,14 +125,15 @@ def _rows(path: Path) -> list[list]:
 
 def _parquet_rows(path: Path) -> list[list]:
     # Imported here: Arrow takes half a second.
-    import pyarrow as pa
     from pyarrow import parquet
 
+    content = read_bytes(path)
     try:
-        table = parquet.read_table(io.BytesIO(read_bytes(path)))
-    except pa.ArrowException as error:
-        raise AnalysisError(f"{path} is no Parquet file ({str(error).splitlines()[0]}): write it again") from error
-    return [[*table.column_names], *([*row.values()] for row in table.to_pylist())]
+        table = parquet.read_table(io.BytesIO(content))
+        return [[*table.column_names], *([*row.values()] for row in table.to_pylist())]
+    except Exception as error:  # Whatever Arrow meets in a damaged file.
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise AnalysisError(f"{path} is no Parquet file ({reason}): write it again") from error
 
 
 def _json_rows(path: Path) -> list[list]:

@@ -48,7 +48,12 @@ def require(repository: str, revision: str | None, file: str, repo_type: str = "
     Raises:
         AnalysisError: the file is not in the cache and the hub cannot be reached.
     """
-    cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
+    except HFValidationError as error:
+        raise _misnamed(repository) from error
     if isinstance(cached, str):
         # .../snapshots/COMMIT/FILE
         return Path(cached).parents[file.count("/")].name
@@ -67,7 +72,7 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
     try:
         return Path(download(repository, local_files_only=offline, **arguments))
     except HFValidationError as error:
-        raise AnalysisError(f"{repository} is not a name on the hub: it should read owner/name") from error
+        raise _misnamed(repository) from error
     except GatedRepoError as error:
         raise AnalysisError(
             f"{repository} is gated: ask for access on its page on the hub, log in with `hf auth login` and run again"
@@ -78,6 +83,10 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
         # The hub's own "not in the cache" error is an OSError too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
         raise _unreachable(repository, reason) from error
+
+
+def _misnamed(repository: str) -> AnalysisError:
+    return AnalysisError(f"{repository} is not a name on the hub: it should read owner/name")
 
 
 def _unreachable(repository: str, reason: str) -> AnalysisError:

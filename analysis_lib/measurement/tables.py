@@ -1,12 +1,10 @@
 """The tables of a measurement, and the report of what was read."""
 
-import errno
 import json
 import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pandas as pd
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.inputs import Reading
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import jackknife_interval
@@ -201,7 +200,7 @@ def save_tables(
     folder = Path(folder)
     run = {**run, "tables": {name: len(table) for name, table in tables.items()}}
     files = (*(f"{name}.{form}" for name in tables), description)
-    with writing(folder):
+    with packages.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in files:
             if (folder / name).is_dir():
@@ -232,13 +231,3 @@ def _listed(run: Path) -> set[str]:
         return {f"{name}.{form}" for name in tables if name.isidentifier() for form in FORMATS}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Inside it, a failure to write ``path`` is an AnalysisError."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "free some space and run again" if error.errno == errno.ENOSPC else "give another folder"
-        raise AnalysisError(f"{path} cannot be written ({error.strerror or error}): {remedy}") from error

@@ -55,7 +55,8 @@ def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
         row = few.iloc[0]
         raise AnalysisError(
             f"{name} needs two vectors with a direction, and the {row['space']} space of layer "
-            f"{row['layer']} has {row['tokens']}: give more {remedy}"
+            f"{row['layer']} has {row['tokens']}: give more {remedy}, or a model "
+            f"whose vectors there are not zero"
         )
 
 
@@ -123,6 +124,9 @@ class UtteranceSimilarity(Metric):
 
     def table(self) -> pd.DataFrame:
         table = super().table()
-        if (table["utterances"] == 0).any():
-            raise AnalysisError("utterance_similarity needs an utterance of two tokens or more: give longer text")
+        for row in table[table["utterances"] == 0][:1].itertuples():
+            raise AnalysisError(
+                f"utterance_similarity needs an utterance of two tokens or more with a direction, and the {row.space} "
+                f"space of layer {row.layer} has none: give longer text, or a model whose vectors there are not zero"
+            )
         return table

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import safetensors
+import tokenizers
 import torch
 import transformers
 from torch import nn
@@ -132,7 +134,7 @@ def _read_processor(name: str, folder: Path, kind: str) -> object:
                 f"save its processor to the same folder with save_pretrained"
             )
         read = transformers.AutoImageProcessor if kind == "image" else transformers.AutoFeatureExtractor
-    with _reading(f"{name} cannot be loaded"):
+    with _reading(f"{name} cannot be loaded", folder):
         return read.from_pretrained(folder, local_files_only=True)
 
 
@@ -152,7 +154,7 @@ _ALONE = threading.Lock()
 
 
 @contextmanager
-def _reading(fault: str) -> Iterator[None]:
+def _reading(fault: str, folder: Path) -> Iterator[None]:
     """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -163,16 +165,37 @@ def _reading(fault: str) -> Iterator[None]:
     except AnalysisError:
         raise
     except Exception as error:
-        raise AnalysisError(f"{fault}: {_first_line(error)}") from error
+        _refuse_damaged(folder)
+        remedy = "give a folder as save_pretrained writes it"
+        raise AnalysisError(f"{fault} ({_first_line(error)}): {remedy}") from error
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Raise an AnalysisError that names the file of a model's folder that cannot be read, which libraries may not."""
+    remedy = "copy or save the model again"
+    for path in sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors")):
+        try:
+            if path.suffix == ".safetensors":
+                safetensors.safe_open(path, "pt")
+            elif path.name == "tokenizer.json":
+                tokenizers.Tokenizer.from_file(str(path))
+            else:
+                shards = json.loads(path.read_text(encoding="utf-8")).get("weight_map", {})
+                if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
+                    raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
+        except AnalysisError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"{path} cannot be read ({_first_line(error)}): {remedy}") from error
 
 
 def _read_weights(
     name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str, device_map: object
 ) -> transformers.PreTrainedModel:
-    safe = any(path.is_file() for path in folder.glob("*.safetensors"))
+    safe = any(path.is_file() for path in folder.glob("*.safetensors*"))
     if not safe and not ((known := known_model(name)) and known.pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
-    with _reading(f"{name} cannot be loaded"):
+    with _reading(f"{name} cannot be loaded", folder):
         model, info = _model_class(config).from_pretrained(
             folder,
             config=config,
@@ -210,12 +233,8 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     if not path.is_file():
         raise AnalysisError(f"{name} has no config.json: give a folder saved with save_pretrained")
     # Configurations validate themselves, each with errors of its own.
-    with _reading(f"{name}: its config.json cannot be read"):
+    with _reading(f"{name}: its config.json cannot be read", folder):
         settings = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(settings, dict):
-            raise AnalysisError(
-                f"{name}: its config.json cannot be read as a configuration: save the model with save_pretrained"
-            )
         if (settings.get("position_embedding_type") or "absolute") != "absolute":
             raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ def weights_identity(name: str) -> str:
         return " ".join(map(packages.pin, known.packages))
     if maker := _maker(name):
         return maker.identity(name)
-    if not known and Path(name).is_dir():
+    if not known and os.path.isdir(name):
         return f"sha256:{hashlib.sha256(json.dumps(file_hashes(Path(name))).encode()).hexdigest()}"
     repository, revision = (known.repository, known.revision) if known else (name, None)
     with _explained(name):
@@ -166,7 +167,7 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
         folder = converted(name, known.form, known.packages)
     elif maker := _maker(name):
         folder = maker.folder(name)
-    elif not known and Path(name).is_dir():
+    elif not known and os.path.isdir(name):
         folder = Path(name)
     else:
         known = known or KnownModel("", repository=name)

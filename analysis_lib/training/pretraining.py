@@ -91,14 +91,14 @@ def pretrain(
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
-    with packages.alone(folder / ".pretraining.lock"):
+    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
         if not holds(description, identity):
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
     seeds = dict.fromkeys(seeds)
     with processes.mapped(min(workers, len(seeds))) as mapped:
         deque(mapped(partial(_train, folder, settings, device), seeds), 0)
-    with packages.alone(folder / ".pretraining.lock"):
+    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
         if not (folder / BASELINES).exists():
             write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
     return folder
@@ -148,7 +148,7 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
-    with packages.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
+    with packages.alone(folder / f".seed_{seed}.lock"), packages.writing(folder), loop.isolated(device):
         if not finished(table_path(folder, seed)):
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()

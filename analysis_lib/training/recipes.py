@@ -37,7 +37,7 @@ def trained(name: str) -> Path:
     recipe, identity, shipped = _recipe(name)
     key, base = _key(identity), identity["recipe"]
     folder = shipped or packages.derived_folder(key, base)
-    if folder.is_dir():
+    if packages.is_whole(folder):
         return folder
     with packages.alone(folder.with_name(f"{folder.name}.lock")):
         for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
@@ -55,15 +55,13 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
         AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
     """
     recipe, identity, _ = _recipe(name)
-    try:
+    with packages.writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as scratch:
             _train(recipe, identity, unfinished := Path(scratch) / "model")
             unfinished.rename(folder)
-    except OSError as error:
-        raise AnalysisError(f"{folder} cannot be written ({error.strerror or error}): give another folder") from error
     base = identity["recipe"]
     return _scores({name: folder, f"{base} (shipped)": packages.data_directory() / "models" / base})
 

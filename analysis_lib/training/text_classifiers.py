@@ -188,7 +188,7 @@ def _trained(
     if folder is None:
         folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
     folder = Path(folder)
-    with packages.alone(folder / ".classifier.lock"), loop.isolated(device):
+    with packages.alone(folder / ".classifier.lock"), packages.writing(folder), loop.isolated(device):
         if not (holds(folder / DESCRIPTION, identity) and finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(loop.drawn_seed(settings.seed, 0))

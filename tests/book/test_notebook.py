@@ -1,7 +1,9 @@
 """The strict runner, on notebooks of a few cells."""
 
 import asyncio
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -58,12 +60,38 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     assert f"n.ipynb failed in cell 4: {source.splitlines()[0]}" in message
     assert "limit = 4" in message
     assert written in message
+    assert "Kernel died" not in message or "\n" not in message
     assert out.read_text() == "previous"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.failed.ipynb", "out.ipynb"]
     # What was executed can be looked at, until the notebook runs.
     assert nbformat.read(tmp_path / "out.failed.ipynb", 4).cells[1].execution_count == 1
     run_notebook(write(notebook, "print(1)"), {}, out)
     assert not (tmp_path / "out.failed.ipynb").exists()
+
+
+def test_a_full_disk_leaves_the_previous_copy(tmp_path, monkeypatch):
+    notebook, out = write(tmp_path / "n.ipynb", "print(1)"), tmp_path / "out" / "n.ipynb"
+    out.parent.mkdir()
+    out.write_text("previous")
+
+    def full(_, path):
+        path.write_text("{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("analysis_lib.book.notebook.nbformat.write", full)
+    with pytest.raises(AnalysisError, match=f"^{out.parent} cannot be written .No space left on device.: free some"):
+        run_notebook(notebook, {}, out)
+    assert [path.read_text() for path in out.parent.iterdir()] == ["previous"]
+
+
+def test_a_notebook_of_an_old_format_is_converted(tmp_path):
+    path = write(tmp_path / "n.ipynb", "print('old')", parameters="")
+    path.write_text(nbformat.writes(nbformat.convert(nbformat.read(path, 4), 3), 3))
+    assert json.loads(path.read_text())["nbformat"] == 3
+    assert outputs(run_notebook(path, {}, tmp_path / "out" / "n.ipynb")) == "old\n"
+    path.write_text('{"nbformat": 3}')
+    with pytest.raises(AnalysisError, match=r"n.ipynb cannot be read as a notebook: .*worksheets$"):
+        run_notebook(path, {}, tmp_path / "out" / "n.ipynb")
 
 
 def test_a_kernel_begins_with_the_library_imported(tmp_path):

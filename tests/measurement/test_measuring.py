@@ -5,6 +5,8 @@ import json
 import math
 import multiprocessing
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import torch
 from conftest import SHARED
 from distributed import Client, LocalCluster
 from reference import COLUMNS, OF_HIDDEN_STATES, Reference, assert_agree
+from safetensors.torch import load_file, save_file
 from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
@@ -825,3 +828,25 @@ def test_bundled_model_shows_what_the_paper_says(minilm):
     assert (by_layer.loc[2:5] > 0.5).all()
     outliers = tables["outlier_dimensions"].query("dimension == 223")
     assert {2, 3, 4, 5} <= set(outliers["layer"])
+
+
+def test_special_tokens_are_kept_or_not():
+    settings = Settings()
+    # Given at once, beartype would refuse it, which only tests have.
+    vars(settings)["special_tokens"] = "no"
+    with pytest.raises(AnalysisError, match="special_tokens is 'no': give True or False"):
+        settings.__post_init__()
+
+
+def test_a_model_of_zeros_is_no_average(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder("bert"), tmp_path / "zeros")
+    weights = load_file(folder / "model.safetensors")
+    zeros = {name: values * 0 if ".layer.1." in name else values for name, values in weights.items()}
+    save_file(zeros, folder / "model.safetensors", {"format": "pt"})
+    tables = measure(str(folder), ["a girl is styling", "her hair"], progress=False)
+    assert {"anisotropy", "utterance_similarity"} <= {*tables.run["left_out"]}
+    for name in ("anisotropy", "utterance_similarity"):
+        assert re.search(r"layer [23] has (0|none)\b.* not zero", tables.run["left_out"][name])
+    tokens = tables.report.tokens
+    assert tables.report.zero_vectors["hidden 2"] == tokens
+    assert tables["mean_vector"].query("space == 'hidden' and layer == 2")["mean_norm"].tolist() == [0]

@@ -405,9 +405,30 @@ def test_no_safetensors(folder):
     refused(folder, "no safetensors weights", "save_pretrained")
 
 
-def test_broken_safetensors(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
-    refused(folder, "cannot be loaded")
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_file_that_is_cut_short_is_named(folder, name, size):
+    (folder / name).write_bytes((folder / name).read_bytes()[:size])
+    refused(folder, f"{folder / name} cannot be read", "copy or save the model again")
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "\0"])
+def test_a_tokenizer_that_is_none_is_named(folder, content):
+    (folder / "tokenizer.json").write_text(content)
+    refused(folder, f"{folder / 'tokenizer.json'} cannot be read")
+
+
+def test_an_index_without_its_shard(folder):
+    shard, index = "model-00001-of-00002.safetensors", folder / "model.safetensors.index.json"
+    weights = {
+        "embeddings.word_embeddings.weight": shard,
+        "encoder.layer.0.output.dense.weight": "model-00002.safetensors",
+    }
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weights}))
+    (folder / "model.safetensors").rename(folder / shard)
+    refused(folder, f"{index} names model-00002.safetensors", "not there")
+    (folder / shard).unlink()
+    refused(folder, f"{index} names {shard}", "not there")
 
 
 def test_missing_weights(folder):

@@ -127,6 +127,35 @@ def test_a_cache_folder_that_cannot_be_written(empty):
     refused("cannot be kept", "ANALYSIS_LIB_DATA")
 
 
+@pytest.mark.parametrize("package", ["gensim", "pocketsphinx"])
+def test_a_damaged_package_is_named(empty, package):
+    whole = next(SEEDED.glob(f"{package}-*"))
+    empty.mkdir(parents=True)
+    (empty / whole.name).write_bytes(whole.read_bytes()[:100_000])
+    with pytest.raises(AnalysisError, match=f"{package}-.* cannot be read .*: delete it and run again"):
+        packages.members(package, "*")
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text(""), lambda path: path.unlink()])
+def test_a_damaged_derived_folder_is_made_again(empty, damage):
+    made = []
+
+    def lines() -> list[str]:
+        made.append(1)
+        return ["one", "two"]
+
+    def read() -> list[str]:
+        return packages.derived_lines("gensim", "few", 1, lines)
+
+    assert read() == read() == ["one", "two"]
+    assert len(made) == 1
+    (kept,) = empty.glob("derived/few-*")
+    damage(kept / "lines.txt")
+    assert read() == read() == ["one", "two"]
+    assert len(made) == 2
+    assert [*empty.glob("derived/*")] == [kept]
+
+
 def test_all_pinned_packages_are_downloaded_once(empty, monkeypatch, capsys):
     monkeypatch.setenv("PIP_FIND_LINKS", str(SEEDED))
     # For the metadata of a source archive pip wants its build backend, from an index.

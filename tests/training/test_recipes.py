@@ -123,7 +123,7 @@ def test_a_shipped_model_of_another_recipe_or_other_data_is_trained_anew(shipped
     record = record_in(shipped / "digits-vit")
     record[part] = {**record[part], name: value} if name else value
     (shipped / "digits-vit" / "training.json").write_text(json.dumps(record))
-    assert [path.name for path in trained("digits-vit").iterdir()] == ["trained"]
+    assert [path.name for path in trained("digits-vit").glob("[!.]*")] == ["trained"]
     assert model_identity("digits-vit") != before
     assert trained("digits-convnext") == shipped / "digits-convnext"
 
@@ -186,7 +186,7 @@ def test_a_command_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "_train", fail)
     (tmp_path / "empty").mkdir()
     for out in ("new", "empty"):
-        with pytest.raises(AnalysisError, match=f"{out} cannot be written .No space left on device.: give another"):
+        with pytest.raises(AnalysisError, match=f"{out} cannot be written .No space left on device.: free some"):
             train("digits-vit", tmp_path / out)
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
@@ -288,7 +288,7 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
     monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "config.json").write_text("{}"))
     folder = trained("digits-vit@steps=1000000")
     assert folders(home) == [folder]
-    assert [path.name for path in folder.iterdir()] == ["config.json"]
+    assert [path.name for path in folder.glob("[!.]*")] == ["config.json"]
 
 
 # --- Names and settings ---------------------------------------------------------------------------

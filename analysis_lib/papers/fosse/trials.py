@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis_lib.corpora import SPLITS, Corpus
+from analysis_lib.corpora import SPLITS, Corpus, packages
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import grouped, measure, processes, shipping
@@ -182,9 +182,10 @@ def record(
         "versions": versions(),
         "sources": _sources(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / _TABLE, table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
-    write(folder / _RECORD, json.dumps(description, indent=1) + "\n")
+    with packages.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / _TABLE, table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
+        write(folder / _RECORD, json.dumps(description, indent=1) + "\n")
 
 
 def recorded() -> pd.DataFrame:
