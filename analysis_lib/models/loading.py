@@ -180,7 +180,9 @@ def _refuse_damaged(folder: Path) -> None:
             elif path.name == "tokenizer.json":
                 tokenizers.Tokenizer.from_file(str(path))
             else:
-                shards = json.loads(path.read_text(encoding="utf-8")).get("weight_map", {})
+                settings = json.loads(path.read_text(encoding="utf-8"))
+                # Others may hold lists, such as the modules of sentence-transformers.
+                shards = settings.get("weight_map", {}) if path.name.endswith(("config.json", ".index.json")) else {}
                 if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
                     raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
         except AnalysisError:
