@@ -1,5 +1,8 @@
 """Models larger than their device: their parts lie on disk until they are used, and measure the same."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -109,3 +112,30 @@ def test_the_check_of_half_precision_needs_no_copy_in_memory(dtype, tmp_path, mo
     ((double, _),) = copies
     assert double.model.dtype == torch.float64
     assert all(parameter.is_meta for parameter in double.model.parameters())
+
+
+LOADING = """
+import pathlib, re, sys, threading, time
+import torch
+from analysis_lib import load_model
+from transformers.models.llama import modeling_llama
+
+def private():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+
+before, highest, done = private(), [0], threading.Event()
+watch = threading.Thread(target=lambda: [highest.append(private()) for _ in iter(lambda: done.wait(0.001), True)])
+watch.start()
+model = load_model(sys.argv[1], dtype=sys.argv[2]).model
+done.set()
+watch.join()
+size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+print((max(highest) - before) * 1024 / size)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_weights_are_in_memory_once_while_they_are_read(dtype, tmp_path):
+    tiny.save(tmp_path, "llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
+    done = subprocess.run([sys.executable, "-c", LOADING, tmp_path, dtype], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5
