@@ -254,11 +254,11 @@ def _train(options: argparse.Namespace) -> None:
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
     from analysis_lib.papers.godey.dynamics import dynamics
-    from analysis_lib.training import run_identity
+    from analysis_lib.training.runs import run_description
 
     seeds = _numbers("--seeds", options.seeds, int)
     # Misspelt names are refused before anything is written.
-    run_identity(options.run)
+    run_description(options.run)
     corpora.data_identity(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)

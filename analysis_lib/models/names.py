@@ -192,10 +192,10 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
-    """sha256 of the configuration, weights and tokenizer files of a folder."""
+    """sha256 of files of a folder, by their paths in it: its configuration, weights and tokenizer unless told."""
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     hashes = {}
     for path in paths:
         with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

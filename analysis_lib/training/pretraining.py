@@ -1,6 +1,7 @@
 """A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
 import json
+import logging
 import math
 import shutil
 from collections import deque
@@ -30,7 +31,11 @@ from analysis_lib.training.settings import (
     Pretraining,
     finished,
     holds,
+    left_by,
+    lost,
     require_whole,
+    seal,
+    seal_path,
     spread,
     table_path,
     write,
@@ -66,7 +71,7 @@ def pretrain(
     see :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
 
     Args:
-        folder: of the run. A run that is finished is not trained again.
+        folder: of the run. A run that is finished is not trained again, unless a file of it is missing or damaged.
         settings: of the run.
         seeds: of the initial weights, the order of the data, masks and dropout.
         workers: number of seeds trained at the same time, each in its own process.
@@ -86,21 +91,25 @@ def pretrain(
     _configuration(settings, settings.vocabulary)
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
-    if not holds(description, identity):
+    untokenized = partial(lost, folder, "run", ".tokenizer/tokenizer.json")
+    if not holds(description, identity) or untokenized():
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
     with packages.alone(folder / ".pretraining.lock"):
-        if not holds(description, identity):
+        if not holds(description, identity) or untokenized():
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
     seeds = dict.fromkeys(seeds)
     with processes.mapped(min(workers, len(seeds))) as mapped:
         deque(mapped(partial(_train, folder, settings, device), seeds), 0)
     with packages.alone(folder / ".pretraining.lock"):
-        if not (folder / BASELINES).exists():
+        if lost(folder, "run", BASELINES):
             write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
+            seal_path(folder, "run").unlink(missing_ok=True)
+        if not seal_path(folder, "run").is_file():
+            seal(folder, "run", BASELINES, ".tokenizer/*")
     return folder
 
 
@@ -148,10 +157,21 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
+    table = table_path(folder, seed)
     with packages.alone(folder / f".seed_{seed}.lock"), loop.isolated(device):
-        if not finished(table_path(folder, seed)):
+        # Once more if a checkpoint from before an interruption turns out to be gone.
+        while (gone := lost(folder, table.stem, *left_by(seed, spread(settings.steps)))) or not finished(table):
+            if finished(table):
+                said = "note: %s is missing or damaged: seed %s is trained again"
+                logging.getLogger(__name__).warning(said, gone[0], seed)
+            # The seal last, so that whoever kills this process does not make what is left look whole.
+            for path in gone:
+                path.unlink(missing_ok=True) if path.parent == folder else shutil.rmtree(path.parent, True)
+            seal_path(folder, table.stem).unlink(missing_ok=True)
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()
+        if not seal_path(folder, table.stem).is_file():
+            seal(folder, table.stem, table.name, f"{table.stem}-step_*/*")
 
 
 def _configuration(settings: Pretraining, words: int) -> transformers.PreTrainedConfig:
