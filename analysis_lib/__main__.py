@@ -18,6 +18,7 @@ import argcomplete
 
 from analysis_lib import __version__
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import INTERRUPTED
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
@@ -29,7 +30,12 @@ METRICS = (
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
     argcomplete.autocomplete(parser := _parser())
-    options, status = parser.parse_args(arguments), 1
+    return carry_out(parser.parse_args(arguments))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Run the command, and say in one line what keeps it from its end."""
+    status = 1
     try:
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr):
             options.command(options)
@@ -40,9 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
-        kept = "what was finished is kept, and the same command continues from there"
-        kept = "nothing was written" if options.command is _train else kept
-        print(str(error) or f"interrupted: {kept}", file=sys.stderr)
+        said = "interrupted: nothing was written" if options.command is _train else INTERRUPTED
+        print(str(error) or said, file=sys.stderr)
         status = 130
     except Exception as error:
         if options.debug:

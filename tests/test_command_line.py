@@ -21,6 +21,7 @@ from reference import COLUMNS
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import INTERRUPTED
 from analysis_lib.measurement.shards import measure_shard
 from analysis_lib.papers import claims
 
@@ -236,6 +237,29 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     assert not list(tmp_path.glob("*.parquet"))
 
 
+@pytest.mark.parametrize(("delay", "script"), [(0, False), (0.1, False), (1, False), (0, True), (0.1, True)])
+def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, delay, script):
+    path = tmp_path / "analysis-lib"
+    path.write_text("from analysis_lib.__main__ import main; main()")
+    arguments = ["measure", "--model", "minilm", "--data", "wikipedia", "--out", tmp_path / "out"]
+    started = [path] if script else ["-m", "analysis_lib"]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *started, *arguments],
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    read = []
+    # Python's own start is not ours.
+    while "analysis_lib.interruption" not in (read or [""])[-1]:
+        read.append(process.stderr.readline())
+        assert read[-1], read
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    said = [line for line in err.splitlines() if not line.startswith("import time:")]
+    assert [line[line.index("interrupted") :] for line in said] == [INTERRUPTED]
+
+
 # --- Pretraining and its dynamics -----------------------------------------------------------------
 
 
@@ -404,6 +428,23 @@ def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_pat
     assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
 
 
+def test_an_interrupted_pretraining_in_processes_is_one_line(little, tmp_path):
+    arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 20000, "--seeds", "0,1,2", "--workers", 2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", *map(str, arguments)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("seed_*-step_0")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines() == [INTERRUPTED]
+
+
 def test_models_and_datasets_list_what_is_known_by_name(run):
     status, out, _ = run("models")
     assert status == 0
@@ -560,8 +601,9 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
     assert (tmp_path / "o" / "run.json").is_file() == (result.returncode == 0)
 
 
-def test_a_reader_that_has_gone_is_no_error():
-    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib datasets | head -c 0"
+@pytest.mark.parametrize("listing", ["models", "datasets", "metrics", "claims", "cache"])
+def test_a_reader_that_has_gone_is_no_error(listing):
+    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib {listing} | head -c 0"
     assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""
 
 
