@@ -172,6 +172,7 @@ def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
     from analysis_lib import capture, load_corpus, load_model, measure
     from analysis_lib.capture.inputs import Settings
+    from analysis_lib.measurement.measuring import refuse_senseless
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
 
@@ -182,9 +183,10 @@ def _measure(options: argparse.Namespace) -> None:
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
     checked_options(options.dtype, options.device)
-    Settings(True, options.long_texts, options.tokens_per_batch, options.maps)
+    settings = Settings(options.special_tokens == "keep", options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")
+    refuse_senseless(options.model, corpus, options.metrics, settings, options.workers)
     with _sole_writer(options.out):
         model = load_model(options.model, options.revision, dtype=options.dtype, device=options.device)
         tables = measure(

@@ -174,6 +174,23 @@ def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, mode
     assert not list(out.glob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "--model", "digits-vit@steps=7", "--data", "news"], ["reads images and news", "holds texts"]),
+        (["measure", "--model", "digits-vit@steps=7", "--data", "digits", "--workers", "0"], ["workers is 0"]),
+        (["measure", "--model", "digits-resnet@steps=7:untrained", "--data", "digits", "--metrics", "score_terms"],
+         ["score_terms makes no sense"]),
+        (["compare", "text-gpt2@steps=7", "digits-vit@steps=7", "--data", "news"], ["digits-vit@steps=7 reads images"]),
+        (["dynamics", "bert-4@steps=7", "--data", "digits"], ["bert-4@steps=7 reads texts and digits holds images"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_trained_for_what_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setattr("analysis_lib.training.recipes._train", lambda *_: pytest.fail("a model was trained"))
+    monkeypatch.setattr("analysis_lib.training.pretraining._train", lambda *_: pytest.fail("a run was trained"))
+    assert_refused(run(*arguments, "--limit", 4, "--out", tmp_path / "out"), *words)
+
+
 def test_an_untrained_twin(run, tiny_folder, tmp_path):
     folder = tiny_folder("bert")
     for name in (folder, f"{folder}:untrained"):

@@ -90,12 +90,14 @@ class Maker:
         makes: whether a name, with settings as in ``digits-vit@steps=50``, is one of its models.
         folder: the folder of a model, which is made first where it is not there yet.
         identity: a short text that changes when that model would; makes nothing.
+        architecture: its ``model_type``, as transformers names it; makes nothing.
     """
 
     descriptions: Mapping[str, str]
     makes: Callable[[str], bool]
     folder: Callable[[str], Path]
     identity: Callable[[str], str]
+    architecture: Callable[[str], str]
 
 
 _makers: list[Maker] = []
@@ -108,6 +110,11 @@ def register(maker: Maker) -> None:
 
 def _maker(name: str) -> Maker | None:
     return next((maker for maker in _makers if maker.makes(name)), None)
+
+
+def architecture_to_make(name: str) -> str | None:
+    """The ``model_type`` of a model that is made when it is asked for; None where it is not one of these."""
+    return (maker := _maker(whole := split_twin(name)[0])) and maker.architecture(whole)
 
 
 def known_models() -> dict[str, str]:
