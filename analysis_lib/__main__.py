@@ -18,6 +18,7 @@ import argcomplete
 
 from analysis_lib import __version__
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import INTERRUPTED
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
@@ -29,7 +30,12 @@ METRICS = (
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
     argcomplete.autocomplete(parser := _parser())
-    options, status = parser.parse_args(arguments), 1
+    return carry_out(parser.parse_args(arguments))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Run the command, and say in one line what keeps it from its end."""
+    status = 1
     try:
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr):
             options.command(options)
@@ -40,9 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
-        kept = "what was finished is kept, and the same command continues from there"
-        kept = "nothing was written" if options.command is _train else kept
-        print(str(error) or f"interrupted: {kept}", file=sys.stderr)
+        said = "interrupted: nothing was written" if options.command is _train else INTERRUPTED
+        print(str(error) or said, file=sys.stderr)
         status = 130
     except Exception as error:
         if options.debug:
@@ -170,6 +175,7 @@ def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
     from analysis_lib import capture, load_corpus, load_model, measure
     from analysis_lib.capture.inputs import Settings
+    from analysis_lib.measurement.measuring import refuse_senseless
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
 
@@ -180,9 +186,10 @@ def _measure(options: argparse.Namespace) -> None:
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
     checked_options(options.dtype, options.device)
-    Settings(True, options.long_texts, options.tokens_per_batch, options.maps)
+    settings = Settings(options.special_tokens == "keep", options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")
+    refuse_senseless(options.model, corpus, options.metrics, settings, options.workers)
     with _sole_writer(options.out):
         model = load_model(
             options.model, options.revision, dtype=options.dtype, device=options.device, device_map=options.device_map
@@ -259,11 +266,11 @@ def _train(options: argparse.Namespace) -> None:
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
     from analysis_lib.papers.godey.dynamics import dynamics
-    from analysis_lib.training import run_identity
+    from analysis_lib.training.runs import run_description
 
     seeds = _numbers("--seeds", options.seeds, int)
     # Misspelt names are refused before anything is written.
-    run_identity(options.run)
+    run_description(options.run)
     corpora.data_identity(options.data)
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)

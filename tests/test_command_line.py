@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import INTERRUPTED
 from analysis_lib.measurement.shards import measure_shard
 from analysis_lib.papers import claims
 
@@ -174,6 +175,23 @@ def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, mode
     assert not list(out.glob("*.parquet"))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "--model", "digits-vit@steps=7", "--data", "news"], ["reads images and news", "holds texts"]),
+        (["measure", "--model", "digits-vit@steps=7", "--data", "digits", "--workers", "0"], ["workers is 0"]),
+        (["measure", "--model", "digits-resnet@steps=7:untrained", "--data", "digits", "--metrics", "score_terms"],
+         ["score_terms makes no sense"]),
+        (["compare", "text-gpt2@steps=7", "digits-vit@steps=7", "--data", "news"], ["digits-vit@steps=7 reads images"]),
+        (["dynamics", "bert-4@steps=7", "--data", "digits"], ["bert-4@steps=7 reads texts and digits holds images"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_trained_for_what_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setattr("analysis_lib.training.recipes._train", lambda *_: pytest.fail("a model was trained"))
+    monkeypatch.setattr("analysis_lib.training.pretraining._train", lambda *_: pytest.fail("a run was trained"))
+    assert_refused(run(*arguments, "--limit", 4, "--out", tmp_path / "out"), *words)
+
+
 def test_an_untrained_twin(run, tiny_folder, tmp_path):
     folder = tiny_folder("bert")
     for name in (folder, f"{folder}:untrained"):
@@ -235,6 +253,29 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     assert err.splitlines()[-1].startswith("interrupted")
     assert list(tmp_path.glob(".unfinished-*/shard-*.npz"))
     assert not list(tmp_path.glob("*.parquet"))
+
+
+@pytest.mark.parametrize(("delay", "script"), [(0, False), (0.1, False), (1, False), (0, True), (0.1, True)])
+def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, delay, script):
+    path = tmp_path / "analysis-lib"
+    path.write_text("from analysis_lib.__main__ import main; main()")
+    arguments = ["measure", "--model", "minilm", "--data", "wikipedia", "--out", tmp_path / "out"]
+    started = [path] if script else ["-m", "analysis_lib"]
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *started, *arguments],
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    read = []
+    # Python's own start is not ours.
+    while "analysis_lib.interruption" not in (read or [""])[-1]:
+        read.append(process.stderr.readline())
+        assert read[-1], read
+    time.sleep(delay)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    said = [line for line in err.splitlines() if not line.startswith("import time:")]
+    assert [line[line.index("interrupted") :] for line in said] == [INTERRUPTED]
 
 
 # --- Pretraining and its dynamics -----------------------------------------------------------------
@@ -450,6 +491,23 @@ def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_pat
     assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
 
 
+def test_an_interrupted_pretraining_in_processes_is_one_line(little, tmp_path):
+    arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 20000, "--seeds", "0,1,2", "--workers", 2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "analysis_lib", *map(str, arguments)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "run").glob("seed_*-step_0")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines() == [INTERRUPTED]
+
+
 def test_models_and_datasets_list_what_is_known_by_name(run):
     status, out, _ = run("models")
     assert status == 0
@@ -606,8 +664,9 @@ def test_a_reader_that_has_gone_does_not_hide_a_failure(tiny_folder, tmp_path):
     assert (tmp_path / "o" / "run.json").is_file() == (result.returncode == 0)
 
 
-def test_a_reader_that_has_gone_is_no_error():
-    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib datasets | head -c 0"
+@pytest.mark.parametrize("listing", ["models", "datasets", "metrics", "claims", "cache"])
+def test_a_reader_that_has_gone_is_no_error(listing):
+    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m analysis_lib {listing} | head -c 0"
     assert subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stderr == ""
 
 

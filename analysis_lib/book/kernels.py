@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -11,6 +10,8 @@ from unittest import mock
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from jupyter_client.provisioning import LocalProvisioner
+
+from analysis_lib.interruption import undisturbed
 
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
@@ -49,10 +50,12 @@ class _Copied(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **_: object) -> dict:
         forkserver.set_forkserver_preload(IMPORTED)
-        with mock.patch.dict(os.environ, SETTINGS):
+        with mock.patch.dict(os.environ, SETTINGS), undisturbed():
             forkserver.ensure_running()
-        self.process = process = _Process(target=_be_kernel, args=self.arguments)
+        process = _Process(target=_be_kernel, args=self.arguments)
         process.start()
+        # Only now: what has not started cannot be stopped.
+        self.process = process
         self.pid, self.pgid, self.cwd = process.pid, process.pid, Path.cwd()
         return self.connection_info
 
@@ -78,16 +81,13 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     import threadpoolctl
     import torch
     from ipykernel.kernelapp import IPKernelApp
-    from tqdm import tqdm
 
     from analysis_lib.measurement.processes import end_with_parent
-
-    # No bar is shared with other processes; the lock for that would be left behind.
-    tqdm.set_lock(threading.RLock())
 
     # A Ctrl-C in the terminal is for the build, which stops its kernels.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ |= dict.fromkeys(THREAD_LIMITS, str(threads)) | environment
     torch.set_num_threads(threads)
     threadpoolctl.threadpool_limits(threads)

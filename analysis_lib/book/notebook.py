@@ -26,6 +26,7 @@ from analysis_lib.book.kernels import kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import leave_to_asyncio
 from analysis_lib.progress import LINE_FILE
 
 
@@ -37,6 +38,7 @@ def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
             left as it was, and what was executed lies beside it, as ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
+    leave_to_asyncio()
     written = asyncio.run(execute(notebook, parameters, out, failed=failed))
     failed.unlink(missing_ok=True)
     return written

@@ -23,6 +23,7 @@ from analysis_lib.book.notebook import cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import leave_to_asyncio
 from analysis_lib.measurement.sources import source_hash
 
 
@@ -65,6 +66,7 @@ def build_book(
         tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
     stale = [task for task in tasks if not task.up_to_date]
     try:
+        leave_to_asyncio()
         asyncio.run(_execute(stale))
     except KeyboardInterrupt:
         kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"

@@ -8,7 +8,7 @@ import pandas as pd
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import measure, measured
+from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.models import UNTRAINED, split_twin
@@ -76,10 +76,12 @@ def compare(
     if repeated := [name for name in names if names.count(name) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
     of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
-    runs = {}
-    for data, chosen in models.items():
-        corpus = load_corpus(data, limit, seed) if chosen else None
-        for name in chosen:
+    read, runs = {data: load_corpus(data, limit, seed) for data, chosen in models.items() if chosen}, {}
+    for data, corpus in read.items():
+        for name in models[data]:
+            refuse_senseless(name, corpus, metrics, Settings(**of_vectors), settings.get("workers", 1))
+    for data, corpus in read.items():
+        for name in models[data]:
             for twin in (None, *range(twins)) if split_twin(name)[1] is None else (None,):
                 whole = name if twin is None else f"{name}{UNTRAINED}@seed={twin}"
                 known = measured(whole, corpus, metrics, **of_vectors)

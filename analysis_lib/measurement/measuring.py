@@ -21,6 +21,8 @@ from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models.names import architecture_to_make
+from analysis_lib.models.parts import MODEL_LAYOUTS, Layout
 from analysis_lib.progress import bar
 
 
@@ -80,12 +82,10 @@ def measure(
             little text, workers that died, a scheduler that does not answer.
     """
     started = time.monotonic()
+    corpus, settings = load_corpus(data, column=column), Settings(special_tokens, long_texts, tokens_per_batch, maps)
+    refuse_senseless(model, corpus, metrics, settings, workers)
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor or tokenizer)
-    corpus = load_corpus(data, column=column)
-    settings = Settings(special_tokens, long_texts, tokens_per_batch, maps)
-    empty = _applicable(resolve(metrics), model, corpus, settings, skip=metrics == "all")
-    if workers < 1:
-        raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
+    empty = _applicable(resolve(metrics), model.name, model.layout, corpus, settings, skip=metrics == "all")
     finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
     with finished.alone():
         missing = []
@@ -103,6 +103,21 @@ def measure(
     tables = Tables(empty, report, run, stored.folder)
     run["left_out"] = tables.leave_out_what_fails() if metrics == "all" else {}
     return tables
+
+
+def refuse_senseless(
+    model: object, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings, workers: int = 1
+) -> None:
+    """Refuse, before a model is loaded, what can be refused without it, and before it is trained what it cannot read.
+
+    Raises:
+        AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that is trained here.
+    """
+    if workers < 1:
+        raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
+    wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
+    if kind:
+        _applicable(wanted, model, MODEL_LAYOUTS[kind], corpus, settings, skip=metrics == "all")
 
 
 def measured(name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], **settings) -> Tables | None:
@@ -148,23 +163,23 @@ def _measure(
 
 
 def _applicable(
-    metrics: list[Metric], model: LoadedModel, corpus: Corpus, settings: Settings, *, skip: bool
+    metrics: list[Metric], model: str, layout: Layout, corpus: Corpus, settings: Settings, *, skip: bool
 ) -> list[Metric]:
     """The metrics that make sense for the model; with ``skip``, the others are left out, and else refused."""
-    if model.kind != corpus.kind:
+    if layout.kind != corpus.kind:
         raise AnalysisError(
-            f"{model.name} reads {PLURAL[model.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
-            f"give {PLURAL[model.kind]}, or a model that reads {PLURAL[corpus.kind]}"
+            f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
+            f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
-    lacking = set() if model.layout.has_attention else {*SPACES, WEIGHTS, SCORES} - {"hidden"}
-    whole_maps = model.layout.maps and settings.maps == "flatten"
+    lacking = set() if layout.has_attention else {*SPACES, WEIGHTS, SCORES} - {"hidden"}
+    whole_maps = layout.maps and settings.maps == "flatten"
     senseless = {m.name: "it has no attention" for m in metrics if m.needs <= lacking}
     if whole_maps:
         one = "an image is one vector there, unless maps is positions"
         senseless |= {m.name: one for m in metrics if m.of_pairs_within_utterances}
     if senseless and not skip:
         name, reason = next(iter(senseless.items()))
-        raise AnalysisError(f"{name} makes no sense for {model.name}: {reason}; leave it out")
+        raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
     return [metric for metric in metrics if metric.name not in senseless]
 
 

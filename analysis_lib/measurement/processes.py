@@ -1,19 +1,21 @@
 """Other processes of this machine that work for this one."""
 
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing import get_context, parent_process
 from types import ModuleType
 
 import torch
+from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.interruption import undisturbed
 
 
 @contextmanager
@@ -24,7 +26,13 @@ def mapped(workers: int) -> Iterator[Callable]:
         return
     try:
         with pool(workers, threads=1, script=False) as executor:
-            yield executor.map
+
+            def submitted(function: Callable, *given: Iterable) -> Iterator:
+                # The executor's own map would cancel what is left, of which the executor complains in a traceback.
+                tasks = [*map(partial(executor.submit, function), *given)]
+                return (task.result() for task in tasks)
+
+            yield submitted
     except BrokenProcessPool:
         raise AnalysisError(
             "a worker died (out of memory?): use fewer workers; the same call resumes what was left unfinished"
@@ -40,7 +48,7 @@ def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.Pr
     """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with _quiet_starts(), nullcontext() if script else _without_script():
+        with undisturbed(), _patient_threads(), nullcontext() if script else _without_script():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -54,16 +62,13 @@ def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.Pr
 
 
 @contextmanager
-def _quiet_starts() -> Iterator[None]:
-    """Processes that are started here never get a Ctrl-C, and let idle OpenMP threads sleep."""
-    # A Ctrl-C would break into their imports with a traceback; idle threads would spin, and keep the cores busy.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _patient_threads() -> Iterator[None]:
+    """Processes that are started here let idle OpenMP threads sleep, which would spin, and keep the cores busy."""
     given = os.environ.get("OMP_WAIT_POLICY")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if given is None:
             del os.environ["OMP_WAIT_POLICY"]
 
@@ -97,6 +102,8 @@ def _start(threads: int) -> None:
 
 def end_with_parent() -> None:
     """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
+    # No bar is shared with other processes; the lock for that would be left behind.
+    tqdm.set_lock(threading.RLock())
 
     def wait() -> None:
         parent_process().join()

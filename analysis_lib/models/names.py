@@ -91,12 +91,14 @@ class Maker:
         makes: whether a name, with settings as in ``digits-vit@steps=50``, is one of its models.
         folder: the folder of a model, which is made first where it is not there yet.
         identity: a short text that changes when that model would; makes nothing.
+        architecture: its ``model_type``, as transformers names it; makes nothing.
     """
 
     descriptions: Mapping[str, str]
     makes: Callable[[str], bool]
     folder: Callable[[str], Path]
     identity: Callable[[str], str]
+    architecture: Callable[[str], str]
 
 
 _makers: list[Maker] = []
@@ -109,6 +111,11 @@ def register(maker: Maker) -> None:
 
 def _maker(name: str) -> Maker | None:
     return next((maker for maker in _makers if maker.makes(name)), None)
+
+
+def architecture_to_make(name: str) -> str | None:
+    """The ``model_type`` of a model that is made when it is asked for; None where it is not one of these."""
+    return (maker := _maker(whole := split_twin(name)[0])) and maker.architecture(whole)
 
 
 def known_models() -> dict[str, str]:
@@ -193,10 +200,10 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
-    """sha256 of the configuration, weights and tokenizer files of a folder."""
+    """sha256 of files of a folder, by their paths in it: its configuration, weights and tokenizer unless told."""
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
     hashes = {}
     for path in paths:
         with path.open("rb") as file:
-            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

@@ -83,7 +83,11 @@ class TrainingLog:
         self.table, self.state, self.columns, self.parts = table, state_path(table), columns, parts
         self.rows: list[list[float | None]] = []
         if self.state.is_file():
-            kept = torch.load(self.state, map_location=device, weights_only=True)
+            try:
+                kept = torch.load(self.state, map_location=device, weights_only=True)
+            except Exception:
+                # Whatever torch makes of a damaged file: it ends the same if it starts again.
+                return
             self.rows = kept["log"]
             for name, part in parts.items():
                 part.load_state_dict(kept[name])

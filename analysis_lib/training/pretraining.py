@@ -1,6 +1,7 @@
 """A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
 import json
+import logging
 import math
 import shutil
 from collections import deque
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import torch
 import transformers
 from jaxtyping import Float, Int
@@ -30,7 +32,11 @@ from analysis_lib.training.settings import (
     Pretraining,
     finished,
     holds,
+    left_by,
+    lost,
     require_whole,
+    seal,
+    seal_path,
     spread,
     table_path,
     write,
@@ -42,6 +48,8 @@ from analysis_lib.training.wordpiece import word_pieces
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
 # The share of the tokens that are predicted, as in BERT.
 PREDICTED = 0.15
+# More take minutes to set up, before it is known what they need.
+MOST_LAYERS = 10_000
 
 
 def pretrain(
@@ -66,7 +74,7 @@ def pretrain(
     see :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
 
     Args:
-        folder: of the run. A run that is finished is not trained again.
+        folder: of the run. A run that is finished is not trained again, unless a file of it is missing or damaged.
         settings: of the run.
         seeds: of the initial weights, the order of the data, masks and dropout.
         workers: number of seeds trained at the same time, each in its own process.
@@ -83,24 +91,29 @@ def pretrain(
     if not seeds or min(seeds) < 0 or workers < 1:
         raise AnalysisError(f"seeds {list(seeds)} and workers {workers}: give one seed or more, and one worker or more")
     device = devices.usable(device)
-    _configuration(settings, settings.vocabulary)
+    _configuration(settings, len(SPECIAL))
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
-    if not holds(description, identity):
+    untokenized = partial(lost, folder, "run", ".tokenizer/tokenizer.json")
+    if not holds(description, identity) or untokenized():
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = word_pieces(corpus.texts, settings.vocabulary)
         _sequences(tokenizer, settings)
+        _configuration(settings, len(tokenizer))
     with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
-        if not holds(description, identity):
+        if not holds(description, identity) or untokenized():
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
     seeds = dict.fromkeys(seeds)
     with processes.mapped(min(workers, len(seeds))) as mapped:
         deque(mapped(partial(_train, folder, settings, device), seeds), 0)
     with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
-        if not (folder / BASELINES).exists():
+        if lost(folder, "run", BASELINES):
             write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
+            seal_path(folder, "run").unlink(missing_ok=True)
+        if not seal_path(folder, "run").is_file():
+            seal(folder, "run", BASELINES, ".tokenizer/*")
     return folder
 
 
@@ -148,14 +161,25 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
+    table = table_path(folder, seed)
     with packages.alone(folder / f".seed_{seed}.lock"), packages.writing(folder), loop.isolated(device):
-        if not finished(table_path(folder, seed)):
+        # Once more if a checkpoint from before an interruption turns out to be gone.
+        while (gone := lost(folder, table.stem, *left_by(seed, spread(settings.steps)))) or not finished(table):
+            if finished(table):
+                said = "note: %s is missing or damaged: seed %s is trained again"
+                logging.getLogger(__name__).warning(said, gone[0], seed)
+            # The seal last, so that whoever kills this process does not make what is left look whole.
+            for path in gone:
+                path.unlink(missing_ok=True) if path.parent == folder else shutil.rmtree(path.parent, True)
+            seal_path(folder, table.stem).unlink(missing_ok=True)
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()
+        if not seal_path(folder, table.stem).is_file():
+            seal(folder, table.stem, table.name, f"{table.stem}-step_*/*")
 
 
 def _configuration(settings: Pretraining, words: int) -> transformers.PreTrainedConfig:
-    """The configuration of the model, which is refused if it has an unknown name or makes no model."""
+    """The configuration of the model, which is refused if it has an unknown name, makes no model or is too large."""
     kind = settings.model_type
     if kind not in (kinds := [*transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES]):
         raise AnalysisError(f"there is no masked language model {kind!r}: {near_names(kind, kinds)}")
@@ -167,19 +191,29 @@ def _configuration(settings: Pretraining, words: int) -> transformers.PreTrained
     for name, value in chosen.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise AnalysisError(f"{name} is {value}: give a number")
+        if "layers" in name and isinstance(value, int) and value > MOST_LAYERS:
+            raise AnalysisError(f"{name} is {value}: give {MOST_LAYERS} or fewer")
     try:
         pad = SPECIAL.index("[PAD]")
         config = transformers.AutoConfig.for_model(kind, vocab_size=words, pad_token_id=pad, **chosen)
         # Without memory for its weights.
         with torch.device("meta"):
-            transformers.AutoModelForMaskedLM.from_config(config)
+            parameters = transformers.AutoModelForMaskedLM.from_config(config).num_parameters()
     except Exception as error:
         # Configurations and layers validate themselves, each with errors of its own.
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Exception raised from")[0]
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
         ) from error
-    require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length)
+    heads = {"num_attention_heads": 1} if hasattr(config, "num_attention_heads") else {}
+    require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
+    # Weights, gradients and two moments of Adam's, in single precision, and the rows of the losses.
+    needed, there = 16 * parameters + 200 * settings.steps, psutil.virtual_memory().total
+    if needed > there:
+        raise AnalysisError(
+            f"{settings.steps} steps of a {kind} with {parameters} parameters need {needed / 1e9:.0f} GB of memory, "
+            f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, or fewer steps"
+        )
     return config
 
 

@@ -128,4 +128,4 @@ def _key(identity: dict) -> str:
 
 
 _DESCRIPTIONS = {name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()}
-register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity))
+register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity, lambda name: _recipe(name)[0].model_type))

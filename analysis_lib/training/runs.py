@@ -19,6 +19,8 @@ from analysis_lib.training.settings import (
     RUNS,
     Pretraining,
     finished,
+    left_by,
+    lost,
     named_settings,
     table_path,
 )
@@ -77,6 +79,12 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"or leave the seed out"
         )
     steps = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
+    # What was just trained is whole.
+    wanted = {} if settings else {"run": [], **{f"seed_{s}": left_by(s, steps) for s in seeds}}
+    if gone := [path for name, files in wanted.items() for path in lost(folder, name, *files)]:
+        raise AnalysisError(
+            f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again to mend it"
+        )
     return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
@@ -147,8 +155,7 @@ def run_identity(run: str) -> str:
     folder, settings = _find(run)
     if settings is not None:
         return folder.name
-    kept = sorted(path.name for path in folder.glob("seed_*-step_*"))
-    return f"{(folder / DESCRIPTION).read_text(encoding='utf-8')}{kept}"
+    return json.dumps(file_hashes(folder, (DESCRIPTION, "seed_*-step_*/*")))
 
 
 def run_description(run: str) -> dict:

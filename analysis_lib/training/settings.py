@@ -4,7 +4,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.models.names import file_hashes
 
 # They count changes of how models are trained that the settings do not show.
 PRETRAINING, RECIPE = 1, 2
@@ -167,6 +168,11 @@ def table_path(folder: Path, seed: int) -> Path:
     return folder / f"seed_{seed}.csv"
 
 
+def left_by(seed: int, steps: Iterable[int]) -> list[str]:
+    """Files of a seed of a run, of which one is in every folder; the losses come first."""
+    return [f"seed_{seed}.csv", *(f"seed_{seed}-step_{step}/config.json" for step in steps)]
+
+
 def write(path: Path, text: str) -> None:
     """Write a file whole, or leave it as it was."""
     unfinished = path.with_name(f".unfinished-{path.name}")
@@ -204,6 +210,28 @@ def holds(description: Path, identity: dict) -> bool:
 def finished(table: Path) -> bool:
     """Whether the training that writes this table has come to its end."""
     return table.exists() and not state_path(table).exists()
+
+
+def seal(folder: Path, name: str, *patterns: str) -> None:
+    """Record the content of files of the folder, under a name, so that :func:`lost` tells whether they are whole."""
+    write(seal_path(folder, name), json.dumps(file_hashes(folder, patterns), indent=1) + "\n")
+
+
+def lost(folder: Path, name: str, *wanted: str) -> list[Path]:
+    """What is gone or has changed since :func:`seal`, and what is wanted, sealed or not, but is not there."""
+    try:
+        sealed = json.loads(seal_path(folder, name).read_bytes())
+    except FileNotFoundError:  # a training before its end, or of a version that sealed nothing
+        sealed = {}
+    except ValueError:
+        return [seal_path(folder, name)]
+    found = file_hashes(folder, known := dict.fromkeys(wanted) | sealed)
+    return [folder / path for path in known if path not in found or known[path] not in (None, found[path])]
+
+
+def seal_path(folder: Path, name: str) -> Path:
+    """The hidden file with the sha256 of what was sealed under a name."""
+    return folder / f".{name}.sha256"
 
 
 def state_path(table: Path) -> Path:

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -97,7 +98,8 @@ def test_checkpoints_are_dense_early(steps):
 def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     models = {f"seed_0-step_{step}" for step in range(13)}
     files = {path.name for path in run.iterdir() if path.suffix != ".lock"}
-    assert files == {".tokenizer", "baselines.csv", "pretraining.json", "seed_0.csv", *models}
+    seals = {".run.sha256", ".seed_0.sha256"}
+    assert files == {".tokenizer", "baselines.csv", "pretraining.json", "seed_0.csv", *models, *seals}
     table = losses(run)
     assert table.columns.tolist() == ["step", "tokens", "learning_rate", "loss", "held_out"]
     assert table["step"].tolist() == list(range(13))
@@ -285,6 +287,84 @@ def test_what_is_done_is_not_trained_again(run, tiny, monkeypatch):
     assert contents(run) == before
 
 
+# --- Damaged --------------------------------------------------------------------------------------
+
+
+def gone(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def emptied(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def copied(run, tmp_path) -> Path:
+    return shutil.copytree(run, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [
+        (gone, "seed_0-step_5"),
+        (cut, "seed_0-step_5/model.safetensors"),
+        (flipped, "seed_0-step_12/model.safetensors"),
+        (gone, "seed_0-step_0/tokenizer.json"),
+        (emptied, "seed_0.csv"),
+        (cut, "seed_0.csv"),
+        (cut, "baselines.csv"),
+        (gone, ".tokenizer"),
+        (cut, ".seed_0.sha256"),
+    ],
+)
+def test_what_is_damaged_is_noticed_and_mended(run, tiny, copied, damage, name):
+    before = training.run_identity(str(copied))
+    damage(copied / name)
+    with pytest.raises(AnalysisError, match=f"{copied / name}.* is missing or damaged: give `pretrain` the same"):
+        training.checkpoints(str(copied))
+    assert (training.run_identity(str(copied)) != before) == ("-step_" in name)
+    pretrain(copied, tiny)
+    assert contents(copied) == contents(run)
+    assert len(training.checkpoints(str(copied))) == 13
+    assert training.run_identity(str(copied)) == before
+
+
+def test_what_is_whole_stays_when_a_run_is_mended(tiny, copied, caplog):
+    whole = (copied / "seed_0-step_4").stat().st_mtime_ns
+    cut(copied / "seed_0-step_5" / "model.safetensors")
+    pretrain(copied, tiny)
+    assert (copied / "seed_0-step_4").stat().st_mtime_ns == whole
+    assert "step_5/model.safetensors is missing or damaged: seed 0 is trained again" in caplog.text
+
+
+def test_a_run_of_an_earlier_version_is_finished_and_is_sealed(run, tiny, copied, monkeypatch):
+    for path in copied.glob(".*.sha256"):
+        path.unlink()
+    assert len(training.checkpoints(str(copied))) == 13
+    monkeypatch.setattr(pretraining, "_Run", None)
+    pretrain(copied, tiny)
+    assert contents(copied) == contents(run)
+
+
+@pytest.mark.parametrize(("damage", "name"), [(gone, "seed_0-step_1"), (cut, ".seed_0.pt")])
+def test_a_run_that_was_killed_and_damaged_ends_the_same(run, tiny, tmp_path, damage, name):
+    folder = tmp_path / "run"
+    assert ended(train_and_die, folder, tiny, 4, 0.0) == -signal.SIGKILL
+    damage(folder / name)
+    pretrain(folder, tiny)
+    assert contents(folder) == contents(run)
+
+
 # --- What is refused ------------------------------------------------------------------------------
 
 
@@ -341,6 +421,18 @@ def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
         ({"configuration": {"hidden_size": "many"}}, ["hidden_size", "many"]),
         ({"configuration": {"hidden_size": 0}}, ["makes no bert"]),
         ({"configuration": {"num_attention_heads": 0}}, ["makes no bert"]),
+        ({"configuration": {**TINY, "num_attention_heads": -2}}, ["num_attention_heads is -2"]),
+        ({"configuration": {**TINY, "num_hidden_layers": 10**6}}, ["num_hidden_layers is 1000000: give 10000"]),
+        (
+            {"configuration": {**TINY, "hidden_size": 10**9}},
+            ["parameters need", "GB of memory", "'hidden_size': 10000"],
+        ),
+        ({"configuration": {**TINY, "intermediate_size": 10**12}}, ["parameters need", "smaller sizes"]),
+        ({"configuration": {**TINY, "intermediate_size": 10**21}}, ["makes no bert", "10"]),
+        ({"configuration": {**TINY, "max_position_embeddings": 10**12}}, ["parameters need"]),
+        ({"steps": 10**12}, ["1000000000000 steps", "fewer steps"]),
+        ({"steps": 10**24}, ["fewer steps"]),
+        ({"batch": 10**9}, ["a batch below 1000000000"]),
         ({"configuration": {"hidden_act": "rectify"}}, ["makes no bert", "rectify"]),
         ({"configuration": {"num_hidden_layers": 0}}, ["num_hidden_layers is 0"]),
         ({"configuration": {"hidden_dropout_prob": math.nan}}, ["hidden_dropout_prob is nan"]),

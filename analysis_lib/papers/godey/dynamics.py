@@ -134,9 +134,12 @@ def dynamics(
         "training": run_description(run),
         "sources": _sources(),
     }
+    corpus = corpora.load_corpus(data, limit, seed)
+    # Before hours of training: what is pretrained here reads texts.
+    if about["training"] and corpus.kind != "text":
+        raise AnalysisError(f"{run} reads texts and {data} holds {corpora.PLURAL[corpus.kind]}: give texts")
     found = checkpoints(run, asked["seeds"])
     last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
-    corpus = corpora.load_corpus(data, limit, seed)
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
     with packages.alone(packages.derived_folder("", label).with_suffix(".lock")):
