@@ -38,6 +38,7 @@ def measure(
     maps: str = Settings.maps,
     workers: int = 1,
     scheduler: str | None = None,
+    worker_timeout: float = 60,
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
@@ -69,6 +70,7 @@ def measure(
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
         workers: processes on this machine.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
+        worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
         checkpoints: a folder for finished shards; a run that was interrupted goes on from there.
         progress: whether to show a bar.
 
@@ -77,7 +79,7 @@ def measure(
 
     Raises:
         AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is named), too
-            little text, workers that died, a scheduler that does not answer.
+            little text, workers that died, a scheduler that does not answer or has no workers left.
     """
     started = time.monotonic()
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor or tokenizer)
@@ -86,6 +88,8 @@ def measure(
     empty = _applicable(resolve(metrics), model, corpus, settings, skip=metrics == "all")
     if workers < 1:
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
+    if not worker_timeout > 0:
+        raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
     finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
     with finished.alone():
         missing = []
@@ -95,7 +99,8 @@ def measure(
             missing += [] if known else [metric]
         stored = StoredShards(checkpoints, model, corpus, missing, settings)
         if missing:
-            report = report.joined(_measure(model, corpus, missing, settings, stored, workers, scheduler, progress))
+            who = (workers, scheduler, worker_timeout)
+            report = report.joined(_measure(model, corpus, missing, settings, stored, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
         for metric in missing:
@@ -127,15 +132,14 @@ def _measure(
     metrics: list[Metric],
     settings: Settings,
     stored: StoredShards,
-    workers: int,
-    scheduler: str | None,
+    who: tuple[int, str | None, float],
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
     shards, report = make_shards(model, corpus, metrics, settings), Report()
     # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
     with bar(total=len(corpus), unit=model.kind, description=f"{model.name} on {corpus.name}", show=progress) as shown:
-        for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, workers, scheduler), strict=True):
+        for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, *who), strict=True):
             for metric in metrics:
                 part = metric.fresh()
                 part.sums = sums[metric.name]
