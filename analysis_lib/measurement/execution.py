@@ -55,8 +55,7 @@ def _in_pool(shards: list[Shard], workers: int, stored: StoredShards) -> Iterato
         except BrokenProcessPool:
             if not attempts_left:
                 raise AnalysisError(
-                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is "
-                    "kept. A script that measures with workers must do so below `if __name__ == '__main__':`"
+                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
                 ) from None
 
 

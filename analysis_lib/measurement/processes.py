@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from types import ModuleType
 
@@ -23,7 +23,7 @@ def mapped(workers: int) -> Iterator[Callable]:
         yield map
         return
     try:
-        with pool(workers, threads=1, script=False) as executor:
+        with pool(workers, threads=1) as executor:
             yield executor.map
     except BrokenProcessPool:
         raise AnalysisError(
@@ -32,15 +32,14 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.ProcessPoolExecutor]:
+def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
     """Processes with so many threads each; they are stopped when the block is left, and when this process ends.
 
-    Unless ``script`` is False, they import the script that runs, which must have its ``if __name__ == '__main__':``.
     Together they may have more threads than there are cores: idle threads sleep, so that they only take turns.
     """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with _quiet_starts(), nullcontext() if script else _without_script():
+        with _quiet_starts(), _without_script():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -69,6 +68,7 @@ def _quiet_starts() -> Iterator[None]:
 @contextmanager
 def _without_script() -> Iterator[None]:
     """Processes that are started here do not run the script again to import it."""
+    # Without its `if __name__ == "__main__":`, it would start processes of its own. Its metrics are sent by value.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
