@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -78,12 +77,8 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     import threadpoolctl
     import torch
     from ipykernel.kernelapp import IPKernelApp
-    from tqdm import tqdm
 
     from analysis_lib.measurement.processes import end_with_parent
-
-    # No bar is shared with other processes; the lock for that would be left behind.
-    tqdm.set_lock(threading.RLock())
 
     # A Ctrl-C in the terminal is for the build, which stops its kernels.
     os.setsid()

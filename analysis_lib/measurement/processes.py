@@ -12,6 +12,7 @@ from multiprocessing import get_context, parent_process
 from types import ModuleType
 
 import torch
+from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError
 
@@ -95,6 +96,8 @@ def _start(threads: int) -> None:
 
 def end_with_parent() -> None:
     """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
+    # It may be stopped at any time. No bar is shared with other processes; the lock for that would be left behind.
+    tqdm.set_lock(threading.RLock())
 
     def wait() -> None:
         parent_process().join()
