@@ -95,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     add_measurement("all")
     add("--workers", type=int, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
+    idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
+    add("--worker-timeout", type=float, default=60, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
     add("--device", **device)
@@ -204,6 +206,7 @@ def _measure(options: argparse.Namespace) -> None:
             maps=options.maps,
             workers=options.workers,
             scheduler=options.scheduler,
+            worker_timeout=options.worker_timeout,
             checkpoints=options.out,
         )
         tables.run.update(limit=options.limit, seed=options.seed)

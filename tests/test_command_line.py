@@ -473,8 +473,11 @@ def test_dynamics_that_cannot_be_measured(run, tmp_path, monkeypatch, arguments,
 
 def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_path):
     arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 400]
+    # Two workers, which leave nothing behind of which Python would complain.
     process = subprocess.Popen(
-        [sys.executable, "-m", "analysis_lib", *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "analysis_lib", *map(str, arguments), "--seeds=0,1", "--workers=2"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "seed_0-step_8").is_dir():

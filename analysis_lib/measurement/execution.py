@@ -1,10 +1,13 @@
 """Who measures the shards: this process, a pool of processes, or a Dask cluster."""
 
+import logging
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from unittest import mock
 
 import cloudpickle
 
@@ -17,7 +20,12 @@ from analysis_lib.models import LoadedModel
 
 
 def results(
-    shards: list[Shard], model: LoadedModel, stored: StoredShards, workers: int, scheduler: str | None
+    shards: list[Shard],
+    model: LoadedModel,
+    stored: StoredShards,
+    workers: int,
+    scheduler: str | None,
+    worker_timeout: float,
 ) -> Iterator[Result]:
     """The results of the shards, in their order; those that are stored are not measured again."""
     kept = {shard.index for shard in shards if stored.has(shard.index)}
@@ -25,7 +33,7 @@ def results(
     if (workers > 1 or scheduler) and model.spec is None and missing:
         raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
     if scheduler is not None:
-        fresh = _on_cluster(missing, scheduler, stored)
+        fresh = _on_cluster(missing, scheduler, worker_timeout, stored)
     elif workers > 1 and len(missing) > 1:
         fresh = _in_pool(missing, min(workers, len(missing)), stored)
     else:
@@ -47,29 +55,61 @@ def _in_pool(shards: list[Shard], workers: int, stored: StoredShards) -> Iterato
         except BrokenProcessPool:
             if not attempts_left:
                 raise AnalysisError(
-                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is "
-                    "kept. A script that measures with workers must do so below `if __name__ == '__main__':`"
+                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
                 ) from None
 
 
-def _on_cluster(shards: list[Shard], address: str, stored: StoredShards) -> Iterator[Result]:
-    from distributed import Client
+def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, stored: StoredShards) -> Iterator[Result]:
+    from distributed import Client, KilledWorker
+    from distributed.client import ClosedClientError
 
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
-    with client:
-        if not client.ncores():
-            raise AnalysisError(
-                f"the Dask scheduler at {address} has no workers: start some with `dask worker {address}`"
-            )
-        window = 2 * max(1, sum(client.ncores().values()))
-        # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
-        yield from in_order(client.get_executor(pure=False, retries=2), shards, window, stored)
+    kept = "; what is finished is kept" if stored.folder else ""
+    gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
+    start_workers = f"start some with `dask worker {address}`"
+
+    def wait(running: Iterable[futures.Future]) -> set[futures.Future]:
+        idle = 0
+        while not (finished := futures.wait(running, 1, futures.FIRST_COMPLETED).done):
+            try:
+                # Not the workers that there are: those that retire are among them. A slow one holds its shard.
+                held = client.sync(client.scheduler.processing, workers=None, callback_timeout=60)
+            except OSError:
+                raise gone from None
+            idle = 0 if any(held.values()) else idle + 1
+            if idle > worker_timeout:
+                idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
+                raise AnalysisError(f"{idled}: {start_workers}{kept}")
+        return finished
+
+    # The client's own words on a scheduler that is gone are tracebacks.
+    with mock.patch.object(logging.getLogger("distributed.client"), "disabled", True):
+        try:
+            if not (cores := sum(client.ncores().values())):
+                raise AnalysisError(f"the Dask scheduler at {address} has no workers: {start_workers}")
+            # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
+            yield from in_order(client.get_executor(pure=False, retries=2), shards, 2 * cores, stored, wait)
+        except KilledWorker as error:
+            died = f"one worker after another of the Dask scheduler at {address} died of the same shard"
+            raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
+        except (futures.CancelledError, ClosedClientError):
+            raise gone from None
+        finally:
+            # A scheduler that hangs takes no leave.
+            with suppress(TimeoutError):
+                client.close()
 
 
-def in_order(executor: futures.Executor, shards: list[Shard], window: int, stored: StoredShards) -> Iterator[Result]:
+def in_order(
+    executor: futures.Executor,
+    shards: list[Shard],
+    window: int,
+    stored: StoredShards,
+    wait: Callable = lambda running: futures.wait(running, return_when=futures.FIRST_COMPLETED).done,
+) -> Iterator[Result]:
     """Results in the order of the shards, with at most ``window`` under way or waiting for their turn."""
     waiting = [*shards]
     running: dict[futures.Future, int] = {}
@@ -79,8 +119,7 @@ def in_order(executor: futures.Executor, shards: list[Shard], window: int, store
             while waiting and len(running) + len(done) < window:
                 following = waiting.pop(0)
                 running[executor.submit(measure_packed, packed(following))] = following.index
-            finished, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-            for future in finished:
+            for future in wait(running):
                 index = running.pop(future)
                 done[index] = stored.keep(index, future.result())
         yield done.pop(shard.index)

@@ -40,6 +40,7 @@ def measure(
     maps: str = Settings.maps,
     workers: int = 1,
     scheduler: str | None = None,
+    worker_timeout: float = 60,
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
@@ -71,6 +72,7 @@ def measure(
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
         workers: processes on this machine.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
+        worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
         checkpoints: a folder for finished shards; a run that was interrupted goes on from there.
         progress: whether to show a bar.
 
@@ -79,9 +81,11 @@ def measure(
 
     Raises:
         AnalysisError: a model that cannot be captured, vectors that are not finite (the layer is named), too
-            little text, workers that died, a scheduler that does not answer.
+            little text, workers that died, a scheduler that does not answer or has no workers left.
     """
     started = time.monotonic()
+    if not worker_timeout > 0:
+        raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
     corpus, settings = load_corpus(data, column=column), Settings(special_tokens, long_texts, tokens_per_batch, maps)
     refuse_senseless(model, corpus, metrics, settings, workers)
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor or tokenizer)
@@ -95,7 +99,8 @@ def measure(
             missing += [] if known else [metric]
         stored = StoredShards(checkpoints, model, corpus, missing, settings)
         if missing:
-            report = report.joined(_measure(model, corpus, missing, settings, stored, workers, scheduler, progress))
+            who = (workers, scheduler, worker_timeout)
+            report = report.joined(_measure(model, corpus, missing, settings, stored, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
         for metric in missing:
@@ -142,15 +147,14 @@ def _measure(
     metrics: list[Metric],
     settings: Settings,
     stored: StoredShards,
-    workers: int,
-    scheduler: str | None,
+    who: tuple[int, str | None, float],
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
     shards, report = make_shards(model, corpus, metrics, settings), Report()
     # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
     with bar(total=len(corpus), unit=model.kind, description=f"{model.name} on {corpus.name}", show=progress) as shown:
-        for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, workers, scheduler), strict=True):
+        for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, *who), strict=True):
             for metric in metrics:
                 part = metric.fresh()
                 part.sums = sums[metric.name]

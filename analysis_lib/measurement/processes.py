@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context, parent_process
 from types import ModuleType
@@ -25,7 +25,7 @@ def mapped(workers: int) -> Iterator[Callable]:
         yield map
         return
     try:
-        with pool(workers, threads=1, script=False) as executor:
+        with pool(workers, threads=1) as executor:
 
             def submitted(function: Callable, *given: Iterable) -> Iterator:
                 # The executor's own map would cancel what is left, of which the executor complains in a traceback.
@@ -40,15 +40,14 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def pool(workers: int, threads: int, script: bool = True) -> Iterator[futures.ProcessPoolExecutor]:
+def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
     """Processes with so many threads each; they are stopped when the block is left, and when this process ends.
 
-    Unless ``script`` is False, they import the script that runs, which must have its ``if __name__ == '__main__':``.
     Together they may have more threads than there are cores: idle threads sleep, so that they only take turns.
     """
     executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
     try:
-        with undisturbed(), _patient_threads(), nullcontext() if script else _without_script():
+        with undisturbed(), _patient_threads(), _without_script():
             for _ in range(workers):
                 executor.submit(int)
         yield executor
@@ -76,6 +75,7 @@ def _patient_threads() -> Iterator[None]:
 @contextmanager
 def _without_script() -> Iterator[None]:
     """Processes that are started here do not run the script again to import it."""
+    # Without its `if __name__ == "__main__":`, it would start processes of its own. Its metrics are sent by value.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -102,7 +102,7 @@ def _start(threads: int) -> None:
 
 def end_with_parent() -> None:
     """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
-    # No bar is shared with other processes; the lock for that would be left behind.
+    # It may be stopped at any time. No bar is shared with other processes; the lock for that would be left behind.
     tqdm.set_lock(threading.RLock())
 
     def wait() -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -311,7 +312,7 @@ def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_pat
     assert len(measured_shards) == 8
 
 
-NOTEBOOK = """
+SCRIPT = """
 import sys
 from analysis_lib import load_model, measure, metrics
 from analysis_lib.corpora import Corpus
@@ -329,19 +330,19 @@ class Count(metrics.Metric):
         return pd.DataFrame({"count": [float(value) for value in sums.values()]})
 
 TIMES = 10
-if __name__ == "__main__":
-    del sys.modules["__main__"].__file__  # as in a notebook, whose code no worker can import
-    shards.UTTERANCES_PER_SHARD = 1
-    corpus = Corpus("two", ["One.", "Two."])
-    found = [measure(load_model(sys.argv[1]), corpus, [Count(7)], workers=w, progress=False)["count"] for w in (1, 2)]
-    print(found[0].equals(found[1]), found[0]["count"].max() % 70)
+shards.UTTERANCES_PER_SHARD = 1
+corpus = Corpus("two", ["One.", "Two."])
+found = [measure(load_model(sys.argv[1]), corpus, [Count(7)], workers=w, progress=False)["count"] for w in (1, 2)]
+print(found[0].equals(found[1]), found[0]["count"].max() % 70)
 """
 
 
-def test_a_metric_of_a_notebook_is_measured_by_workers(tiny_folder, tmp_path):
-    (tmp_path / "notebook.py").write_text(NOTEBOOK)
-    command = [sys.executable, tmp_path / "notebook.py", tiny_folder("bert")]
-    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() == ["True", "0.0"]
+def test_a_metric_of_a_script_without_a_guard_is_measured_by_workers(tiny_folder, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, tmp_path / "script.py", tiny_folder("bert")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+    assert found.stdout.split() == ["True", "0.0"]
 
 
 def test_a_metric_that_cannot_be_sent_is_one_line(model, small_shards):
@@ -400,6 +401,91 @@ def test_workers_with_several_threads_give_the_same_bytes(model, small_shards):
         address = threads.scheduler_address
         tables = measure(model, corpus, FEW, tokens_per_batch=1, scheduler=address, progress=False)
     assert_same_bytes(tables, expected)
+
+
+class Slow(Share):
+    """Takes a while for every layer of a batch."""
+
+    def update(self, activations):
+        time.sleep(self.scale)
+        super().update(activations)
+
+
+def test_a_worker_that_takes_longer_than_the_timeout_is_waited_for(model, cluster):
+    few = Corpus("few", TEXTS[:4])
+    slow = measure(model, few, [Slow(1.0, 1.0)], scheduler=cluster.scheduler_address, worker_timeout=1, progress=False)
+    assert len(slow["share"]) == 4
+
+
+class _Dask:
+    """A scheduler and a worker in processes of their own, and how to measure with them while something happens."""
+
+    def __init__(self, address: str):
+        self.address, self.started = address, []
+        self.scheduler = self.start("scheduler", "--host", address, "--no-dashboard")
+        self.worker = self.start_worker()
+
+    def start(self, *arguments: str) -> subprocess.Popen:
+        # Imported at once, and not while the time of idle workers runs.
+        command = [sys.executable, "-m", "dask", *arguments, "--preload", execution.__name__]
+        self.started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        return self.started[-1]
+
+    def start_worker(self) -> subprocess.Popen:
+        return self.start("worker", self.address, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+
+    def measure(self, meanwhile: Callable[[], object], model: LoadedModel, folder: Path, timeout: float) -> Tables:
+        """``measure``, during which something happens once a shard is there; at last the scheduler is killed."""
+        over = threading.Event()
+
+        def happen() -> None:
+            wait_until(lambda: list(folder.rglob("shard-*.npz")) or over.is_set())
+            meanwhile()
+            over.wait(60)
+            self.scheduler.kill()
+
+        with Client(self.address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+        other = threading.Thread(target=happen)
+        other.start()
+        settings = {"scheduler": self.address, "worker_timeout": timeout, "checkpoints": folder, "progress": False}
+        try:
+            return measure(model, CORPUS, [Slow(1.0, 0.1)], **settings)
+        finally:
+            over.set()
+            other.join()
+
+
+@pytest.fixture
+def dask() -> Iterator[_Dask]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    dask = _Dask(f"tcp://127.0.0.1:{port}")
+    yield dask
+    for process in dask.started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("killed", "said"),
+    [("worker", "no worker of the Dask scheduler at tcp.* has worked for 2 seconds"), ("scheduler", "is gone")],
+)
+def test_a_cluster_that_dies_is_one_line(killed, said, dask, model, small_shards, tmp_path, caplog):
+    with pytest.raises(AnalysisError, match=f"{said}.*what is finished is kept") as caught:
+        dask.measure(getattr(dask, killed).kill, model, tmp_path, timeout=2)
+    assert "\n" not in str(caught.value)
+    assert not [record for record in caplog.records if record.name == "distributed.client"]
+    assert 1 <= len(list(tmp_path.rglob("shard-*.npz"))) < 8
+
+
+def test_a_worker_that_joins_in_time_goes_on(dask, model, small_shards, tmp_path):
+    def replace() -> None:
+        dask.worker.kill()
+        dask.start_worker()
+
+    found = dask.measure(replace, model, tmp_path, timeout=60)
+    assert_same_bytes(found, measure(model, CORPUS, [Slow(1.0, 0.1)], progress=False))
 
 
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])
