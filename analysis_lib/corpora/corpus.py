@@ -61,12 +61,16 @@ class Corpus:
     units: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.items, str):
-            raise AnalysisError(f"{self.name}: its items are one text, {self.items[:20]!r}: give a list of texts")
+        if isinstance(self.items, str | bytes) or not isinstance(self.items, Sequence):
+            raise AnalysisError(f"{self.name}: its items are {str(self.items)[:20]!r}: give a list of them")
         if self.kind == "text" and isinstance(self.items, list | tuple):
-            blank = next((number for number, item in enumerate(self.items, 1) if is_blank(item)), None)
-            if blank is not None:
-                raise AnalysisError(f"{self.name}: item {blank} is blank: leave it out, as load_corpus does")
+            for number, item in enumerate(self.items, 1):
+                if not isinstance(item, str | tuple):
+                    raise AnalysisError(
+                        f"{self.name}: item {number} is of type {type(item).__name__}: give texts, or pairs"
+                    )
+                if is_blank(item):
+                    raise AnalysisError(f"{self.name}: item {number} is blank: leave it out, as load_corpus does")
 
     def __repr__(self) -> str:
         units = f" from {len(set(self.units)):,} units" if self.units else ""

@@ -174,10 +174,13 @@ def test_what_gives_no_texts_is_refused_in_a_line(data, message):
 
 
 def test_a_corpus_is_a_list_of_texts_without_blanks():
-    with pytest.raises(AnalysisError, match="give a list of texts"):
-        Corpus("x", "one string")
+    for items in ("one string", b"bytes", None, 3):
+        with pytest.raises(AnalysisError, match="give a list of them"):
+            Corpus("x", items)
     with pytest.raises(AnalysisError, match="item 2 is blank"):
         Corpus("x", ["a", " "])
+    with pytest.raises(AnalysisError, match="item 2 is of type int: give texts, or pairs"):
+        Corpus("x", ["a", 3])
 
 
 def test_what_is_no_model_is_refused_in_a_line(bert):
