@@ -10,6 +10,7 @@ import transformers
 from PIL import Image
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from analysis_lib.corpora import ArrayImage, Corpus, Sound
 from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # The texts that tokenizers are made from, and tests measure: punctuation, sub-words, other scripts.
@@ -346,6 +347,16 @@ def items(name: str) -> tuple:
         "audio": _sounds,
     }
     return makers[kind(name)]()
+
+
+def corpus(name: str) -> Corpus:
+    """The :func:`items` as the library reads them."""
+    wrapped = {
+        "text": str,
+        "image": lambda image: ArrayImage(np.asarray(image)),
+        "audio": lambda samples: Sound(samples, 16000),
+    }
+    return Corpus(name, tuple(map(wrapped[kind(name)], items(name))), kind=kind(name))
 
 
 @torch.no_grad()

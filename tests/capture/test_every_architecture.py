@@ -8,7 +8,6 @@ import tiny
 from reference import Reference, assert_agree
 
 from analysis_lib import load_model, measure
-from analysis_lib.corpora import ArrayImage, Corpus, Sound
 from analysis_lib.models.parts import MODEL_LAYOUTS
 
 FLOAT64 = (1e-9, 1e-11)
@@ -16,17 +15,6 @@ NAMES = tuple(tiny.EVERY_ARCHITECTURE)
 MAPS = tuple(name for name in NAMES if MODEL_LAYOUTS[tiny.EVERY_ARCHITECTURE[name][0]].maps)
 # Their class and separator tokens can be left out.
 WITH_SPECIAL_TOKENS = tuple(name for name in NAMES if tiny.kind(name) != "audio" and name not in MAPS)
-
-
-def corpus(name: str) -> Corpus:
-    """The items of ``tiny`` as the library reads them."""
-    wrapped = {
-        "text": str,
-        "image": lambda image: ArrayImage(np.asarray(image)),
-        "audio": lambda samples: Sound(samples, 16000),
-    }
-    kind = tiny.kind(name)
-    return Corpus(name, tuple(wrapped[kind](item) for item in tiny.items(name)), kind=kind)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +38,7 @@ def test_every_table(name, loaded, naive):
     """One by one, and in batches that pad texts of different lengths where that is allowed."""
     expected = naive(name).tables()
     for tokens_per_batch in (1, 10**6):
-        tables = measure(loaded(name), corpus(name), tokens_per_batch=tokens_per_batch, progress=False)
+        tables = measure(loaded(name), tiny.corpus(name), tokens_per_batch=tokens_per_batch, progress=False)
         assert_agree(tables, expected, FLOAT64)
     shapes = [
         (layer.hidden.shape[1], *(layer.attention.shape if layer.attention else (None, None, None)))
@@ -63,13 +51,13 @@ def test_every_table(name, loaded, naive):
 
 @pytest.mark.parametrize("name", WITH_SPECIAL_TOKENS)
 def test_without_special_tokens_they_stay_keys_only(name, loaded, naive):
-    tables = measure(loaded(name), corpus(name), special_tokens=False, progress=False)
+    tables = measure(loaded(name), tiny.corpus(name), special_tokens=False, progress=False)
     assert_agree(tables, naive(name, special_tokens=False).tables(), FLOAT64)
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_a_vector_for_each_position_of_a_map(name, loaded, naive):
-    tables = measure(loaded(name), corpus(name), maps="positions", progress=False)
+    tables = measure(loaded(name), tiny.corpus(name), maps="positions", progress=False)
     assert_agree(tables, naive(name, maps="positions").tables(), FLOAT64)
 
 
@@ -77,7 +65,9 @@ def test_a_vector_for_each_position_of_a_map(name, loaded, naive):
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_anisotropy_in_single_precision(name, tiny_folder, naive):
     """Equal to the naive mean over all pairs of vectors to 1e-5."""
-    measured = measure(load_model(str(tiny_folder(name))), corpus(name), "anisotropy", progress=False)["anisotropy"]
+    measured = measure(load_model(str(tiny_folder(name))), tiny.corpus(name), "anisotropy", progress=False)[
+        "anisotropy"
+    ]
     hidden = measured[measured["space"] == "hidden"].sort_values("layer")
     utterances = naive(name).utterances
     for layer, cosine in enumerate(hidden["cosine"]):

@@ -31,7 +31,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import ArrayImage, Corpus, Sound
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import execution, shards
 from analysis_lib.measurement.stored import StoredShards
 from analysis_lib.measurement.tables import Report
@@ -734,17 +734,6 @@ def test_the_interval_of_a_column_is_that_of_its_table(tables):
 # --- What makes sense for a model -----------------------------------------------------------------
 
 
-def items_of(name: str) -> Corpus:
-    """The items of ``tiny`` for an architecture."""
-    wrap = {
-        "text": str,
-        "image": lambda image: ArrayImage(np.asarray(image)),
-        "audio": lambda samples: Sound(samples, 16000),
-    }
-    kind = tiny.kind(name)
-    return Corpus(f"{kind} items", tuple(map(wrap[kind], tiny.items(name))), kind=kind)
-
-
 @pytest.mark.parametrize("name", ["resnet-basic", "efficientnet", "convnext", "van"])
 def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_folder):
     loaded = load_model(str(tiny_folder(name)))
@@ -752,9 +741,9 @@ def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_fold
         # Alone or among others.
         for chosen in (metric, f"anisotropy,{metric}", [metrics.MeanVector(), metric]):
             with pytest.raises(AnalysisError, match=f"{metric} makes no sense for .*no attention; leave it out"):
-                measure(loaded, items_of(name), chosen, progress=False)
+                measure(loaded, tiny.corpus(name), chosen, progress=False)
     for maps in ("flatten", "positions"):
-        tables = measure(loaded, items_of(name), maps=maps, progress=False)
+        tables = measure(loaded, tiny.corpus(name), maps=maps, progress=False)
         flat = {"utterance_similarity"} if maps == "flatten" else set()
         assert set(tables) == set(COLUMNS) - set(OF_ATTENTION) - flat
         assert all(set(tables[table]["space"]) == {"hidden"} for table in ("anisotropy", "mean_vector"))
@@ -763,7 +752,7 @@ def test_attention_of_a_convolutional_network_is_refused_by_name(name, tiny_fold
 
 def test_a_map_is_one_vector_or_one_a_position(tiny_folder):
     loaded = load_model(str(tiny_folder("resnet-basic")), dtype="float64")
-    corpus, seen = items_of("resnet-basic"), {}
+    corpus, seen = tiny.corpus("resnet-basic"), {}
     pixels = [loaded.processor(images=item.load().convert("RGB"), return_tensors="pt") for item in corpus.items]
     with torch.no_grad():
         states = [loaded.model(**p.to(torch.float64), output_hidden_states=True).hidden_states for p in pixels]
@@ -792,17 +781,17 @@ def test_vectors_within_an_image_are_compared_only_where_it_has_several(tiny_fol
     for name in ("resnet-basic", "cvt"):
         loaded = load_model(str(tiny_folder(name)))
         with pytest.raises(AnalysisError, match=r"utterance_similarity makes no sense.*unless maps is positions"):
-            measure(loaded, items_of(name), "utterance_similarity", progress=False)
-        table = measure(loaded, items_of(name), "utterance_similarity", maps="positions", progress=False)
+            measure(loaded, tiny.corpus(name), "utterance_similarity", progress=False)
+        table = measure(loaded, tiny.corpus(name), "utterance_similarity", maps="positions", progress=False)
         assert table["utterance_similarity"]["similarity"].between(-1, 1).all()
     # A convolutional network with attention has its tables, too.
-    assert set(measure(loaded, items_of("cvt"), progress=False)) == set(COLUMNS) - {"utterance_similarity"}
+    assert set(measure(loaded, tiny.corpus("cvt"), progress=False)) == set(COLUMNS) - {"utterance_similarity"}
 
 
 @pytest.mark.parametrize("model_name", ["bert", "vit", "wav2vec2"])
 @pytest.mark.parametrize("items", ["bert", "vit", "wav2vec2"])
 def test_a_corpus_of_another_kind_is_refused(model_name, items, tiny_folder):
-    loaded, corpus = load_model(str(tiny_folder(model_name))), items_of(items)
+    loaded, corpus = load_model(str(tiny_folder(model_name))), tiny.corpus(items)
     if model_name == items:
         assert measure(loaded, corpus, "mean_vector", progress=False).report.utterances == len(corpus)
         return

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
 import tiny
@@ -12,7 +11,6 @@ import transformers
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.capture import checked_pass
-from analysis_lib.corpora import ArrayImage, Corpus, Sound
 from analysis_lib.measurement import shards
 
 DISK = {"": "disk"}
@@ -35,16 +33,6 @@ SPREAD = [
 ]
 
 
-def corpus(name: str) -> Corpus:
-    wrapped = {
-        "text": str,
-        "image": lambda image: ArrayImage(np.asarray(image)),
-        "audio": lambda samples: Sound(samples, 16000),
-    }
-    kind = tiny.kind(name)
-    return Corpus(name, tuple(wrapped[kind](item) for item in tiny.items(name)[:2]), kind=kind)
-
-
 def assert_same(found: dict[str, pd.DataFrame], wanted: dict[str, pd.DataFrame]) -> None:
     assert list(found) == list(wanted)
     for table in wanted:
@@ -56,7 +44,7 @@ def test_parts_on_disk_measure_as_those_in_memory(name, tmp_path):
     tiny.save(tmp_path, name)
     models = [load_model(tmp_path, dtype="float64", device_map=places) for places in (DISK, None)]
     assert all(parameter.is_meta for parameter in models[0].model.parameters())
-    found, wanted = (dict(measure(model, corpus(name), progress=False)) for model in models)
+    found, wanted = (dict(measure(model, tiny.corpus(name), progress=False)) for model in models)
     assert_same(found, wanted)
     assert len(wanted["anisotropy"]) > 2
 
@@ -78,7 +66,7 @@ def test_a_map_of_ones_own_splits_a_model_and_workers_read_it_likewise(tmp_path)
     split = load_model(tmp_path, device_map={"embeddings": "cpu", "encoder": "disk", "pooler": "disk"})
     assert {p.is_meta for p in split.model.parameters()} == {True, False}
     assert all(p.is_meta for p in shards._loaded(split.spec).model.encoder.parameters())
-    assert_same(*(dict(measure(model, corpus("bert"), "anisotropy", progress=False)) for model in (split, whole)))
+    assert_same(*(dict(measure(model, tiny.corpus("bert"), "anisotropy", progress=False)) for model in (split, whole)))
 
 
 def test_auto_keeps_what_fits_on_the_device(tmp_path):
@@ -99,7 +87,7 @@ def test_a_model_at_hand_that_lies_on_disk(tmp_path):
     read = [transformers.AutoModel.from_pretrained(tmp_path, device_map=place) for place in (DISK, "cpu")]
     models = [load_model(model, processor=load_model(tmp_path).processor) for model in read]
     assert models[0].revision == models[1].revision
-    assert_same(*(dict(measure(model, corpus("llama"), progress=False)) for model in models))
+    assert_same(*(dict(measure(model, tiny.corpus("llama"), progress=False)) for model in models))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -108,7 +96,7 @@ def test_the_check_of_half_precision_needs_no_copy_in_memory(dtype, tmp_path, mo
     copies, in_double = [], checked_pass._in_double
     monkeypatch.setattr(checked_pass, "_in_double", lambda *given: copies.append(in_double(*given)) or copies[-1])
     model = load_model(tiny.save(tmp_path, "llama"), dtype=dtype)
-    measure(model, corpus("llama"), "anisotropy", progress=False)
+    measure(model, tiny.corpus("llama"), "anisotropy", progress=False)
     ((double, _),) = copies
     assert double.model.dtype == torch.float64
     assert all(parameter.is_meta for parameter in double.model.parameters())
