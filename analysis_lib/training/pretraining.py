@@ -212,7 +212,8 @@ def _configuration(settings: Pretraining, words: int) -> transformers.PreTrained
     if needed > there:
         raise AnalysisError(
             f"{settings.steps} steps of a {kind} with {parameters} parameters need {needed / 1e9:.0f} GB of memory, "
-            f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, or fewer steps"
+            f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, a shorter length "
+            f"or fewer steps"
         )
     return config
 

@@ -192,6 +192,7 @@ class _Dying(execution.futures.ThreadPoolExecutor):
     def __init__(self, *_):
         super().__init__(1)
         self._processes: dict = {}
+        self._result_queue = multiprocessing.SimpleQueue()
 
     def submit(self, *_):
         raise execution.BrokenProcessPool
