@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import shutil
 import sys
@@ -187,7 +188,7 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
-    checked_options(options.dtype, options.device)
+    checked_options(options.dtype, options.device, options.device_map)
     settings = Settings(options.special_tokens == "keep", options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
     _note(corpus.blank, f"blank entries of {options.data} were left out")
@@ -299,7 +300,10 @@ def _classifiers(options: argparse.Namespace) -> None:
 
 def _numbers(option: str, text: str, kind: type) -> list:
     try:
-        return [kind(part) for part in text.split(",")]
+        numbers = [kind(part) for part in text.split(",")]
+        if all(map(math.isfinite, numbers)):
+            return numbers
+        raise ValueError
     except ValueError:
         wanted = "whole numbers, as in 0,1,2" if kind is int else "numbers, as in 0.001,0.1"
         raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None

@@ -132,6 +132,9 @@ async def _run(
                 await client.async_execute_cell(cell, index)
                 on_cell()
     except Exception as error:
+        if asyncio.current_task().cancelling():
+            # nbclient takes whatever cancels a cell for the death of its kernel.
+            raise asyncio.CancelledError from error
         failure = error
     finally:
         if client.kc:

@@ -75,6 +75,8 @@ def compare(
         raise AnalysisError("no model was given to compare: give one or more")
     if repeated := [name for name in names if names.count(name) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
+    if twins < 0:
+        raise AnalysisError(f"the number of twins is {twins}: give 0 or more")
     of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
     read, runs = {data: load_corpus(data, limit, seed) for data, chosen in models.items() if chosen}, {}
     for data, corpus in read.items():

@@ -32,4 +32,6 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         with align_module_device(module):
             for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                if tensor.is_meta:
+                    raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
                 yield f"{path}.{name}".removeprefix("."), tensor

@@ -31,8 +31,8 @@ def live_model(model: nn.Module, processor: object) -> LoadedModel:
     if not isinstance(model, transformers.PreTrainedModel):
         raise AnalysisError(f"a {type(model).__name__} is no model of transformers: give one, or a name or folder")
     name = model.config.name_or_path or type(model).__name__
-    if processor is None:
-        raise AnalysisError(f"{name} comes alone: give what prepares its input, as tokenizer= or processor=")
+    if not callable(processor):
+        raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
     bare = model.base_model
     if bare is model and "ForConditionalGeneration" in type(model).__name__:
         # T5 and its like: the head stands beside encoder and decoder, and not on a model without one.

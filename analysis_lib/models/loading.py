@@ -68,7 +68,7 @@ def load_model(
     if isinstance(name, nn.Module):
         return live_model(name, processor)
     name = str(name)
-    device = checked_options(dtype, device)
+    device = checked_options(dtype, device, device_map)
     whole, seed = split_twin(name)
     folder, identity = located(whole, revision)
     config = _read_config(name, folder)
@@ -88,10 +88,15 @@ def load_model(
     return LoadedModel(name, identity, model.eval(), processor, spec, files)
 
 
-def checked_options(dtype: str, device: str | None) -> str:
+def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
     """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
     if dtype not in DTYPES:
         raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    parts = device_map.values() if isinstance(device_map, dict) else ()
+    if device_map not in (None, "auto") and (
+        not parts or not all(isinstance(p, str | int) and p != "meta" for p in parts)
+    ):
+        raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
     return devices.usable(device)
 
 
@@ -182,7 +187,11 @@ def _refuse_damaged(folder: Path) -> None:
             else:
                 settings = json.loads(path.read_text(encoding="utf-8"))
                 # Others may hold lists, such as the modules of sentence-transformers.
-                shards = settings.get("weight_map", {}) if path.name.endswith(("config.json", ".index.json")) else {}
+                shards = (
+                    settings.get("weight_map", {})
+                    if path.name == "config.json" or path.name.endswith(".index.json")
+                    else {}
+                )
                 if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
                     raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
         except AnalysisError:

@@ -175,4 +175,8 @@ def _find(run: str) -> tuple[Path, Pretraining | None]:
             f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
             f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
         )
+    try:
+        json.loads((Path(run) / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise AnalysisError(f"{Path(run) / DESCRIPTION} is damaged: pretrain into another folder") from error
     return Path(run), None

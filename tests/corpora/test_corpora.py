@@ -1092,3 +1092,12 @@ def test_real_lines():
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     assert len(lines) == 3760 == len(corpus) + corpus.blank
     assert list(corpus.texts) == [line for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("column", ["text", "text:label"])
+def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path, column):
+    """A comma without quotes would cut the text, and take its rest for the class."""
+    path = tmp_path / "comma.csv"
+    path.write_text("text,label\nhello there,a\nbye, now,b\n")
+    with pytest.raises(AnalysisError, match="row 3 has 3 cells, and the header 2: put what has the separator"):
+        load_corpus(f"{path}:{column}")

@@ -55,11 +55,6 @@ def test_what_cannot_be_spread_says_so(name, tmp_path):
         load_model(tiny.save(tmp_path, name), device_map=DISK)
 
 
-def test_a_map_that_is_none_says_so(tmp_path):
-    with pytest.raises(AnalysisError, match="cannot be loaded"):
-        load_model(tiny.save(tmp_path, "bert"), device_map="everywhere")
-
-
 def test_a_map_of_ones_own_splits_a_model_and_workers_read_it_likewise(tmp_path):
     tiny.save(tmp_path, "bert")
     whole = load_model(tmp_path)
@@ -127,3 +122,23 @@ def test_weights_are_in_memory_once_while_they_are_read(dtype, tmp_path):
     tiny.save(tmp_path, "llama", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
     done = subprocess.run([sys.executable, "-c", LOADING, tmp_path, dtype], capture_output=True, text=True, check=True)
     assert float(done.stdout) < 1.5
+
+
+@pytest.mark.parametrize("places", ["disk", "", {}, {"": "meta"}, {"": None}, 5])
+def test_a_map_that_makes_no_sense_says_so(places, tmp_path):
+    with pytest.raises(AnalysisError, match="the device map is .*: give auto, or where each part lies"):
+        load_model(tiny.save(tmp_path, "bert"), device_map=places)
+
+
+def test_a_part_that_is_not_there_is_the_fault_of_the_map(tmp_path):
+    tiny.save(tmp_path, "bert")
+    (tmp_path / "data_config.json").write_text("[]")  # As sentence-transformers leaves some.
+    with pytest.raises(AnalysisError) as caught:
+        load_model(tmp_path, device_map={"encoder": "disk"})
+    assert "data_config" not in str(caught.value)
+
+
+def test_a_model_without_values_says_so():
+    model, tokenizer = tiny.build("bert")
+    with pytest.raises(AnalysisError, match="has no values, on torch's meta device"):
+        load_model(model.to("meta"), processor=tokenizer)

@@ -564,3 +564,11 @@ def test_the_names_of_the_multiberts():
     assert [at.step for at in found[:29]] == spread(2_000_000)
     assert found[1].model == "multiberts-seed_2-step_20k"
     assert runs.losses("multiberts", (0,)).empty
+
+
+@pytest.mark.parametrize("content", ["", "x", "[]", "{}"])
+def test_a_damaged_description_is_named(tmp_path, content):
+    (tmp_path / "pretraining.json").write_text(content)
+    for of_run in (training.checkpoints, runs.run_description, runs.losses):
+        with pytest.raises(AnalysisError, match=r"pretraining\.json is damaged: pretrain into another folder"):
+            of_run(str(tmp_path))
