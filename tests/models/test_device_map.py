@@ -126,7 +126,7 @@ def test_weights_are_in_memory_once_while_they_are_read(dtype, tmp_path):
 
 @pytest.mark.parametrize("places", ["disk", "", {}, {"": "meta"}, {"": None}, 5])
 def test_a_map_that_makes_no_sense_says_so(places, tmp_path):
-    with pytest.raises(AnalysisError, match="the device map is .*: give auto, or where each part lies"):
+    with pytest.raises(AnalysisError, match=r"the device map is .*: give auto, or where each part lies"):
         load_model(tiny.save(tmp_path, "bert"), device_map=places)
 
 
