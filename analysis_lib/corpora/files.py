@@ -155,6 +155,9 @@ def read_column(path: Path, column: str) -> list[str] | list[Pair] | list[Labell
     if not rows:
         raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
     header, *body = rows
+    if long := next((i for i, row in enumerate(body, 2) if len(row) > len(header)), None):
+        cells = f"{len(body[long - 2])} cells, and the header {len(header)}"
+        raise AnalysisError(f"{path}: row {long} has {cells}: put what has the separator in it between quotes")
     if column in header:
         return _cells(path, header, body, column)
     names, _, label = column.partition(":")
@@ -190,9 +193,6 @@ def _cells(path: Path, header: list[str], body: list[list], column: str) -> list
     if column not in header:
         raise AnalysisError(f"{path} has no column {column}: {near_names(column, header)}")
     index = header.index(column)
-    if long := next((i for i, row in enumerate(body, 2) if len(row) > len(header)), None):
-        cells = f"{len(body[long - 2])} cells, and the header {len(header)}"
-        raise AnalysisError(f"{path}: row {long} has {cells}: put what has the separator in it between quotes")
     short = next((i for i, row in enumerate(body, 2) if row and len(row) <= index), None)
     if short is not None:
         raise AnalysisError(f"{path}: row {short} has no column {column}: mend the row or its quotes")

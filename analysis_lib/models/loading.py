@@ -92,10 +92,9 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
     if dtype not in DTYPES:
         raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
-    parts = device_map.values() if isinstance(device_map, dict) else ()
-    if device_map not in (None, "auto") and (
-        not parts or not all(isinstance(p, str | int) and p != "meta" for p in parts)
-    ):
+    places = [*device_map.values()] if isinstance(device_map, dict) else []
+    sensible = places and all(isinstance(place, str | int) and place != "meta" for place in places)
+    if not sensible and device_map not in (None, "auto"):
         raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
     return devices.usable(device)
 
@@ -187,11 +186,8 @@ def _refuse_damaged(folder: Path) -> None:
             else:
                 settings = json.loads(path.read_text(encoding="utf-8"))
                 # Others may hold lists, such as the modules of sentence-transformers.
-                shards = (
-                    settings.get("weight_map", {})
-                    if path.name == "config.json" or path.name.endswith(".index.json")
-                    else {}
-                )
+                told = path.name == "config.json" or path.name.endswith(".index.json")
+                shards = settings.get("weight_map", {}) if told else {}
                 if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
                     raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
         except AnalysisError:

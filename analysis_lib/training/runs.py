@@ -65,7 +65,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
         if seeds != [0]:
             raise AnalysisError(f"{run} is one run: leave the seeds out")
         return found
-    folder, settings = _find(run)
+    folder, settings, about = _find(run)
     if settings is not None:
         # Imported where it is needed, since torch takes seconds.
         import torch
@@ -78,7 +78,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"{run} has no seed {missing[0]} that is trained to its end: give `pretrain` its settings with this seed, "
             f"or leave the seed out"
         )
-    steps = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
+    steps = about["settings"]["checkpoints"]
     # What was just trained is whole.
     wanted = {} if settings else {"run": [], **{f"seed_{s}": left_by(s, steps) for s in seeds}}
     if gone := [path for name, files in wanted.items() for path in lost(folder, name, *files)]:
@@ -133,7 +133,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     columns = ["seed", *COLUMNS]
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=columns, dtype=float)
-    folder, _ = _find(run)
+    folder = _find(run)[0]
     return pd.concat([pd.read_csv(table_path(folder, s)).assign(seed=s)[columns] for s in seeds], ignore_index=True)
 
 
@@ -152,7 +152,7 @@ def run_identity(run: str) -> str:
         return run
     if folders := _of_trainer(run):
         return json.dumps([file_hashes(path) for path in folders.values()])
-    folder, settings = _find(run)
+    folder, settings, _ = _find(run)
     if settings is not None:
         return folder.name
     return json.dumps(file_hashes(folder, (DESCRIPTION, "seed_*-step_*/*")))
@@ -162,21 +162,22 @@ def run_description(run: str) -> dict:
     """How a run was, or would be, trained: settings, data and versions. Empty where that is not known."""
     if _trained_elsewhere(run):
         return {}
-    folder, settings = _find(run)
-    return settings.identity() if settings else json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+    return _find(run)[2]
 
 
-def _find(run: str) -> tuple[Path, Pretraining | None]:
-    """The folder of a run; its settings if it is one of ``RUNS``."""
+def _find(run: str) -> tuple[Path, Pretraining | None, dict]:
+    """The folder of a run; its settings if it is one of ``RUNS``; and how it was, or would be, trained."""
     if settings := named_settings(run, RUNS):
-        return packages.derived_folder(json.dumps(settings.identity(), sort_keys=True), run), settings
+        about = settings.identity()
+        return packages.derived_folder(json.dumps(about, sort_keys=True), run), settings, about
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(
             f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
             f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
         )
     try:
-        json.loads((Path(run) / DESCRIPTION).read_text(encoding="utf-8"))["settings"]["checkpoints"]
+        about = json.loads((Path(run) / DESCRIPTION).read_text(encoding="utf-8"))
+        about["settings"]["checkpoints"]
     except (ValueError, LookupError, TypeError) as error:
         raise AnalysisError(f"{Path(run) / DESCRIPTION} is damaged: pretrain into another folder") from error
-    return Path(run), None
+    return Path(run), None, about
