@@ -10,7 +10,7 @@
 from typing import TYPE_CHECKING
 
 # First of all, since what follows takes its time.
-from analysis_lib import interruption
+from analysis_lib import errors
 from analysis_lib.lazy import lazily
 
 # For the models that it gives a name.

@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import argcomplete
 
 from analysis_lib import __version__
-from analysis_lib.errors import AnalysisError
-from analysis_lib.interruption import INTERRUPTED
+from analysis_lib.errors import INTERRUPTED, AnalysisError
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
@@ -60,8 +60,15 @@ def carry_out(options: argparse.Namespace) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line, as are all others."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message} (see `{self.prog} --help`)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="analysis-lib",
         description="Measure the geometry of self-attention, and build the book about it.",
     )

@@ -21,8 +21,7 @@ from safetensors import SafetensorError
 
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
-from analysis_lib.errors import AnalysisError
-from analysis_lib.interruption import INTERRUPTED
+from analysis_lib.errors import INTERRUPTED, AnalysisError
 from analysis_lib.measurement.shards import measure_shard
 from analysis_lib.papers import claims
 
@@ -92,6 +91,9 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
         (["--data", "absent.csv:text"], ["absent.csv"]),
         (["--data", "news", "--metrics", "anisotrpy"], ["anisotrpy", "anisotropy"]),
         (["--data", "news", "--metrics", ""], ["anisotropy"]),
+        (["--data", "news", "--metrics", "all,anisotropy"], ["all stands by itself"]),
+        (["--data", "news", "--limit", "2", "--revision", "main"], ["not read from the hub", "leave the revision out"]),
+        (["--data", "news", "--model", "minilm:untrained@seed=-1"], ["'-1'", "whole number"]),
         (["--data", "news", "--limit", "2", "--long-texts", "fold"], ["fold", "cut", "window"]),
         (["--data", "news", "--limit", "2", "--special-tokens", "no"], ["keep", "drop"]),
         (["--data", "news", "--limit", "2", "--workers", "0"], ["workers is 0"]),
@@ -106,6 +108,22 @@ def test_bad_input_is_one_line_and_leaves_no_table(run, tiny_folder, tmp_path, a
     assert_refused(run("measure", "--model", tiny_folder("bert"), "--out", out, *arguments), *words)
     assert not list(out.glob("*.parquet"))
     assert not list(out.glob("run.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "--limit", "two"], ["--limit", "'two'", "measure --help"]),
+        (["measure", "--model", "minilm"], ["--data", "--out", "measure --help"]),
+        (["measur"], ["'measur'", "measure", "--help"]),
+    ],
+)
+def test_a_misspelt_command_is_one_line(capsys, arguments, words):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert all(word in line for word in words)
 
 
 def test_a_misspelt_model_is_offered_the_nearest(run, tmp_path, monkeypatch):
@@ -267,7 +285,7 @@ def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, del
     )  # fmt: skip
     read = []
     # Python's own start is not ours.
-    while "analysis_lib.interruption" not in (read or [""])[-1]:
+    while "analysis_lib.errors" not in (read or [""])[-1]:
         read.append(process.stderr.readline())
         assert read[-1], read
     time.sleep(delay)

@@ -58,11 +58,12 @@ WHOLE = {
     "tsv": csv_of("\t"),
     "txt": "One line.\nUn été.\n\n注意\n".encode(),
     "jsonl": "\n".join(map(json.dumps, RECORDS)).encode(),
+    "json": json.dumps(RECORDS, indent=1).encode(),
     "parquet": parquet(),
     **{form: image(form) for form in ("png", "gif", "bmp", "jpeg", "tiff", "webp")},
     "wav": sound(),
 }
-TABLES = ("csv", "tsv", "jsonl", "parquet")
+TABLES = ("csv", "tsv", "jsonl", "json", "parquet")
 COLUMNS = st.one_of(
     st.sampled_from(["", ":text", ":label", ":n", ":text:label", ":text,label", ":text:label:test", ":", "::", ":,"]),
     st.text(max_size=8).map(":{}".format),

@@ -11,7 +11,7 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from jupyter_client.provisioning import LocalProvisioner
 
-from analysis_lib.interruption import undisturbed
+from analysis_lib.errors import undisturbed
 
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
@@ -95,6 +95,7 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     end_with_parent()
-    # Figures also as SVG, and with what they are drawn from.
+    # Figures also as SVG, without a date, and with what they are drawn from.
     shown = ["--InlineBackend.figure_formats={'png', 'svg'}", "--ext=analysis_lib.book.recording"]
+    shown.append("--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'metadata': {'Date': None}}")
     IPKernelApp.launch_instance(argv=["-f", connection_file, *shown])

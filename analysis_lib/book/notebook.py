@@ -25,8 +25,7 @@ from nbclient.exceptions import DeadKernelError
 from analysis_lib.book.kernels import kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError
-from analysis_lib.interruption import leave_to_asyncio
+from analysis_lib.errors import AnalysisError, leave_to_asyncio
 from analysis_lib.progress import LINE_FILE
 
 

@@ -30,7 +30,10 @@ class Parameter:
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """The notebook at ``path``, which is refused if it cannot be read."""
     try:
-        return nbformat.read(path, as_version=4)
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        if notebook.nbformat < 4:
+            raise ValueError("its format is older than 4 (`jupyter nbconvert --to notebook` writes it anew)")
+        return notebook
     except (OSError, ValueError, AttributeError, TypeError, KeyError, nbformat.ValidationError) as error:
         reason = str(error).split("\n")[0]
         raise AnalysisError(f"{path} cannot be read as a notebook: {reason}") from error

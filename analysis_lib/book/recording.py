@@ -36,7 +36,7 @@ def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
     """The frame that a slider begins with as SVG, and what all are drawn from; the first column says of which frame."""
     tables = {key: table for key, figure in slider.frames.items() if (table := drawn(figure)) is not None}
     picture = io.StringIO()
-    [*slider.frames.values()][-1].savefig(picture, format="svg")
+    [*slider.frames.values()][-1].savefig(picture, format="svg", metadata={"Date": None})
     shown = _as_csv(pd.concat(tables, names=["frame"]).reset_index(0) if tables else None)
     return {"image/svg+xml": picture.getvalue()} | shown
 

@@ -22,8 +22,7 @@ from analysis_lib.book.freshness import digest, file_hashes, installed, notebook
 from analysis_lib.book.notebook import cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError
-from analysis_lib.interruption import leave_to_asyncio
+from analysis_lib.errors import AnalysisError, leave_to_asyncio
 from analysis_lib.measurement.sources import source_hash
 
 

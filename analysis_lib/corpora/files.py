@@ -9,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from analysis_lib.errors import AnalysisError, near_names
 
 # Of each class of a file without a division; of a class of fewer texts, none would be left for validation.
 _VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
-_TABLES = {".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"}
+_JSON = {".json", ".jsonl", ".ndjson"}
+_TABLES = {".csv", ".tsv", ".parquet", *_JSON}
 _SUFFIXES = {
     "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
     "audio": {".flac", ".mp3", ".ogg", ".wav"},
@@ -108,7 +110,7 @@ def _rows(path: Path) -> list[list]:
     """The header of a table and its rows."""
     if path.suffix.lower() == ".parquet":
         return _parquet_rows(path)
-    if path.suffix.lower() in {".jsonl", ".ndjson"}:
+    if path.suffix.lower() in _JSON:
         return _json_rows(path)
     text = _decode(path)
     # The field limit of the csv module is 128 KiB; an utterance may be longer.
@@ -137,8 +139,12 @@ def _parquet_rows(path: Path) -> list[list]:
 
 
 def _json_rows(path: Path) -> list[list]:
-    records = []
-    for number, line in enumerate(_lines(_decode(path)), 1):
+    """Those of objects, one a line or in one array."""
+    records, text = [], _decode(path)
+    with suppress(ValueError):
+        # What is no array is told by its line.
+        text = "\n".join(map(json.dumps, json.loads(text))) if text.lstrip().startswith("[") else text
+    for number, line in enumerate(_lines(text), 1):
         try:
             records += [json.loads(line)] if line.strip() else []
         except ValueError as error:

@@ -14,8 +14,7 @@ from types import ModuleType
 import torch
 from tqdm import tqdm
 
-from analysis_lib.errors import AnalysisError
-from analysis_lib.interruption import undisturbed
+from analysis_lib.errors import AnalysisError, undisturbed
 
 
 @contextmanager

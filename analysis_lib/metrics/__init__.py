@@ -39,6 +39,8 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     found: dict[str, Metric] = {}
     for metric in metrics:
         if isinstance(metric, str):
+            if metric == "all":
+                raise AnalysisError("all stands by itself: give it alone, or the names of the metrics")
             if metric not in METRICS:
                 raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
             metric = METRICS[metric]()

@@ -50,7 +50,7 @@ def load_model(
             A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
             Or a model of transformers that is at hand, with a head or without, compiled or in training: it is measured
             as it is, in its precision and on its device, and does not change.
-        revision: a commit, branch or tag of the hub; an alias has its own.
+        revision: a commit, branch or tag of a model of the hub; an alias has its own.
         dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
             the memory, and what it computes is summed in single precision and then in float64.
         device: a torch device; by default a GPU where there is one.

@@ -21,10 +21,15 @@ def split_twin(name: str) -> tuple[str, int | None]:
 
     >>> split_twin("minilm:untrained"), split_twin("minilm:untrained@seed=3"), split_twin("minilm")
     (('minilm', 0), ('minilm', 3), ('minilm', None))
+
+    Raises:
+        AnalysisError: the seed is no number.
     """
-    whole, _, seed = name.partition(f"{UNTRAINED}@seed=")
+    whole, is_seeded, seed = name.partition(f"{UNTRAINED}@seed=")
     if seed.isdecimal():
         return whole, int(seed)
+    if is_seeded:
+        raise AnalysisError(f"the seed of {name} is {seed!r}: give a whole number from 0")
     return (name.removesuffix(UNTRAINED), 0) if name.endswith(UNTRAINED) else (name, None)
 
 
@@ -162,7 +167,8 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     """The folder of the model's files, and what identifies them.
 
     Raises:
-        AnalysisError: there is no such model, or it is on a hub that cannot be reached.
+        AnalysisError: there is no such model, it is on a hub that cannot be reached, or a revision is given of one that
+            is not on the hub.
     """
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
@@ -181,6 +187,8 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
         with _explained(name):
             folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
         return folder, f"{known.repository}@{folder.name}"
+    if revision is not None:
+        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
     return folder, weights_identity(name)
 
 

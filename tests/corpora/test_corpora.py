@@ -224,12 +224,14 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(params=["jsonl", "ndjson", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv"])
+@pytest.fixture(params=["jsonl", "ndjson", "json", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv"])
 def records(request, tmp_path):
     """The same table in every format that is read."""
     path, table = tmp_path / f"table.{request.param}", pd.DataFrame(RECORDS)
     if path.suffix in {".jsonl", ".ndjson"}:
         path.write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n")
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(RECORDS, indent=1))
     elif path.suffix == ".parquet":
         table.to_parquet(path)
     else:
@@ -263,6 +265,9 @@ def test_a_separator_that_is_taken_for_one_is_said(tmp_path, caplog):
         ("a.jsonl", b'{"text": ["a"]}\n', ("column text holds a list",)),
         ("a.jsonl", b'{"text": []}\n', ("column text holds a list",)),
         ("a.jsonl", b"", ("is empty",)),
+        ("a.json", b'[{"text": "a"}, ', ("line 1 is no JSON",)),
+        ("a.json", b"[1]", ("line 1 is no JSON object",)),
+        ("a.json", b"[]", ("is empty",)),
         ("a.parquet", b"no", ("is no Parquet file",)),
         ("a.parquet", b"PAR1" + 40 * b"x" + b"PAR1", ("is no Parquet file",)),
     ],
