@@ -219,7 +219,7 @@ def _measure(options: argparse.Namespace) -> None:
         )
         tables.run.update(limit=options.limit, seed=options.seed)
         tables.save(options.out, options.format)
-        shutil.rmtree(tables.checkpoints, ignore_errors=True)
+        tables.checkpoints.unlink(missing_ok=True)
     report = tables.report
     kind = "sound" if model.kind == "audio" else model.kind
     longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"

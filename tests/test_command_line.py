@@ -13,15 +13,18 @@ import time
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 import tiny
+from eager import EAGER
 from reference import COLUMNS
 from safetensors import SafetensorError
 
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import INTERRUPTED, AnalysisError
+from analysis_lib.measurement import stored
 from analysis_lib.measurement.shards import measure_shard
 from analysis_lib.papers import claims
 
@@ -119,7 +122,7 @@ def test_bad_input_is_one_line_and_leaves_no_table(run, tiny_folder, tmp_path, a
     ],
 )
 def test_a_misspelt_command_is_one_line(capsys, arguments, words):
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
@@ -227,11 +230,9 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
     real = measure_shard
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "5000"]
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(out)], stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([*EAGER, *arguments, "--out", str(out)], stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while not list(out.glob(".unfinished-*/shard-*.npz")):
+    while not list(out.glob(".unfinished-*.npz")):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.05)
@@ -244,9 +245,11 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
         "measure_shard",
         lambda shard, *rest: measured.append(shard.index) or real(shard, *rest),
     )
-    kept = len(list(out.glob(".unfinished-*/shard-*.npz")))
+    (kept,) = out.glob(".unfinished-*.npz")
+    merged = int(np.load(kept)["merged"])
+    assert 1 <= merged < 10
     assert run(*arguments, "--out", out)[0] == 0
-    assert len(measured) == 10 - kept
+    assert len(measured) == 10 - merged
     assert not list(out.glob(".unfinished-*"))
     assert run(*arguments, "--out", tmp_path / "whole")[0] == 0
     name = "anisotropy.parquet"
@@ -255,13 +258,9 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
 
 def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "analysis_lib", *arguments, "--out", str(tmp_path)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen([*EAGER, *arguments, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".unfinished-*/shard-*.npz")):
+    while not list(tmp_path.glob(".unfinished-*.npz")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -269,7 +268,7 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted")
-    assert list(tmp_path.glob(".unfinished-*/shard-*.npz"))
+    assert list(tmp_path.glob(".unfinished-*.npz"))
     assert not list(tmp_path.glob("*.parquet"))
 
 
@@ -605,12 +604,11 @@ def test_an_unexpected_error_is_one_line_too(run, monkeypatch, tmp_path):
         main(["measure", "--model", "minilm", "--data", "news", "--out", str(tmp_path), "--debug"])
 
 
-def test_a_run_leaves_the_finished_shards_of_another_alone(run, tiny_folder, tmp_path):
-    other = tmp_path / ".unfinished-0123456789abcdef"
-    other.mkdir()
-    (other / "shard-000000.npz").write_bytes(b"of another run")
+def test_a_run_leaves_the_sums_of_another_alone(run, tiny_folder, tmp_path):
+    other = tmp_path / ".unfinished-0123456789abcdef.npz"
+    other.write_bytes(b"of another run")
     assert run("measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path)[0] == 0
-    assert (other / "shard-000000.npz").read_bytes() == b"of another run"
+    assert other.read_bytes() == b"of another run"
     assert [path.name for path in tmp_path.glob(".unfinished-*")] == [other.name]
 
 
@@ -652,14 +650,15 @@ def flipped(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut_short, flipped])
-def test_a_damaged_shard_is_measured_again(run, tiny_folder, tmp_path, monkeypatch, damage):
+def test_damaged_sums_are_measured_again(run, tiny_folder, tmp_path, monkeypatch, damage):
+    monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
     module = sys.modules["analysis_lib.measurement.tables"]
     with monkeypatch.context() as patch:
         patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
         assert_refused(run(*arguments), "stopped")
-    (shard,) = tmp_path.glob(".unfinished-*/shard-*.npz")
-    shard.write_bytes(damage(shard.read_bytes()))
+    (kept,) = tmp_path.glob(".unfinished-*.npz")
+    kept.write_bytes(damage(kept.read_bytes()))
     assert run(*arguments)[0] == 0
     assert not list(tmp_path.glob(".unfinished-*"))
 

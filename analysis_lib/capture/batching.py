@@ -74,7 +74,7 @@ def make_batches(
     """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
 
     If padding would change what the model computes, all texts of a batch have one length. A text that is longer than
-    ``tokens_per_batch`` is a batch of its own.
+    ``tokens_per_batch`` is a batch of its own. Texts of one group are neighbours in their batch.
     """
     order = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
     chunks: list[list[int]] = [[]]
@@ -84,7 +84,8 @@ def make_batches(
         if chunks[-1] and (full or (longer and loaded.layout.equal_lengths)):
             chunks.append([])
         chunks[-1].append(i)
-    return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks if c]
+    chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks if chunk]
+    return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks]
 
 
 def _pad(loaded: LoadedModel, token_ids: list[list], groups: list[int], special_tokens: bool) -> Batch:

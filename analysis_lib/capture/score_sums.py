@@ -10,6 +10,7 @@ from torch import Tensor
 
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
+from analysis_lib.models import TOKEN_TYPES
 
 BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
 
@@ -28,9 +29,11 @@ class ScoreSums:
 
         C_j = (T_nᵀ q_m) · (W_K)_j x_nj, with (W_K)_j the column j of W_K.
 
-    T_n does not depend on the query, so the sum over pairs needs none of them:
+    T_n does not depend on the query, so the sum over pairs needs none of them. With g_n = T_nᵀ Σ_m q_m,
 
-        Σ_m Σ_n C = Σ_n (W_Kᵀ T_nᵀ Σ_m q_m) ∘ x_n.
+        Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj = Σ_e (W_K)_ej (Σ_n g_n x_nᵀ)_ej,
+
+    of which the inner sum is one product over all tokens of a type.
 
     The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
     DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
@@ -69,16 +72,27 @@ class ScoreSums:
         return gradient if self.position_query is None else gradient + self.position_query
 
     @cached_property
-    def contributions(self) -> Float[Tensor, "utterance head type width"]:
+    def contributions(self) -> Float[Tensor, "run head type width"]:
         """Σ C_j over pairs, by the type of the key: what each dimension of x_n adds to the scores."""
-        gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
-        if self.visibility.everyone and gradient.shape[2] == 1:
-            # Every key meets the same gradient, so the sum of the inputs suffices.
-            return gradient * self.inputs.type_sums
-        return self._by_type(gradient.mul_(self.inputs.values))
+        heads, head_dim, width = self.weight.shape
+        tokens = self.visibility.keys
+        shape = (len(tokens.runs), heads, len(TOKEN_TYPES), width)
+        found = self.weight.new_zeros(shape, dtype=torch.float64)
+        # Every key of an utterance may meet the same gradient: then the sums of the inputs suffice.
+        same = self.gradient.shape[2] == 1
+        gradient = self.gradient.transpose(1, 2).flatten(0, 1).flatten(1)
+        inputs = self.inputs.type_sums[:, 0] if same else self.inputs.values.flatten(0, 2)
+        for run, (_, rows) in enumerate(tokens.runs):
+            for kind, places in enumerate(tokens.places[run]):
+                if not len(places):
+                    continue
+                mine, read = (gradient[rows], inputs[rows, kind]) if same else (gradient[places], inputs[places])
+                product = (mine.T @ read).view(heads, head_dim, width)
+                found[run, :, kind] = product.mul_(self.weight).sum(1)
+        return found
 
     @cached_property
-    def terms(self) -> dict[str, Float[Tensor, "utterance head type"]]:
+    def terms(self) -> dict[str, Float[Tensor, "run head type"]]:
         """Σ over pairs of each term of the scores, by the type of the key.
 
         The terms, as listed in ``metrics.ScoreTerms``, add up to the sum of the scores.
@@ -106,5 +120,6 @@ class ScoreSums:
             seen = seen * self.visibility.seen_by
         return (self.position * seen.unsqueeze(1)).sum(2).unsqueeze(-1)
 
-    def _by_type(self, values: Float[Tensor, "utterance head key dim"]) -> Float[Tensor, "utterance head type dim"]:
-        return self.visibility.keys.type_masks.to(values.dtype).unsqueeze(1) @ values
+    def _by_type(self, values: Float[Tensor, "utterance head key dim"]) -> Float[Tensor, "run head type dim"]:
+        keys = self.visibility.keys
+        return keys.by_run(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)

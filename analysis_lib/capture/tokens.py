@@ -1,5 +1,6 @@
 """What the vectors of a layer stand for, and which of them a query may see."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +47,25 @@ class Tokens:
         """True at the tokens that count."""
         mask = self.mask if self.special_tokens else self.mask & (self.types >= len(SPECIAL_TYPES))
         return mask if self.silent is None else mask & ~self.silent
+
+    @cached_property
+    def runs(self) -> list[tuple[int, slice]]:
+        """The jackknife groups of the batch, each with its utterances, which are neighbours."""
+        found, start = [], 0
+        for group, same in itertools.groupby(self.groups.tolist()):
+            found.append((group, slice(start, start := start + len([*same]))))
+        return found
+
+    def by_run(self, values: Float[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
+        """Values of the utterances, summed over those of each run, in float64."""
+        return torch.stack([values[rows].sum(0, dtype=torch.float64) for _, rows in self.runs])
+
+    @cached_property
+    def places(self) -> list[list[Int[Tensor, " place"]]]:
+        """By run and type, where its tokens lie among all of the batch, counted utterance by utterance."""
+        length, types = self.mask.shape[1], self.type_masks.bool().transpose(0, 1)
+        starts = ((rows, rows.start * length) for _, rows in self.runs)
+        return [[start + one[rows].flatten().nonzero().squeeze(1) for one in types] for rows, start in starts]
 
     @cached_property
     def counts(self) -> Float[Tensor, " utterance"]:

@@ -17,9 +17,8 @@ def wide(values: Tensor) -> Tensor:
 class Vectors:
     """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
 
-    Each sum is computed once, when it is first asked for. It runs over the tokens of one utterance, at most a few
-    hundred terms, in the model's precision, or in single precision where that is half; accumulators add the utterances
-    in float64.
+    Each sum is computed once, when it is first asked for. Over the tokens of one utterance, at most a few hundred
+    terms, it runs in the model's precision, or in single precision where that is half; over utterances in float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.
@@ -58,20 +57,21 @@ class Vectors:
         return (inverse.unsqueeze(-2) @ self.values).squeeze(-2)
 
     @cached_property
+    def sum(self) -> Float[Tensor, "run head dim"]:
+        """Σ x over the tokens that count, in float64."""
+        counted = self.tokens.counted.to(self.values.dtype)[:, None, None]
+        return self.tokens.by_run((counted @ self.values).squeeze(-2))
+
+    @cached_property
     def type_sums(self) -> Float[Tensor, "utterance head type dim"]:
         """Σ x over the tokens of each type, special tokens included."""
         masks = self.tokens.type_masks.to(self.values.dtype)
         return masks.unsqueeze(1) @ self.values
 
     @cached_property
-    def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
-        """Σ x over the tokens of each type that count."""
+    def counted_type_sums(self) -> Float[Tensor, "run head type dim"]:
+        """Σ x over the tokens of each type that count, in float64."""
         if self.tokens.silent is None:
-            return self.type_sums[:, :, self.tokens.counted_types]
+            return self.tokens.by_run(self.type_sums[:, :, self.tokens.counted_types])
         masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
-        return (masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types]
-
-    @cached_property
-    def sum(self) -> Float[Tensor, "utterance head dim"]:
-        """Σ x over the tokens that count."""
-        return self.counted_type_sums.sum(2)
+        return self.tokens.by_run((masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types])

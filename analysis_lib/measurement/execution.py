@@ -15,51 +15,42 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.definitions import is_own
 from analysis_lib.measurement.shards import Result, Shard, measure_shard
-from analysis_lib.measurement.stored import StoredShards
 from analysis_lib.models import LoadedModel
 
 
 def results(
     shards: list[Shard],
     model: LoadedModel,
-    stored: StoredShards,
     workers: int,
     scheduler: str | None,
     worker_timeout: float,
 ) -> Iterator[Result]:
-    """The results of the shards, in their order; those that are stored are not measured again."""
-    kept = {shard.index for shard in shards if stored.has(shard.index)}
-    missing = [shard for shard in shards if shard.index not in kept]
-    if (workers > 1 or scheduler) and model.spec is None and missing:
+    """The results of the shards, in their order."""
+    if (workers > 1 or scheduler) and model.spec is None and shards:
         raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
-    if scheduler is not None:
-        fresh = _on_cluster(missing, scheduler, worker_timeout, stored)
-    elif workers > 1 and len(missing) > 1:
-        fresh = _in_pool(missing, min(workers, len(missing)), stored)
-    else:
-        fresh = (stored.keep(shard.index, measure_shard(shard, model)) for shard in missing)
-    for shard in shards:
-        yield stored.load(shard.index) if shard.index in kept else next(fresh)
+    if scheduler is not None and shards:
+        return _on_cluster(shards, scheduler, worker_timeout)
+    if workers > 1 and len(shards) > 1:
+        return _in_pool(shards, min(workers, len(shards)))
+    return (measure_shard(shard, model) for shard in shards)
 
 
-def _in_pool(shards: list[Shard], workers: int, stored: StoredShards) -> Iterator[Result]:
+def _in_pool(shards: list[Shard], workers: int) -> Iterator[Result]:
     """Shards in a pool of processes. A worker that is killed breaks its pool: another is tried for the rest."""
     handed_on = 0
     for attempts_left in (2, 1, 0):
         try:
             with processes.pool(workers, shards[0].threads) as pool:
-                for result in in_order(pool, shards[handed_on:], 2 * workers, stored):
+                for result in in_order(pool, shards[handed_on:], 2 * workers):
                     handed_on += 1
                     yield result
             return
         except BrokenProcessPool:
             if not attempts_left:
-                raise AnalysisError(
-                    "worker processes died three times (out of memory?): use fewer --workers; what is finished is kept"
-                ) from None
+                raise AnalysisError("worker processes died three times (out of memory?): use fewer --workers") from None
 
 
-def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, stored: StoredShards) -> Iterator[Result]:
+def _on_cluster(shards: list[Shard], address: str, worker_timeout: float) -> Iterator[Result]:
     from distributed import Client, KilledWorker
     from distributed.client import ClosedClientError
 
@@ -67,8 +58,7 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, stored
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
-    kept = "; what is finished is kept" if stored.folder else ""
-    gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
+    gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`")
     start_workers = f"start some with `dask worker {address}`"
 
     def wait(running: Iterable[futures.Future]) -> set[futures.Future]:
@@ -82,7 +72,7 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, stored
             idle = 0 if any(held.values()) else idle + 1
             if idle > worker_timeout:
                 idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
-                raise AnalysisError(f"{idled}: {start_workers}{kept}")
+                raise AnalysisError(f"{idled}: {start_workers}")
         return finished
 
     # The client's own words on a scheduler that is gone are tracebacks.
@@ -91,10 +81,10 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, stored
             if not (cores := sum(client.ncores().values())):
                 raise AnalysisError(f"the Dask scheduler at {address} has no workers: {start_workers}")
             # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
-            yield from in_order(client.get_executor(pure=False, retries=2), shards, 2 * cores, stored, wait)
+            yield from in_order(client.get_executor(pure=False, retries=2), shards, 2 * cores, wait)
         except KilledWorker as error:
             died = f"one worker after another of the Dask scheduler at {address} died of the same shard"
-            raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
+            raise AnalysisError(f"{died} (out of memory?): give them more memory") from error
         except (futures.CancelledError, ClosedClientError):
             raise gone from None
         finally:
@@ -107,7 +97,6 @@ def in_order(
     executor: futures.Executor,
     shards: list[Shard],
     window: int,
-    stored: StoredShards,
     wait: Callable = lambda running: futures.wait(running, return_when=futures.FIRST_COMPLETED).done,
 ) -> Iterator[Result]:
     """Results in the order of the shards, with at most ``window`` under way or waiting for their turn."""
@@ -120,8 +109,7 @@ def in_order(
                 following = waiting.pop(0)
                 running[executor.submit(measure_packed, packed(following))] = following.index
             for future in wait(running):
-                index = running.pop(future)
-                done[index] = stored.keep(index, future.result())
+                done[running.pop(future)] = future.result()
         yield done.pop(shard.index)
 
 

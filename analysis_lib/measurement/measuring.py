@@ -16,7 +16,7 @@ from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import StoredMeasurements, StoredShards, measuring_code
+from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, measuring_code
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
@@ -73,7 +73,8 @@ def measure(
         workers: processes on this machine.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
-        checkpoints: a folder for finished shards; a run that was interrupted goes on from there.
+        checkpoints: a folder in which what is measured is kept every minute; a run that was interrupted goes on from
+            there.
         progress: whether to show a bar.
 
     Returns:
@@ -97,15 +98,15 @@ def measure(
             known = finished.load(metric)
             report = report.joined(known[0]) if known else report
             missing += [] if known else [metric]
-        stored = StoredShards(checkpoints, model, corpus, missing, settings)
+        kept = MergedSums(checkpoints, model, corpus, missing, settings)
         if missing:
             who = (workers, scheduler, worker_timeout)
-            report = report.joined(_measure(model, corpus, missing, settings, stored, who, progress))
+            report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
         for metric in missing:
             finished.keep(metric, report, run)
-    tables = Tables(empty, report, run, stored.folder)
+    tables = Tables(empty, report, run, kept.path)
     run["left_out"] = tables.leave_out_what_fails() if metrics == "all" else {}
     return tables
 
@@ -146,21 +147,28 @@ def _measure(
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
-    stored: StoredShards,
+    kept: MergedSums,
     who: tuple[int, str | None, float],
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
-    shards, report = make_shards(model, corpus, metrics, settings), Report()
-    # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-    with bar(total=len(corpus), unit=model.kind, description=f"{model.name} on {corpus.name}", show=progress) as shown:
-        for shard, (sums, shard_report) in zip(shards, results(shards, model, stored, *who), strict=True):
-            for metric in metrics:
-                part = metric.fresh()
-                part.sums = sums[metric.name]
-                metric.merge(part)
-            report.merge(shard_report)
-            shown.update(len(shard.items))
+    report, merged = kept.resume(metrics), kept.merged
+    shards = make_shards(model, corpus, metrics, settings)[merged:]
+    read = len(corpus) - sum(len(shard.items) for shard in shards)
+    name = f"{model.name} on {corpus.name}"
+    with bar(total=len(corpus), initial=read, unit=model.kind, description=name, show=progress) as shown:
+        try:
+            # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
+            for shard, (sums, shard_report) in zip(shards, results(shards, model, *who), strict=True):
+                for metric in metrics:
+                    metric.add_sums(sums[metric.name])
+                report.merge(shard_report)
+                merged += 1
+                kept.keep(merged, metrics, report)
+                shown.update(len(shard.items))
+        except BaseException:
+            kept.keep(merged, metrics, report, now=True)
+            raise
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     return report

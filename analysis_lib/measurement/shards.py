@@ -19,8 +19,8 @@ from analysis_lib.models.loading import load_model
 # A shard is what an interrupted run can lose, and what a worker takes at once.
 UTTERANCES_PER_SHARD = 512
 
-# The sums of every metric, by its name, and what was read.
-Result = tuple[dict[str, Sums], Report]
+# The sums of every metric, by its name and by jackknife group, and what was read.
+Result = tuple[dict[str, dict[int, Sums]], Report]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
         for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
             capture.run(model, batch, needs, receive, shard.settings.maps)
             release_freed_memory()
-    return {metric.name: metric.sums for metric in metrics}, report
+    return {metric.name: metric.arrays() for metric in metrics}, report
 
 
 def release_freed_memory() -> None:

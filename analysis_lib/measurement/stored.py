@@ -1,10 +1,11 @@
-"""Finished measurements on disk, shards from which an interrupted one goes on, and what comes with the book."""
+"""Finished measurements on disk, and the sums from which an interrupted one goes on."""
 
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
+import time
 import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,10 @@ from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
 
 ARCHITECTURES = architectures.__name__
+# How many seconds of work a killed measurement may lose.
+SECONDS_AT_RISK = 60
+# What a file can raise that is not there, damaged, or in a form of another version.
+UNREADABLE = (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile)
 
 
 class StoredMeasurements:
@@ -82,10 +87,10 @@ class StoredMeasurements:
             try:
                 with np.load(folder / _file(metric)) as stored:
                     (sums, report), run = _read(stored), json.loads(str(stored["run"]))
-                metric.sums = sums[metric.name]
+                metric.add_sums(sums[metric.name])
                 return report, run
-            except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, AnalysisError):
-                # Not there, damaged, in a form of another version, or with a parameter that has no lasting form.
+            except (*UNREADABLE, AnalysisError):
+                # Or with a parameter that has no lasting form.
                 continue
         return None
 
@@ -93,7 +98,7 @@ class StoredMeasurements:
         """Keep what was measured, unless it cannot be known again."""
         for folder in self.folders:
             with suppress(AnalysisError):
-                _write(folder / _file(metric), {metric.name: metric.sums}, report, run=json.dumps(run))
+                _write(folder / _file(metric), {metric.name: metric.arrays()}, report, run=json.dumps(run))
 
 
 def _file(metric: Metric) -> str:
@@ -106,52 +111,56 @@ def measurements_directory() -> Path | None:
     return packages.package_directory() / "measurements" if chosen is None else Path(chosen) if chosen else None
 
 
-class StoredShards:
-    """Finished shards in a folder, each written whole or not at all; without a folder, nothing is kept.
+class MergedSums:
+    """What an interrupted measurement has merged: one file in a folder, written now and then, whole or not at all.
 
     Attributes:
-        folder: named after all that the shards depend on, in the folder that was given.
+        path: named after all that the sums depend on, in the folder that was given; None without one: nothing is kept.
+        merged: how many shards of the measurement are in the file.
     """
 
     def __init__(
         self, folder: Path | str | None, model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings
     ):
-        self.folder = None
+        self.path, self.merged, self._next = None, 0, time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
             known += _common(corpus, asdict(settings), {type(model.model).__module__})
             parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
-            self.folder = Path(folder) / f".unfinished-{_digest(parts)}"
-            # Scratch files of a run that was killed.
-            for scratch in self.folder.glob("*.tmp"):
-                scratch.unlink(missing_ok=True)
+            self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
 
-    def _path(self, index: int) -> Path:
-        return self.folder / f"shard-{index:06d}.npz"
+    def resume(self, metrics: list[Metric]) -> Report:
+        """Fill empty metrics with what is there; a damaged file is none."""
+        found, self.merged = ({}, Report()), 0
+        with suppress(*UNREADABLE):
+            if self.path is not None:
+                with np.load(self.path) as stored:
+                    found, self.merged = _read(stored), int(stored["merged"])
+        sums, report = found
+        for metric in metrics:
+            metric.add_sums(sums.get(metric.name, {}))
+        return report
 
-    def has(self, index: int) -> bool:
-        """Whether the shard is there and can be read to its end; a damaged one is measured again."""
-        try:
-            return self.folder is not None and bool(self.load(index))
-        except (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile):
-            return False
-
-    def keep(self, index: int, result: Result) -> Result:
-        """Write the result of a shard, and return it."""
-        if self.folder is not None:
-            _write(self._path(index), *result)
-        return result
-
-    def load(self, index: int) -> Result:
-        """What ``keep`` has written."""
-        with np.load(self._path(index)) as stored:
-            return _read(stored)
+    def keep(self, merged: int, metrics: list[Metric], report: Report, *, now: bool = False) -> None:
+        """Write what is merged if so much time has passed that its loss would hurt, or ``now``."""
+        if self.path is None or merged == self.merged or not (now or time.monotonic() >= self._next):
+            return
+        started, sums = time.monotonic(), {metric.name: metric.arrays() for metric in metrics}
+        _write(self.path, sums, report, merged=merged)
+        self.merged = merged
+        # Of a large model the file is large, too: writing it takes a small share of the time.
+        self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 
 
-def _write(path: Path, sums: Mapping[str, Sums], report: Report, **more: str) -> None:
-    """Write sums by metric, and what was read, whole or not at all."""
+def _write(path: Path, sums: Mapping[str, dict[int, Sums]], report: Report, **more: str | int) -> None:
+    """Write sums by metric and group, and what was read, whole or not at all."""
     # numpy takes no tuples as names: keys are written as JSON.
-    arrays = {json.dumps([name, *key]): array for name, of_metric in sums.items() for key, array in of_metric.items()}
+    arrays = {
+        json.dumps([name, group, *key]): array
+        for name, groups in sums.items()
+        for group, of_group in groups.items()
+        for key, array in of_group.items()
+    }
     scratch = path.with_name(f"{uuid.uuid4().hex}.tmp")
     with packages.writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,9 +178,9 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
     """What :func:`_write` has written."""
     found = {name: {} for name in json.loads(str(stored["metrics"]))}
     for name in stored:
-        if name not in ("report", "metrics", "run"):
-            metric, *key = json.loads(name)
-            found[metric][tuple(key)] = stored[name]
+        if name.startswith("["):
+            metric, group, *key = json.loads(name)
+            found[metric].setdefault(group, {})[tuple(key)] = stored[name]
     return found, Report(**json.loads(str(stored["report"])))
 
 

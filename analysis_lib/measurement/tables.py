@@ -124,7 +124,7 @@ class Tables(LazyTables):
             of its hidden vectors), heads, key_heads and head_width (missing where it has no attention, or where no
             metric asked for it).
         run: parameters, model, data, versions and duration, as in ``run.json``.
-        checkpoints: the folder of this measurement's finished shards, if they were kept; it can be deleted once the
+        checkpoints: the file from which this measurement would go on, if it was kept; it can be deleted once the
             tables are saved.
     """
 

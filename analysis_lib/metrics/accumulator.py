@@ -1,6 +1,7 @@
 """What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from analysis_lib.capture import Activations, Vectors
@@ -17,6 +19,8 @@ from analysis_lib.models import TOKEN_TYPES
 
 # The jackknife leaves one group of a corpus out at a time, see ``Corpus.groups``.
 GROUPS = 20
+# The group of sums that are kept over all groups at once.
+WHOLE = -1
 # The spaces whose vectors are compared, in the order of the tables.
 VECTOR_SPACES = ("hidden", "query", "key", "value")
 # In the order of the tables.
@@ -55,8 +59,8 @@ class Metric(ABC):
     :class:`~analysis_lib.capture.Vectors`, whose ``values`` are utterance x head x token x dim, ``norms`` utterance x
     head x token and ``counts`` utterance; hidden states have one head.
 
-    All that changes is in ``sums``: an array for each key, whose first axis is the jackknife group (or has length 1,
-    see :meth:`add_whole`). Its size does not depend on the corpus. A key is a tuple of texts and whole numbers. Other
+    All that changes is in ``sums``: by jackknife group (or ``WHOLE``, see :meth:`add_whole`), an array for each key.
+    Its size does not depend on the corpus. A key is a tuple of texts and whole numbers; the last is the layer. Other
     attributes are parameters: set in ``__init__``, never changed, and part of what stored shards are known by.
 
     Attributes:
@@ -77,7 +81,7 @@ class Metric(ABC):
     on_request: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.sums: Sums = {}
+        self.sums: dict[int, dict[Key, Tensor]] = {}
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
@@ -95,12 +99,13 @@ class Metric(ABC):
 
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
-        for key, value in other.sums.items():
-            if key in self.sums:
-                self.sums[key] += value
-            else:
-                # A copy: the sums of the other must not change with ours.
-                self.sums[key] = value.copy()
+        self.add_sums(other.sums)
+
+    def add_sums(self, groups: Mapping[int, Mapping[Key, Tensor | np.ndarray]]) -> None:
+        """Add the sums of another accumulator."""
+        for group, sums in groups.items():
+            for key, value in sums.items():
+                self._accumulate(group, key, torch.as_tensor(value))
 
     def table(self) -> pd.DataFrame:
         """The tidy table of everything summed so far.
@@ -108,11 +113,11 @@ class Metric(ABC):
         Raises:
             AnalysisError: there is too little to measure, such as a single token.
         """
-        table = self.points(self.total())
+        table = self.points(total := self.total())
         if self.interval is None:
             return table
         point = table[self.interval].to_numpy()
-        rest = [self.without(group) for group in self.occupied_groups()]
+        rest = [self.without(group, total) for group in self.occupied_groups()]
         left_out = np.reshape([part[self.interval] for part in rest], (-1, *point.shape))
         part = None
         if self.counts is not None:
@@ -123,24 +128,43 @@ class Metric(ABC):
         table.insert(position + 1, "ci_high", high)
         return table
 
-    def without(self, group: int) -> pd.DataFrame:
+    def without(self, group: int, total: Sums | None = None) -> pd.DataFrame:
         """The table of the corpus without one group of utterances, and without intervals."""
-        rest = {key: value.sum(0) - value[group] for key, value in self.sums.items()}
+        rest = dict(total or self.total())
+        for key, value in self.sums[group].items():
+            rest[key] = rest[key] - value.cpu().numpy()
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.points(rest)
+
+    def arrays(self) -> dict[int, Sums]:
+        """The sums as arrays, wherever they were summed.
+
+        Raises:
+            AnalysisError: a sum is not finite; the first layer that has such is named.
+        """
+        found = {group: {key: sums[key].cpu().numpy() for key in sums} for group, sums in self.sums.items()}
+        for key, value in itertools.chain.from_iterable(sums.items() for sums in found.values()):
+            if not math.isfinite(value.sum()):
+                raise AnalysisError(
+                    f"{self.name}: layer {key[-1]} has vectors that are not finite (NaN or infinity): "
+                    f"the weights or the precision of this model do not carry this corpus"
+                )
+        return found
 
     def total(self) -> Sums:
         """The sums over all groups."""
         if not self.sums:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        return {key: value.sum(0) for key, value in self.sums.items()}
+        found: Sums = {}
+        for _, sums in sorted(self.arrays().items()):
+            for key, value in sums.items():
+                found[key] = found[key] + value if key in found else value
+        return found
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
-        grouped = [value for value in self.sums.values() if len(value) == GROUPS]
-        filled = np.any([value.reshape(GROUPS, -1).any(1) for value in grouped], axis=0)
-        return np.flatnonzero(filled).tolist()
+        return sorted(self.sums.keys() - {WHOLE})
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
         """The spaces that the metric needs, in the order of the tables, and their vectors where the layer has them."""
@@ -148,36 +172,25 @@ class Metric(ABC):
         return ((space, activations.spaces[space]) for space in VECTOR_SPACES if space in wanted)
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups.
+        """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups."""
+        self.add_runs(key, activations.tokens.by_run(values), activations)
 
-        Raises:
-            AnalysisError: a value is not finite.
-        """
-        groups = activations.tokens.groups
-        flat = values.reshape(len(groups), -1)
-        # Sums over the few utterances of a batch may run in float32; those over batches may not.
-        part = flat.new_zeros(GROUPS, flat.shape[1]).index_add_(0, groups, flat)
-        self._accumulate(key, part.double().reshape(GROUPS, *values.shape[1:]), activations)
+    def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
+        """Add values that are summed over the utterances of a group already: their first axis is ``tokens.runs``."""
+        for (group, _), part in zip(activations.tokens.runs, values.unbind(), strict=True):
+            self._accumulate(group, key, part)
 
-    def add_whole(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval.
+    def add_whole(self, key: Key, values: Tensor) -> None:
+        """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval."""
+        self._accumulate(WHOLE, key, values.double())
 
-        Raises:
-            AnalysisError: a value is not finite.
-        """
-        self._accumulate(key, values.double().unsqueeze(0), activations)
-
-    def _accumulate(self, key: Key, values: Tensor, activations: Activations) -> None:
-        part = values.cpu().numpy()
-        if not math.isfinite(part.sum()):
-            raise AnalysisError(
-                f"{self.name}: layer {activations.layer} has vectors that are not finite (NaN or infinity): "
-                f"the weights or the precision of this model do not carry this corpus"
-            )
-        if key in self.sums:
-            self.sums[key] += part
+    def _accumulate(self, group: int, key: Key, part: Tensor) -> None:
+        sums = self.sums.setdefault(group, {})
+        if key in sums:
+            sums[key] += part
         else:
-            self.sums[key] = part
+            # A copy: several metrics may be given the same sum.
+            sums[key] = part.clone()
 
 
 def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:

@@ -131,17 +131,19 @@ class Isotropy(Metric):
         values = torch.where(counted, vectors.values, 0).double().transpose(0, 1).flatten(1, 2)
         lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         units = values / torch.where(lengths != 0, lengths, 1)
-        self.add_whole(("sum", space, layer), values.sum(1), activations)
-        self.add_whole(("moment", space, layer), values.mT @ values, activations)
-        self.add_whole(("unit_moment", space, layer), units.mT @ units, activations)
+        self.add_whole(("sum", space, layer), values.sum(1))
+        self.add_whole(("moment", space, layer), values.mT @ values)
+        self.add_whole(("unit_moment", space, layer), units.mT @ units)
 
     def points(self, sums: Sums) -> pd.DataFrame:
+        by_group = [self.arrays()[group] for group in self.occupied_groups()]
+
         def rows(space: str, layer: int) -> Columns:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
-            by_group = (self.sums[name, space, layer] for name in ("unit_sum", "vectors"))
-            without = (sums.sum(0) - sums[self.occupied_groups()] for sums in by_group)
-            low, high = jackknife_interval(deviations, _deviations(*without))
+            names = ("unit_sum", "vectors")
+            without = [[sums[n, space, layer] - left[n, space, layer] for left in by_group] for n in names]
+            low, high = jackknife_interval(deviations, _deviations(*map(np.array, without)))
             square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
             with np.errstate(divide="ignore"):
                 effective = 1 / square

@@ -25,7 +25,7 @@ class ScoreContributions(Metric):
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        self.add(("sum", activations.layer), activations.scores.contributions, activations)
+        self.add_runs(("sum", activations.layer), activations.scores.contributions, activations)
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
@@ -56,7 +56,7 @@ class ScoreTerms(Metric):
         if activations.scores is None:
             return
         for term, sums in activations.scores.terms.items():
-            self.add(("sum", term, activations.layer), sums.unsqueeze(-1), activations)
+            self.add_runs(("sum", term, activations.layer), sums.unsqueeze(-1), activations)
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:

@@ -504,7 +504,7 @@ def test_zero_vectors_of_a_model_are_in_the_report():
 def test_vectors_that_are_not_finite_stop_the_run_with_the_layer(metric, bad):
     vectors = np.array([EAST, [bad, 0]])
     with pytest.raises(AnalysisError, match="layer 1"):
-        accumulated(metric(), activations_of([vectors]))
+        accumulated(metric(), activations_of([vectors])).arrays()
 
 
 def test_nothing_measured_is_an_error():

@@ -1,0 +1,1 @@
+"""What a measurement costs, as ratios: ``python -m benchmarks``."""

@@ -1,0 +1,148 @@
+"""What a measurement costs: each row is a ratio of two calls that take turns within one run.
+
+    python -m benchmarks [--pairs 5] [ROW ...]
+
+Times are of the processor, in one thread each, so that other work on the machine disturbs them less; what depends on
+workers is of the clock. The table is printed, and written to ``benchmarks/results/``, a file per row.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+# What was measured before must not be found again.
+os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
+
+import torch
+
+from analysis_lib import Corpus, LoadedModel, load_model
+from benchmarks.rows import (
+    WITHOUT_ATTENTION,
+    Call,
+    bare,
+    bert_base,
+    by_hand,
+    left_on_disk,
+    long_texts,
+    measured,
+    peak_memory,
+    sentences,
+    tables_again,
+)
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def pair(ours: Call, theirs: Call, pairs: int, clock: Callable[[], float] = time.process_time) -> dict[str, object]:
+    """The ratios of two calls that take turns, after one of each that warms up."""
+
+    def seconds(call: Call) -> float:
+        started = clock()
+        call()
+        return clock() - started
+
+    ratios = [seconds(ours) / seconds(theirs) for _ in range(pairs + 1)][1:]
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios), "pairs": pairs}
+
+
+def over_bare(
+    model: Callable[[], LoadedModel], corpus: Callable[[], Corpus], metrics: str = "all"
+) -> Callable[[int], dict]:
+    """``measure`` over a bare forward pass."""
+    return lambda pairs: pair(measured(model(), corpus(), metrics), bare(model(), corpus()), pairs)
+
+
+def two_workers(pairs: int) -> dict:
+    model, corpus = minilm(), sentences(6000)
+    torch.set_num_threads(1)
+    return pair(measured(model, corpus, workers=2), measured(model, corpus), pairs, time.perf_counter)
+
+
+def memory(_: int) -> dict:
+    small, large = peak_memory(2000), peak_memory(20000)
+    return {"median": large / small, "MiB at 2,000": round(small), "MiB at 20,000": round(large)}
+
+
+def disk(_: int) -> dict:
+    return {"median": left_on_disk(1100), "unit": "MB"}
+
+
+minilm, smollm2 = partial(load_model, "minilm"), partial(load_model, "smollm2-135m")
+many = partial(sentences, 1500)
+# By name: what is compared, with what, and at most what is wanted.
+ROWS = {
+    "sentences": ("all tables, MiniLM, sentences", "bare forward", 1.25, over_bare(minilm, many)),
+    "vectors": (
+        "tables of vectors, MiniLM, sentences",
+        "bare forward",
+        1.12,
+        over_bare(minilm, many, WITHOUT_ATTENTION),
+    ),
+    "long": ("all tables, MiniLM, articles", "bare forward", 1.35, over_bare(minilm, partial(long_texts, 40))),
+    "base": (
+        "all tables, BERT of base size, sentences",
+        "bare forward",
+        1.10,
+        over_bare(bert_base, partial(sentences, 300)),
+    ),
+    "causal": (
+        "all tables, SmolLM2-135M, sentences",
+        "bare forward",
+        1.25,
+        over_bare(smollm2, partial(sentences, 200)),
+    ),
+    "causal-long": (
+        "all tables, SmolLM2-135M, articles",
+        "bare forward",
+        1.40,
+        over_bare(smollm2, partial(long_texts, 8)),
+    ),
+    "by-hand": (
+        "all tables, MiniLM, sentences",
+        "hidden states and attention kept, then numpy",
+        1 / 3,
+        lambda pairs: pair(measured(minilm(), many()), by_hand(minilm(), many()), pairs),
+    ),
+    "tables": (
+        "tables of a finished measurement",
+        "the pass over 1,500 sentences",
+        0.05,
+        lambda pairs: pair(tables_again(minilm(), many()), measured(minilm(), many()), pairs),
+    ),
+    "disk": ("MB on disk while 1,100 sentences are measured", "", 4, disk),
+    "memory": ("peak memory at 20,000 sentences", "at 2,000", 1.02, memory),
+    "workers": ("two workers of one thread", "one", 0.6, two_workers),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.split("\n")[0])
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"some of {', '.join(ROWS)} (default: all)")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of calls (default 5)")
+    options = parser.parse_args()
+    if unknown := [name for name in options.rows if name not in ROWS]:
+        parser.error(f"there is no row {unknown[0]}: give some of {', '.join(ROWS)}")
+    torch.set_num_threads(1)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    RESULTS.mkdir(exist_ok=True)
+    for name in options.rows or ROWS:
+        ours, theirs, wanted, run = ROWS[name]
+        found = {
+            key: round(value, 3) if isinstance(value, float) else value for key, value in run(options.pairs).items()
+        }
+        shown = f"{found['median']:.2f}" + (
+            f" ({found['least']:.2f} to {found['most']:.2f})" if "least" in found else ""
+        )
+        print(f"| {ours} | {theirs} | {shown} | {wanted:.2f} |", flush=True)
+        record = {"ours": ours, "against": theirs, "at most": round(wanted, 3), **found, "machine": machine}
+        (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""What is compared with what. Each benchmark makes two calls that take turns; the first is ours."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure
+from analysis_lib.capture import Settings
+from analysis_lib.capture.batching import make_batches
+
+Call = Callable[[], object]
+WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
+
+
+def sentences(count: int, words: range = range(6, 19)) -> Corpus:
+    """Sentences of the bundled corpora of some 16 tokens, shuffled, so that any number of them is a fair sample."""
+    texts = [text for name in ("wikipedia", "news", "reviews") for text in load_corpus(name).texts]
+    texts = [text for text in texts if len(text.split()) in words]
+    order = np.random.default_rng(0).permutation(len(texts))
+    # More than there are begin again: what a measurement costs does not depend on what a text says.
+    return Corpus("mixed", [texts[order[i % len(order)]] for i in range(count)])
+
+
+def long_texts(count: int) -> Corpus:
+    """Articles of more than 300 words."""
+    texts = [text for text in load_corpus("news:articles").texts if len(text.split()) > 300]
+    return Corpus("articles", texts[:count])
+
+
+def bert_base() -> LoadedModel:
+    """BERT of the base size, 12 blocks of width 768, with random weights: its cost does not depend on them."""
+    minilm = load_model("minilm")
+    with tempfile.TemporaryDirectory() as folder:
+        transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False).save_pretrained(folder)
+        minilm.processor.save_pretrained(folder)
+        return load_model(folder)
+
+
+def bare(model: LoadedModel, corpus: Corpus) -> Call:
+    """A forward pass with the fused attention of transformers, in batches of texts of similar length."""
+    texts = model.tokenizer(corpus.texts, truncation=True, max_length=model.max_length)["input_ids"]
+    batches = make_batches(model, texts, [0] * len(texts), True, Settings.tokens_per_batch)
+
+    def run() -> None:
+        with torch.inference_mode():
+            for batch in batches:
+                model.model(**batch.inputs)
+
+    return run
+
+
+def measured(model: LoadedModel, corpus: Corpus, metrics: str = "all", **settings) -> Call:
+    """``measure`` as a user calls it, tokenising and tables included."""
+
+    def run() -> None:
+        tables = measure(model, corpus, metrics, progress=False, **settings)
+        for name in tables:
+            assert len(tables[name])
+
+    return run
+
+
+def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
+    """The same tables of hidden states and attention as a user would write them: keep all, then numpy."""
+    texts = corpus.texts
+
+    def run() -> dict[str, list]:
+        model.model.set_attn_implementation("eager")
+        found: dict[str, list] = {"hidden": [], "attention": []}
+        with torch.inference_mode():
+            for start in range(0, len(texts), 32):
+                inputs = model.tokenizer(texts[start : start + 32], padding=True, truncation=True, return_tensors="pt")
+                output = model.model(**inputs, output_hidden_states=True, output_attentions=True)
+                for i, mask in enumerate(inputs["attention_mask"].bool()):
+                    found["hidden"].append([layer[i, mask].numpy() for layer in output.hidden_states])
+                    found["attention"].append([layer[i][:, mask][:, :, mask].numpy() for layer in output.attentions])
+        model.model.set_attn_implementation("sdpa")
+        rows: dict[str, list] = {"cosine": [], "mean": [], "entropy": []}
+        for layer in range(len(found["hidden"][0])):
+            vectors = np.concatenate([text[layer] for text in found["hidden"]]).astype(np.float64)
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            count = len(unit)
+            rows["cosine"].append((np.square(unit.sum(0)).sum() - count) / (count * (count - 1)))
+            rows["mean"].append(vectors.mean(0))
+        for layer in range(len(found["attention"][0])):
+            entropies = []
+            for text in found["attention"]:
+                weights = text[layer].astype(np.float64)
+                entropies.append(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1))
+            rows["entropy"].append(np.concatenate(entropies, 1).mean(1))
+        return rows
+
+    return run
+
+
+def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
+    """The tables of a measurement that is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ANALYSIS_LIB_MEASUREMENTS"] = folder
+        measured(model, corpus)()
+        os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
+        tables = measure(model, corpus, progress=False)
+    metrics = [*tables._parts.values()]
+
+    def run() -> None:
+        for metric in metrics:
+            assert len(metric.table())
+
+    return run
+
+
+def peak_memory(count: int) -> float:
+    """The peak resident set, in MiB, of a process that measures so many sentences."""
+    code = f"from benchmarks import rows; rows.measured(rows.load_model('minilm'), rows.sentences({count}))()"
+    code += "; print(rows.resource.getrusage(rows.resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    command = [sys.executable, "-c", code]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def left_on_disk(count: int) -> float:
+    """The most, in MB, that lies in the folder of a measurement of so many sentences while it runs."""
+    most, over = 0, threading.Event()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def watch() -> None:
+            nonlocal most
+            while not over.is_set():
+                sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
+                most = max(most, sum(sizes))
+                time.sleep(0.02)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        measured(load_model("minilm"), sentences(count), checkpoints=folder)()
+        over.set()
+        watcher.join()
+    return most / 1e6
