@@ -352,7 +352,8 @@ def test_a_full_disk_is_one_line_that_names_the_folder(
         "measure": ["--model", tiny_folder("bert"), *few],
     }
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", full)
-    monkeypatch.setattr("analysis_lib.measurement.stored.np.savez", full)
+    monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
+    monkeypatch.setattr(stored.np, "savez", full)
     result = run(command, "--out", tmp_path / "out", *arguments[command])
     written = tmp_path / ("data" if command == "classifiers" else "out")
     assert_refused(result, str(written), "cannot be written", "No space left on device", "free some space")

@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -167,7 +168,9 @@ def _measure(
                 kept.keep(merged, metrics, report)
                 shown.update(len(shard.items))
         except BaseException:
-            kept.keep(merged, metrics, report, now=True)
+            # On a full disk, too, what is said is what came first.
+            with suppress(AnalysisError):
+                kept.keep(merged, metrics, report, now=True)
             raise
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
