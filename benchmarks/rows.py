@@ -120,8 +120,8 @@ def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
 
 def peak_memory(count: int) -> float:
     """The peak resident set, in MiB, of a process that measures so many sentences."""
-    code = f"from benchmarks import rows; rows.measured(rows.load_model('minilm'), rows.sentences({count}))()"
-    code += "; print(rows.resource.getrusage(rows.resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    code = f"from benchmarks import rows; rows.measured(rows.load_model('minilm'), rows.sentences({count}))(); "
+    code += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     command = [sys.executable, "-c", code]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
