@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
     """One whose errors are one line, as are all others."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see `{self.prog} --help`)\n")
+        self.exit(2, f"error: {AnalysisError(message)} (see `{self.prog} --help`)\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -219,7 +219,8 @@ def _measure(options: argparse.Namespace) -> None:
         )
         tables.run.update(limit=options.limit, seed=options.seed)
         tables.save(options.out, options.format)
-        tables.checkpoints.unlink(missing_ok=True)
+        with suppress(OSError):
+            tables.checkpoints.unlink()
     report = tables.report
     kind = "sound" if model.kind == "audio" else model.kind
     longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"

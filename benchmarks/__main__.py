@@ -70,7 +70,7 @@ def memory(_: int) -> dict:
 
 
 def disk(_: int) -> dict:
-    return {"median": left_on_disk(1100), "unit": "MB"}
+    return {"median": left_on_disk(1100), "MB when a minute has passed": round(left_on_disk(1100, 0), 1)}
 
 
 minilm, smollm2 = partial(load_model, "minilm"), partial(load_model, "smollm2-135m")

@@ -1,12 +1,12 @@
 """What is compared with what. Each benchmark makes two calls that take turns; the first is ours."""
 
-import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import transformers
 from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure
 from analysis_lib.capture import Settings
 from analysis_lib.capture.batching import make_batches
+from analysis_lib.measurement import stored
 
 Call = Callable[[], object]
 WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
@@ -103,13 +104,8 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
 
 
 def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
-    """The tables of a measurement that is kept."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["ANALYSIS_LIB_MEASUREMENTS"] = folder
-        measured(model, corpus)()
-        os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
-        tables = measure(model, corpus, progress=False)
-    metrics = [*tables._parts.values()]
+    """The tables from the sums of a measurement."""
+    metrics = [*measure(model, corpus, progress=False)._parts.values()]
 
     def run() -> None:
         for metric in metrics:
@@ -126,21 +122,29 @@ def peak_memory(count: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def left_on_disk(count: int) -> float:
-    """The most, in MB, that lies in the folder of a measurement of so many sentences while it runs."""
-    most, over = 0, threading.Event()
+def left_on_disk(count: int, seconds: float = stored.SECONDS_AT_RISK) -> float:
+    """The most, in MB, that lies in the folder of a measurement of so many sentences while it runs.
+
+    Args:
+        seconds: after which what is merged is written.
+    """
+    most, over, before = 0, threading.Event(), stored.SECONDS_AT_RISK
     with tempfile.TemporaryDirectory() as folder:
 
         def watch() -> None:
             nonlocal most
             while not over.is_set():
-                sizes = [path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()]
-                most = max(most, sum(sizes))
+                with suppress(FileNotFoundError):
+                    most = max(most, sum(path.stat().st_size for path in Path(folder).rglob("*")))
                 time.sleep(0.02)
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        measured(load_model("minilm"), sentences(count), checkpoints=folder)()
-        over.set()
-        watcher.join()
+        try:
+            stored.SECONDS_AT_RISK = seconds
+            measured(load_model("minilm"), sentences(count), checkpoints=folder)()
+        finally:
+            stored.SECONDS_AT_RISK = before
+            over.set()
+            watcher.join()
     return most / 1e6

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-# Longer rows go through the fused kernel, shorter ones are formed: each is faster there (benchmarks/).
+# Longer rows go through the fused kernel, shorter ones are formed: each is faster there.
 LONGEST_FORMED_ROW = 96
 # How many elements of formed rows are held at once.
 FORMED_ELEMENTS = 2**24

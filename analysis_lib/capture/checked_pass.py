@@ -61,7 +61,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
             f"activation in float64, where rounding stays below {AGREEMENT:.1e}: the attention of this architecture "
             f"is not captured exactly, so it cannot be measured; give another model"
         )
-    # If activations are not finite, the measurement that follows stops at the first such layer and names it.
+    # If activations are not finite, the shard that follows is refused, and the first such layer named.
     loaded._checked = not math.isnan(difference)
 
 

@@ -33,7 +33,8 @@ class ScoreSums:
 
         Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj = Σ_e (W_K)_ej (Σ_n g_n x_nᵀ)_ej,
 
-    of which the inner sum is one product over all tokens of a type.
+    of which the inner sum is one product over all tokens of a type. Where g_n is the same for all keys of an utterance,
+    Σ_n x_n suffices.
 
     The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
     DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
@@ -76,19 +77,19 @@ class ScoreSums:
         """Σ C_j over pairs, by the type of the key: what each dimension of x_n adds to the scores."""
         heads, head_dim, width = self.weight.shape
         tokens = self.visibility.keys
+        if self.gradient.shape[2] == 1:
+            # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
+            gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
+            return tokens.by_run(gradient * self.inputs.type_sums)
         shape = (len(tokens.runs), heads, len(TOKEN_TYPES), width)
         found = self.weight.new_zeros(shape, dtype=torch.float64)
-        # Every key of an utterance may meet the same gradient: then the sums of the inputs suffice.
-        same = self.gradient.shape[2] == 1
         gradient = self.gradient.transpose(1, 2).flatten(0, 1).flatten(1)
-        inputs = self.inputs.type_sums[:, 0] if same else self.inputs.values.flatten(0, 2)
-        for run, (_, rows) in enumerate(tokens.runs):
-            for kind, places in enumerate(tokens.places[run]):
-                if not len(places):
-                    continue
-                mine, read = (gradient[rows], inputs[rows, kind]) if same else (gradient[places], inputs[places])
-                product = (mine.T @ read).view(heads, head_dim, width)
-                found[run, :, kind] = product.mul_(self.weight).sum(1)
+        inputs = self.inputs.values.flatten(0, 2)
+        for run, by_type in enumerate(tokens.places):
+            for kind, places in enumerate(by_type):
+                if len(places):
+                    product = (gradient[places].T @ inputs[places]).view(heads, head_dim, width)
+                    found[run, :, kind] = product.mul_(self.weight).sum(1)
         return found
 
     @cached_property

@@ -50,7 +50,7 @@ class Tokens:
 
     @cached_property
     def runs(self) -> list[tuple[int, slice]]:
-        """The jackknife groups of the batch, each with its utterances, which are neighbours."""
+        """Neighbouring utterances of one jackknife group: the group, and where they are in the batch."""
         found, start = [], 0
         for group, same in itertools.groupby(self.groups.tolist()):
             found.append((group, slice(start, start := start + len([*same]))))
@@ -58,7 +58,8 @@ class Tokens:
 
     def by_run(self, values: Float[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
         """Values of the utterances, summed over those of each run, in float64."""
-        return torch.stack([values[rows].sum(0, dtype=torch.float64) for _, rows in self.runs])
+        parts = values.split([rows.stop - rows.start for _, rows in self.runs])
+        return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
 
     @cached_property
     def places(self) -> list[list[Int[Tensor, " place"]]]:

@@ -85,7 +85,7 @@ def _content(value: object, within: tuple[int, ...]) -> object:
         return [type(value).__qualname__, pickle.dumps(value).hex()]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AnalysisError(
-            f"a metric holds a {type(value).__name__}, by which finished shards cannot be known ({error}): "
+            f"a metric holds a {type(value).__name__}, by which what is kept cannot be known ({error}): "
             f"give it plain parameters, or measure without checkpoints"
         ) from error
 

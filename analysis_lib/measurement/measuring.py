@@ -74,8 +74,8 @@ def measure(
         workers: processes on this machine.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
-        checkpoints: a folder in which what is measured is kept every minute; a run that was interrupted goes on from
-            there.
+        checkpoints: a folder in which what is merged is kept about every minute; a run that was interrupted goes on
+            from there.
         progress: whether to show a bar.
 
     Returns:
@@ -158,19 +158,23 @@ def _measure(
     read = len(corpus) - sum(len(shard.items) for shard in shards)
     name = f"{model.name} on {corpus.name}"
     with bar(total=len(corpus), initial=read, unit=model.kind, description=name, show=progress) as shown:
+        whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
             for shard, (sums, shard_report) in zip(shards, results(shards, model, *who), strict=True):
+                whole = False
                 for metric in metrics:
-                    metric.add_sums(sums[metric.name])
+                    metric.merge(metric.fresh(sums[metric.name]))
                 report.merge(shard_report)
-                merged += 1
+                merged, whole = merged + 1, True
                 kept.keep(merged, metrics, report)
                 shown.update(len(shard.items))
         except BaseException:
-            # On a full disk, too, what is said is what came first.
+            # What was stopped in the middle of a shard would count it twice. On a full disk, too, what is said is what
+            # came first.
             with suppress(AnalysisError):
-                kept.keep(merged, metrics, report, now=True)
+                if whole:
+                    kept.keep(merged, metrics, report, now=True)
             raise
     if not report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")

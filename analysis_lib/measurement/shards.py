@@ -16,7 +16,7 @@ from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
 from analysis_lib.models import LoadedModel, ModelSpec
 from analysis_lib.models.loading import load_model
 
-# A shard is what an interrupted run can lose, and what a worker takes at once.
+# A shard is what a worker takes at once.
 UTTERANCES_PER_SHARD = 512
 
 # The sums of every metric, by its name and by jackknife group, and what was read.

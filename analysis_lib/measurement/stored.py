@@ -30,10 +30,10 @@ from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
 
 ARCHITECTURES = architectures.__name__
-# How many seconds of work a killed measurement may lose.
+# About how many seconds of merged work a killed measurement may lose.
 SECONDS_AT_RISK = 60
 # What a file can raise that is not there, damaged, or in a form of another version.
-UNREADABLE = (OSError, ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile)
+UNREADABLE = (OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile)
 
 
 class StoredMeasurements:
@@ -87,7 +87,7 @@ class StoredMeasurements:
             try:
                 with np.load(folder / _file(metric)) as stored:
                     (sums, report), run = _read(stored), json.loads(str(stored["run"]))
-                metric.add_sums(sums[metric.name])
+                metric.merge(metric.fresh(sums[metric.name]))
                 return report, run
             except (*UNREADABLE, AnalysisError):
                 # Or with a parameter that has no lasting form.
@@ -128,6 +128,9 @@ class MergedSums:
             known += _common(corpus, asdict(settings), {type(model.model).__module__})
             parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
             self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
+            # Of a run that was killed while it wrote.
+            for scratch in self.path.parent.glob(f"{self.path.stem}-*.tmp"):
+                scratch.unlink(missing_ok=True)
 
     def resume(self, metrics: list[Metric]) -> Report:
         """Fill empty metrics with what is there; a damaged file is none."""
@@ -138,7 +141,7 @@ class MergedSums:
                     found, self.merged = _read(stored), int(stored["merged"])
         sums, report = found
         for metric in metrics:
-            metric.add_sums(sums.get(metric.name, {}))
+            metric.merge(metric.fresh(sums.get(metric.name)))
         return report
 
     def keep(self, merged: int, metrics: list[Metric], report: Report, *, now: bool = False) -> None:
@@ -154,14 +157,14 @@ class MergedSums:
 
 def _write(path: Path, sums: Mapping[str, dict[int, Sums]], report: Report, **more: str | int) -> None:
     """Write sums by metric and group, and what was read, whole or not at all."""
-    # numpy takes no tuples as names: keys are written as JSON.
-    arrays = {
-        json.dumps([name, group, *key]): array
-        for name, groups in sums.items()
-        for group, of_group in groups.items()
-        for key, array in of_group.items()
-    }
-    scratch = path.with_name(f"{uuid.uuid4().hex}.tmp")
+    # numpy takes no tuples as names: keys are written as JSON. The groups of a key are one array.
+    arrays = {}
+    for name, groups in sums.items():
+        for key in dict.fromkeys(key for of_group in groups.values() for key in of_group):
+            having = [group for group, of_group in groups.items() if key in of_group]
+            arrays[json.dumps([name, having, *key])] = np.stack([groups[group][key] for group in having])
+    more["arrays"] = len(arrays)
+    scratch = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
     with packages.writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -177,10 +180,13 @@ def _write(path: Path, sums: Mapping[str, dict[int, Sums]], report: Report, **mo
 def _read(stored: Mapping[str, np.ndarray]) -> Result:
     """What :func:`_write` has written."""
     found = {name: {} for name in json.loads(str(stored["metrics"]))}
-    for name in stored:
-        if name.startswith("["):
-            metric, group, *key = json.loads(name)
-            found[metric].setdefault(group, {})[tuple(key)] = stored[name]
+    names = [name for name in stored if name.startswith("[")]
+    if len(names) != int(stored["arrays"]):
+        raise ValueError("an array is gone")
+    for name in names:
+        metric, groups, *key = json.loads(name)
+        for group, array in zip(groups, stored[name], strict=True):
+            found[metric].setdefault(group, {})[tuple(key)] = array
     return found, Report(**json.loads(str(stored["report"])))
 
 

@@ -1,7 +1,6 @@
 """What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
 
 import copy
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,9 +58,10 @@ class Metric(ABC):
     :class:`~analysis_lib.capture.Vectors`, whose ``values`` are utterance x head x token x dim, ``norms`` utterance x
     head x token and ``counts`` utterance; hidden states have one head.
 
-    All that changes is in ``sums``: by jackknife group (or ``WHOLE``, see :meth:`add_whole`), an array for each key.
-    Its size does not depend on the corpus. A key is a tuple of texts and whole numbers; the last is the layer. Other
-    attributes are parameters: set in ``__init__``, never changed, and part of what stored shards are known by.
+    All that changes is in ``sums``: by jackknife group (or ``WHOLE``, see :meth:`add_whole`), a tensor for each key, on
+    the device that summed it. Its size does not depend on the corpus. A key is a tuple of texts and whole numbers; the
+    last is the layer. Other attributes are parameters: set in ``__init__``, never changed, and part of what is kept is
+    known by.
 
     Attributes:
         name: of the table.
@@ -89,21 +89,17 @@ class Metric(ABC):
 
     @abstractmethod
     def points(self, sums: Sums) -> pd.DataFrame:
-        """The table, without intervals, from sums that have no group axis any more."""
+        """The table, without intervals, from sums over groups, as arrays."""
 
-    def fresh(self) -> Self:
-        """An empty accumulator with the same parameters."""
+    def fresh(self, sums: dict[int, Sums] | None = None) -> Self:
+        """An accumulator with the same parameters that is empty, or holds these sums."""
         other = copy.copy(self)
-        other.sums = {}
+        other.sums = sums or {}
         return other
 
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
-        self.add_sums(other.sums)
-
-    def add_sums(self, groups: Mapping[int, Mapping[Key, Tensor | np.ndarray]]) -> None:
-        """Add the sums of another accumulator."""
-        for group, sums in groups.items():
+        for group, sums in other.sums.items():
             for key, value in sums.items():
                 self._accumulate(group, key, torch.as_tensor(value))
 
@@ -117,7 +113,7 @@ class Metric(ABC):
         if self.interval is None:
             return table
         point = table[self.interval].to_numpy()
-        rest = [self.without(group, total) for group in self.occupied_groups()]
+        rest = [self._without(group, total) for group in self.occupied_groups()]
         left_out = np.reshape([part[self.interval] for part in rest], (-1, *point.shape))
         part = None
         if self.counts is not None:
@@ -128,10 +124,13 @@ class Metric(ABC):
         table.insert(position + 1, "ci_high", high)
         return table
 
-    def without(self, group: int, total: Sums | None = None) -> pd.DataFrame:
+    def without(self, group: int) -> pd.DataFrame:
         """The table of the corpus without one group of utterances, and without intervals."""
-        rest = dict(total or self.total())
-        for key, value in self.sums[group].items():
+        return self._without(group, self.total())
+
+    def _without(self, group: int, total: Sums) -> pd.DataFrame:
+        rest = dict(total)
+        for key, value in self.sums.get(group, {}).items():
             rest[key] = rest[key] - value.cpu().numpy()
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -144,12 +143,12 @@ class Metric(ABC):
             AnalysisError: a sum is not finite; the first layer that has such is named.
         """
         found = {group: {key: sums[key].cpu().numpy() for key in sums} for group, sums in self.sums.items()}
-        for key, value in itertools.chain.from_iterable(sums.items() for sums in found.values()):
-            if not math.isfinite(value.sum()):
-                raise AnalysisError(
-                    f"{self.name}: layer {key[-1]} has vectors that are not finite (NaN or infinity): "
-                    f"the weights or the precision of this model do not carry this corpus"
-                )
+        bad = [key[-1] for sums in found.values() for key, value in sums.items() if not math.isfinite(value.sum())]
+        if bad:
+            raise AnalysisError(
+                f"{self.name}: layer {min(bad)} has vectors that are not finite (NaN or infinity): "
+                f"the weights or the precision of this model do not carry this corpus"
+            )
         return found
 
     def total(self) -> Sums:
@@ -159,12 +158,12 @@ class Metric(ABC):
         found: Sums = {}
         for _, sums in sorted(self.arrays().items()):
             for key, value in sums.items():
-                found[key] = found[key] + value if key in found else value
+                found[key] = found[key] + value if key in found else value.copy()
         return found
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
-        return sorted(self.sums.keys() - {WHOLE})
+        return sorted(g for g, sums in self.sums.items() if g != WHOLE and any(value.any() for value in sums.values()))
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
         """The spaces that the metric needs, in the order of the tables, and their vectors where the layer has them."""
@@ -176,21 +175,24 @@ class Metric(ABC):
         self.add_runs(key, activations.tokens.by_run(values), activations)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
-        """Add values that are summed over the utterances of a group already: their first axis is ``tokens.runs``."""
+        """Add values that are summed over the utterances of each run already: their first axis is ``tokens.runs``."""
         for (group, _), part in zip(activations.tokens.runs, values.unbind(), strict=True):
             self._accumulate(group, key, part)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval."""
-        self._accumulate(WHOLE, key, values.double())
+        # In memory, whatever the device: it may have no room for what is so large.
+        self._accumulate(WHOLE, key, values.double().cpu())
 
     def _accumulate(self, group: int, key: Key, part: Tensor) -> None:
         sums = self.sums.setdefault(group, {})
-        if key in sums:
-            sums[key] += part
-        else:
-            # A copy: several metrics may be given the same sum.
-            sums[key] = part.clone()
+        # Sums of a forward pass, too, may change after it.
+        with torch.inference_mode(False):
+            if key in sums:
+                sums[key] += part
+            else:
+                # A copy: several metrics may be given the same sum.
+                sums[key] = part.to(torch.float64, copy=True)
 
 
 def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:

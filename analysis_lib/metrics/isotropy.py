@@ -136,13 +136,14 @@ class Isotropy(Metric):
         self.add_whole(("unit_moment", space, layer), units.mT @ units)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        by_group = [self.arrays()[group] for group in self.occupied_groups()]
+        arrays = self.arrays()
+        by_group = [arrays[group] for group in self.occupied_groups()]
 
         def rows(space: str, layer: int) -> Columns:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
             names = ("unit_sum", "vectors")
-            without = [[sums[n, space, layer] - left[n, space, layer] for left in by_group] for n in names]
+            without = [[sums[n, space, layer] - left.get((n, space, layer), 0) for left in by_group] for n in names]
             low, high = jackknife_interval(deviations, _deviations(*map(np.array, without)))
             square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
             with np.errstate(divide="ignore"):

@@ -173,6 +173,9 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
     known = known_model(name)
+    on_hub = not (known.packages if known else _maker(name) or os.path.isdir(name))
+    if revision is not None and not on_hub:
+        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
     if known and known.packages:
         # Imported here: what can be said of a model without its weights needs no torch.
         from analysis_lib.models.conversion import converted
@@ -187,8 +190,6 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
         with _explained(name):
             folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
         return folder, f"{known.repository}@{folder.name}"
-    if revision is not None:
-        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
     return folder, weights_identity(name)
 
 

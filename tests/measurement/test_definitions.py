@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
 from analysis_lib import AnalysisError, metrics
 from analysis_lib.measurement.definitions import definition_hash
@@ -79,7 +80,7 @@ def test_another_parameter_is_another_metric(one, other):
 
 def test_the_order_of_a_set_and_what_was_summed_change_nothing():
     used = mine()({"a", "b", "c"})
-    used.sums["x",] = np.ones(3)
+    used.sums[0] = {("x", 1): torch.ones(3)}
     assert definition_hash(used) == definition_hash(mine()({"c", "b", "a"}))
 
 

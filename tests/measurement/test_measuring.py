@@ -536,6 +536,34 @@ def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, t
     assert measured_shards == []
 
 
+def test_what_is_interrupted_while_a_shard_is_merged_counts_it_once(model, small_shards, tmp_path, monkeypatch):
+    expected = measure(model, CORPUS, FEW, progress=False)
+    merge, calls = metrics.AttentionEntropy.merge, []
+
+    def failing(self, other):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        merge(self, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics.AttentionEntropy, "merge", failing)
+        with pytest.raises(KeyboardInterrupt):
+            measure(model, CORPUS, FEW, checkpoints=tmp_path, progress=False)
+    assert merged(tmp_path) >= 1
+    tables = measure(model, CORPUS, FEW, checkpoints=tmp_path, progress=False)
+    assert_same_bytes(tables, expected)
+    assert tables.report == expected.report
+
+
+def test_a_group_without_anything_that_counts_has_no_part_in_an_interval(model):
+    corpus = Corpus("one of nothing", [*tiny.TEXTS[:4], "[CLS]"])
+    tables = measure(model, corpus, [Share(1.0)], special_tokens=False, progress=False)
+    assert len(tables.groups) == 4
+    for group in range(5):
+        assert tables._parts["share"].without(group)["tokens"].notna().all()
+
+
 @pytest.mark.parametrize("changed", ["text", "setting", "metrics", "weights", "dtype", "training"])
 def test_sums_of_something_else_are_not_taken(changed, model, small_shards, tmp_path, tiny_folder, measured_shards):
     # As a user would make one: only load_corpus knows the hash of its texts.
