@@ -13,8 +13,13 @@ import pytest
 import threadpoolctl
 import torch
 from filelock import FileLock
+from hypothesis import settings
 from jaxtyping import install_import_hook
 from playwright.sync_api import Browser, Page, sync_playwright
+
+# On a busy machine an example may take any time.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"

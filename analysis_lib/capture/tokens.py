@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional
 
@@ -56,7 +56,7 @@ class Tokens:
             found.append((group, slice(start, start := start + len([*same]))))
         return found
 
-    def by_run(self, values: Float[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
+    def by_run(self, values: Shaped[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
         """Values of the utterances, summed over those of each run, in float64."""
         parts = values.split([rows.stop - rows.start for _, rows in self.runs])
         return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])

@@ -128,6 +128,9 @@ class MergedSums:
             known += _common(corpus, asdict(settings), {type(model.model).__module__})
             parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
             self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
+            # Tried before the work begins.
+            with packages.writing(self.path.parent):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             # Of a run that was killed while it wrote.
             for scratch in self.path.parent.glob(f"{self.path.stem}-*.tmp"):
                 scratch.unlink(missing_ok=True)
