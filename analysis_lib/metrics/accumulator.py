@@ -186,13 +186,12 @@ class Metric(ABC):
 
     def _accumulate(self, group: int, key: Key, part: Tensor) -> None:
         sums = self.sums.setdefault(group, {})
-        # Sums of a forward pass, too, may change after it.
+        if key in sums:
+            sums[key] += part
+            return
+        # A copy, since several metrics may be given the same sum, and one that may change after the forward pass.
         with torch.inference_mode(False):
-            if key in sums:
-                sums[key] += part
-            else:
-                # A copy: several metrics may be given the same sum.
-                sums[key] = part.to(torch.float64, copy=True)
+            sums[key] = part.to(torch.float64, copy=True)
 
 
 def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:
