@@ -60,7 +60,6 @@ def over_bare(
 
 def two_workers(pairs: int) -> dict:
     model, corpus = minilm(), sentences(6000)
-    torch.set_num_threads(1)
     return pair(measured(model, corpus, workers=2), measured(model, corpus), pairs, time.perf_counter)
 
 
@@ -133,13 +132,10 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     for name in options.rows or ROWS:
         ours, theirs, wanted, run = ROWS[name]
-        found = {
-            key: round(value, 3) if isinstance(value, float) else value for key, value in run(options.pairs).items()
-        }
-        shown = f"{found['median']:.2f}" + (
-            f" ({found['least']:.2f} to {found['most']:.2f})" if "least" in found else ""
-        )
-        print(f"| {ours} | {theirs} | {shown} | {wanted:.2f} |", flush=True)
+        found = run(options.pairs)
+        found = {key: round(value, 3) if isinstance(value, float) else value for key, value in found.items()}
+        spread = f" ({found['least']:.2f} to {found['most']:.2f})" if "least" in found else ""
+        print(f"| {ours} | {theirs} | {found['median']:.2f}{spread} | {wanted:.2f} |", flush=True)
         record = {"ours": ours, "against": theirs, "at most": round(wanted, 3), **found, "machine": machine}
         (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 

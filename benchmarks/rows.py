@@ -22,10 +22,10 @@ Call = Callable[[], object]
 WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
 
 
-def sentences(count: int, words: range = range(6, 19)) -> Corpus:
+def sentences(count: int) -> Corpus:
     """Sentences of the bundled corpora of some 16 tokens, shuffled, so that any number of them is a fair sample."""
     texts = [text for name in ("wikipedia", "news", "reviews") for text in load_corpus(name).texts]
-    texts = [text for text in texts if len(text.split()) in words]
+    texts = [text for text in texts if 6 <= len(text.split()) <= 18]
     order = np.random.default_rng(0).permutation(len(texts))
     # More than there are begin again: what a measurement costs does not depend on what a text says.
     return Corpus("mixed", [texts[order[i % len(order)]] for i in range(count)])

@@ -11,10 +11,11 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import psutil
@@ -37,10 +38,15 @@ def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
             left as it was, and what was executed lies beside it, as ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
-    leave_to_asyncio()
-    written = asyncio.run(execute(notebook, parameters, out, failed=failed))
+    written = carried_out(execute(notebook, parameters, out, failed=failed))
     failed.unlink(missing_ok=True)
     return written
+
+
+def carried_out(work: Coroutine) -> Any:
+    """The result of a coroutine, of which a Ctrl-C cancels what is under way."""
+    leave_to_asyncio()
+    return asyncio.run(work)
 
 
 async def execute(

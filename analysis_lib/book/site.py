@@ -19,10 +19,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
-from analysis_lib.book.notebook import cores, execute
+from analysis_lib.book.notebook import carried_out, cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, leave_to_asyncio
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.sources import source_hash
 
 
@@ -65,8 +65,7 @@ def build_book(
         tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
     stale = [task for task in tasks if not task.up_to_date]
     try:
-        leave_to_asyncio()
-        asyncio.run(_execute(stale))
+        carried_out(_execute(stale))
     except KeyboardInterrupt:
         kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
         raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None

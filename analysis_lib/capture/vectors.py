@@ -72,6 +72,8 @@ class Vectors:
     def counted_type_sums(self) -> Float[Tensor, "run head type dim"]:
         """Σ x over the tokens of each type that count, in float64."""
         if self.tokens.silent is None:
-            return self.tokens.by_run(self.type_sums[:, :, self.tokens.counted_types])
-        masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
-        return self.tokens.by_run((masks.unsqueeze(1) @ self.values)[:, :, self.tokens.counted_types])
+            sums = self.type_sums
+        else:
+            masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
+            sums = masks.unsqueeze(1) @ self.values
+        return self.tokens.by_run(sums[:, :, self.tokens.counted_types])

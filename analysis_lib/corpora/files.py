@@ -138,18 +138,29 @@ def _parquet_rows(path: Path) -> list[list]:
         raise AnalysisError(f"{path} is no Parquet file ({reason}): write it again") from error
 
 
-def _json_rows(path: Path) -> list[list]:
-    """Those of objects, one a line or in one array."""
-    records, text = [], _decode(path)
+def _numbered_json(path: Path, text: str) -> Iterable[tuple[int, object]]:
     with suppress(ValueError):
         # What is no array is told by its line.
-        text = "\n".join(map(json.dumps, json.loads(text))) if text.lstrip().startswith("[") else text
+        if text.lstrip().startswith("["):
+            return enumerate(json.loads(text), 1)
+    return _json_lines(path, text)
+
+
+def _json_lines(path: Path, text: str) -> Iterator[tuple[int, object]]:
     for number, line in enumerate(_lines(text), 1):
         try:
-            records += [json.loads(line)] if line.strip() else []
+            if line.strip():
+                yield number, json.loads(line)
         except ValueError as error:
             raise AnalysisError(f"{path}: line {number} is no JSON ({error}): mend or remove it") from error
-        if records and not isinstance(records[-1], dict):
+
+
+def _json_rows(path: Path) -> list[list]:
+    """Those of objects, one a line or in one array."""
+    records = []
+    for number, record in _numbered_json(path, _decode(path)):
+        records.append(record)
+        if not isinstance(record, dict):
             raise AnalysisError(f'{path}: line {number} is no JSON object: give lines such as {{"text": "..."}}')
     header = [*dict.fromkeys(name for record in records for name in record)]
     return [header, *([record.get(name) for name in header] for record in records)] if records else []

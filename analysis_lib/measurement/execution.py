@@ -24,18 +24,20 @@ def results(
     workers: int,
     scheduler: str | None,
     worker_timeout: float,
+    kept: bool,
 ) -> Iterator[Result]:
-    """The results of the shards, in their order."""
+    """The results of the shards, in their order; where they end early, it is said whether what there was is kept."""
+    kept = "; what is finished is kept" if kept else ""
     if (workers > 1 or scheduler) and model.spec is None and shards:
         raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
     if scheduler is not None and shards:
-        return _on_cluster(shards, scheduler, worker_timeout)
+        return _on_cluster(shards, scheduler, worker_timeout, kept)
     if workers > 1 and len(shards) > 1:
-        return _in_pool(shards, min(workers, len(shards)))
+        return _in_pool(shards, min(workers, len(shards)), kept)
     return (measure_shard(shard, model) for shard in shards)
 
 
-def _in_pool(shards: list[Shard], workers: int) -> Iterator[Result]:
+def _in_pool(shards: list[Shard], workers: int, kept: str) -> Iterator[Result]:
     """Shards in a pool of processes. A worker that is killed breaks its pool: another is tried for the rest."""
     handed_on = 0
     for attempts_left in (2, 1, 0):
@@ -47,10 +49,12 @@ def _in_pool(shards: list[Shard], workers: int) -> Iterator[Result]:
             return
         except BrokenProcessPool:
             if not attempts_left:
-                raise AnalysisError("worker processes died three times (out of memory?): use fewer --workers") from None
+                raise AnalysisError(
+                    f"worker processes died three times (out of memory?): use fewer --workers{kept}"
+                ) from None
 
 
-def _on_cluster(shards: list[Shard], address: str, worker_timeout: float) -> Iterator[Result]:
+def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: str) -> Iterator[Result]:
     from distributed import Client, KilledWorker
     from distributed.client import ClosedClientError
 
@@ -58,7 +62,7 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float) -> Ite
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
-    gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`")
+    gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
     start_workers = f"start some with `dask worker {address}`"
 
     def wait(running: Iterable[futures.Future]) -> set[futures.Future]:
@@ -72,7 +76,7 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float) -> Ite
             idle = 0 if any(held.values()) else idle + 1
             if idle > worker_timeout:
                 idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
-                raise AnalysisError(f"{idled}: {start_workers}")
+                raise AnalysisError(f"{idled}: {start_workers}{kept}")
         return finished
 
     # The client's own words on a scheduler that is gone are tracebacks.
@@ -84,7 +88,7 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float) -> Ite
             yield from in_order(client.get_executor(pure=False, retries=2), shards, 2 * cores, wait)
         except KilledWorker as error:
             died = f"one worker after another of the Dask scheduler at {address} died of the same shard"
-            raise AnalysisError(f"{died} (out of memory?): give them more memory") from error
+            raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
         except (futures.CancelledError, ClosedClientError):
             raise gone from None
         finally:

@@ -161,12 +161,13 @@ def _measure(
         whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-            for shard, (sums, shard_report) in zip(shards, results(shards, model, *who), strict=True):
+            found = results(shards, model, *who, kept.path is not None)
+            for shard, (sums, shard_report) in zip(shards, found, strict=True):
                 whole = False
                 for metric in metrics:
                     metric.merge(metric.fresh(sums[metric.name]))
                 report.merge(shard_report)
-                merged, whole = merged + 1, True
+                merged, whole = shard.index + 1, True
                 kept.keep(merged, metrics, report)
                 shown.update(len(shard.items))
         except BaseException:

@@ -137,12 +137,11 @@ class MergedSums:
 
     def resume(self, metrics: list[Metric]) -> Report:
         """Fill empty metrics with what is there; a damaged file is none."""
-        found, self.merged = ({}, Report()), 0
+        sums, report = {}, Report()
         with suppress(*UNREADABLE):
             if self.path is not None:
                 with np.load(self.path) as stored:
-                    found, self.merged = _read(stored), int(stored["merged"])
-        sums, report = found
+                    (sums, report), self.merged = _read(stored), int(stored["merged"])
         for metric in metrics:
             metric.merge(metric.fresh(sums.get(metric.name)))
         return report

@@ -173,23 +173,21 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
     known = known_model(name)
-    on_hub = not (known.packages if known else _maker(name) or os.path.isdir(name))
-    if revision is not None and not on_hub:
-        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
-    if known and known.packages:
-        # Imported here: what can be said of a model without its weights needs no torch.
-        from analysis_lib.models.conversion import converted
-
-        folder = converted(name, known.form, known.packages)
-    elif maker := _maker(name):
-        folder = maker.folder(name)
-    elif not known and os.path.isdir(name):
-        folder = Path(name)
-    else:
+    maker = None if known else _maker(name)
+    if not (known.packages if known else maker or os.path.isdir(name)):
         known = known or KnownModel("", repository=name)
         with _explained(name):
             folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
         return folder, f"{known.repository}@{folder.name}"
+    if revision is not None:
+        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
+    if known:
+        # Imported here: what can be said of a model without its weights needs no torch.
+        from analysis_lib.models.conversion import converted
+
+        folder = converted(name, known.form, known.packages)
+    else:
+        folder = maker.folder(name) if maker else Path(name)
     return folder, weights_identity(name)
 
 
