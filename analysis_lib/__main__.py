@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from os.path import expanduser
 from pathlib import Path
 from typing import NoReturn
 
@@ -90,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     def add_measurement(metrics: str) -> None:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
-        add("--data", required=True, help=known).completer = _known
+        add("--data", required=True, type=expanduser, help=known).completer = _known
         known = f"comma-separated, or all but isotropy (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
         add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
@@ -99,7 +100,8 @@ def _parser() -> argparse.ArgumentParser:
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
-    add("--model", required=True, help="a name listed by `models`, a Hub id, or a folder").completer = _known
+    known = "a name listed by `models`, a Hub id, or a folder"
+    add("--model", required=True, type=expanduser, help=known).completer = _known
     add_measurement("all")
     add("--workers", type=int, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
@@ -121,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
     add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
-    add("--data", help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
+    add("--data", type=expanduser, help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
     add("--model-type", help="architecture, as transformers names it (default bert)")
     add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
     add("--steps", type=int, help="number of batches")
@@ -142,13 +144,14 @@ def _parser() -> argparse.ArgumentParser:
     add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
     add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
-    add("--data", default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
+    add("--data", type=expanduser, default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
     add("--limit", type=int, default=128, help="number of texts (default 128)")
     add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
 
     add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
-    add("--data", required=True, help="a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label")
+    known = "a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label"
+    add("--data", required=True, type=expanduser, help=known)
     add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")

@@ -769,7 +769,7 @@ def test_a_home_folder_is_one_and_no_folder_has_no_name(run, tiny_folder, tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines.txt").write_text("a girl is styling\n")
     given = ["measure", "--model", str(tiny_folder("bert")), "--data", "lines.txt", "--metrics", "anisotropy"]
-    assert run(*given, "--out=~/tables")[0] == 0
+    assert run(*given, "--out=~/tables", "--data=~/lines.txt")[0] == 0
     assert (tmp_path / "tables" / "run.json").is_file()
     assert not (tmp_path / "~").exists()
     with pytest.raises(SystemExit) as left:

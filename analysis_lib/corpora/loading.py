@@ -1,17 +1,29 @@
 """Corpora by name, file or folder: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from analysis_lib.corpora import files, folders
 from analysis_lib.corpora.bundled import BUNDLED
-from analysis_lib.corpora.corpus import Corpus, Example, Labelled, Located, is_blank, refuse_gaps, refuse_half_pairs
+from analysis_lib.corpora.corpus import (
+    Corpus,
+    Example,
+    Labelled,
+    Located,
+    Pair,
+    is_blank,
+    refuse_gaps,
+    refuse_half_pairs,
+)
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
 from analysis_lib.errors import AnalysisError, near_names
 
 CORPORA = {**BUNDLED, **PUBLISHED}
+# Of a corpus of more texts, few are in memory at a time, and workers read theirs from a file.
+MOST_HELD = 100_000
 
 
 def load_corpus(
@@ -84,7 +96,12 @@ def _texts(spec: str, rows: Sequence) -> Corpus:
     texts = [row for row in rows if not is_blank(row.item)]
     if not texts:
         raise AnalysisError(f"{spec} holds no utterance: all {len(rows)} of its entries are blank or it is empty")
-    return _corpus(spec, texts, blank=len(rows) - len(texts))
+    found = _corpus(spec, texts, blank=len(rows) - len(texts))
+    if len(texts) <= MOST_HELD or any(isinstance(text, Pair) for text in found.items):
+        return found
+    from analysis_lib.corpora.objects import TextFile
+
+    return replace(found, items=TextFile.kept(found.items))
 
 
 def _labelled(spec: str, rows: Sequence[Labelled]) -> Corpus:

@@ -1,13 +1,16 @@
 """Texts that a program holds, or makes as it goes: a list, a column of a table, or anything that gives texts."""
 
+import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
+from analysis_lib.corpora import packages
 from analysis_lib.corpora.corpus import Pair
 from analysis_lib.errors import AnalysisError, near_names
 
@@ -17,43 +20,74 @@ _SCHEMA = pa.schema([("text", pa.large_string())])
 
 
 class TextFile(Sequence):
-    """Texts in an Arrow file, of which some are in memory at a time; in another process they are a list.
+    """Texts in an Arrow file, of which some are in memory at a time.
+
+    Another process reads those of a file that is kept from there; of one that is not, they are sent as a list.
 
     Args:
         file: batches of ``_BATCH`` texts, the last of them perhaps shorter.
         places: which of the texts, in order.
+        path: of a file that is kept.
     """
 
-    def __init__(self, file: pa.ipc.RecordBatchFileReader, places: range):
+    def __init__(self, file: pa.ipc.RecordBatchFileReader, places: range, path: Path | None = None):
         self._places, self._batch = places, lru_cache(1)(lambda number: file.get_batch(number)["text"].to_pylist())
-        self._file = file
+        self._file, self._path = file, path
 
     @classmethod
     def written(cls, texts: Iterator[str]) -> "TextFile":
         """A file of these texts that goes when it is no longer used."""
-        count = 0
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
-            with pa.ipc.new_file(file, _SCHEMA) as out:
-                while batch := [*islice(texts, _BATCH)]:
-                    if any(isinstance(text, Pair) for text in batch):
-                        raise AnalysisError("pairs of texts are held in memory: give them in a list")
-                    out.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], _SCHEMA))
-                    count += len(batch)
-            file.flush()
+            count = _write(Path(file.name), texts)
             # What is open stays readable without its name.
             return cls(pa.ipc.open_file(pa.OSFile(file.name)), range(count))
+
+    @classmethod
+    def kept(cls, texts: Sequence[str]) -> "TextFile":
+        """A file of these texts beside the packages, under ``derived``."""
+        digest = hashlib.sha256()
+        for text in texts:
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+        name = "texts.arrow"
+        folder = packages.derived(digest.hexdigest(), "texts", lambda made: _write(made / name, iter(texts)))
+        return cls.part(folder / name, range(len(texts)))
+
+    @classmethod
+    def part(cls, path: Path, places: range) -> "TextFile":
+        """Those at some places of a file that is kept.
+
+        Raises:
+            AnalysisError: there is no such file: this process may be on another machine.
+        """
+        try:
+            return cls(pa.ipc.open_file(pa.memory_map(str(path))), places, path)
+        except OSError as error:
+            remedy = "let ANALYSIS_LIB_DATA name a folder that every worker sees, or run again if it was deleted"
+            raise AnalysisError(f"{path}, in which the texts are, cannot be read here: {remedy}") from error
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, place: int | slice) -> "str | TextFile":
         if isinstance(place, slice):
-            return TextFile(self._file, self._places[place])
+            return TextFile(self._file, self._places[place], self._path)
         batch, row = divmod(self._places[place], _BATCH)
         return self._batch(batch)[row]
 
     def __reduce__(self) -> tuple:
-        return list, ([*self],)
+        return (list, ([*self],)) if self._path is None else (TextFile.part, (self._path, self._places))
+
+
+def _write(path: Path, texts: Iterator[str]) -> int:
+    """Write texts as batches; how many there were."""
+    count = 0
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as out:
+        while batch := [*islice(texts, _BATCH)]:
+            if any(isinstance(text, Pair) for text in batch):
+                raise AnalysisError("pairs of texts are held in memory: give them in a list")
+            out.write_batch(pa.record_batch([pa.array(batch, pa.large_string())], _SCHEMA))
+            count += len(batch)
+    return count
 
 
 def text_items(data: Iterable, column: str | None = None) -> tuple[str, Iterator[str | Pair], bool]:

@@ -1,12 +1,15 @@
 """Who measures the shards: this process, a pool of processes, or a Dask cluster."""
 
+import functools
 import logging
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from typing import Any
 from unittest import mock
 
 import cloudpickle
@@ -14,8 +17,14 @@ import cloudpickle
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.definitions import is_own
+from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, merge
 from analysis_lib.measurement.shards import Result, Shard, measure_shard
+from analysis_lib.measurement.tables import Report
+from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel
+
+# What the next shards gave, merged, and how many they are: one, or all of a branch.
+Part = tuple[int, Result]
 
 
 def results(
@@ -24,28 +33,32 @@ def results(
     workers: int,
     scheduler: str | None,
     worker_timeout: float,
-    kept: bool,
-) -> Iterator[Result]:
-    """The results of the shards, in their order; where they end early, it is said whether what there was is kept."""
-    kept = "; what is finished is kept" if kept else ""
+    due: Callable[[], bool] | None,
+) -> Iterator[Part]:
+    """The results of the shards, in their order; where they end early, it is said whether what there was is kept.
+
+    Args:
+        due: whether what is merged is to be kept now; None where nothing is.
+    """
+    kept = "" if due is None else "; what is finished is kept"
     if (workers > 1 or scheduler) and model.spec is None and shards:
         raise AnalysisError(f"{model.name} lives in this process alone: save it to a folder to measure it with workers")
     if scheduler is not None and shards:
-        return _on_cluster(shards, scheduler, worker_timeout, kept)
+        return _on_cluster(shards, scheduler, worker_timeout, due, kept)
     if workers > 1 and len(shards) > 1:
         return _in_pool(shards, min(workers, len(shards)), kept)
-    return (measure_shard(shard, model) for shard in shards)
+    return ((1, measure_shard(shard, model)) for shard in shards)
 
 
-def _in_pool(shards: list[Shard], workers: int, kept: str) -> Iterator[Result]:
+def _in_pool(shards: list[Shard], workers: int, kept: str) -> Iterator[Part]:
     """Shards in a pool of processes. A worker that is killed breaks its pool: another is tried for the rest."""
     handed_on = 0
     for attempts_left in (2, 1, 0):
         try:
             with processes.pool(workers, shards[0].threads) as pool:
-                for result in in_order(pool, shards[handed_on:], 2 * workers):
+                for part in in_order(pool, shards[handed_on:], 2 * workers):
                     handed_on += 1
-                    yield result
+                    yield part
             return
         except BrokenProcessPool:
             if not attempts_left:
@@ -54,20 +67,24 @@ def _in_pool(shards: list[Shard], workers: int, kept: str) -> Iterator[Result]:
                 ) from None
 
 
-def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: str) -> Iterator[Result]:
-    from distributed import Client, KilledWorker
+def _on_cluster(
+    shards: list[Shard], address: str, worker_timeout: float, due: Callable[[], bool] | None, kept: str
+) -> Iterator[Part]:
+    import distributed
     from distributed.client import ClosedClientError
 
     try:
-        client = Client(address, timeout="10s", set_as_default=False)
+        client = distributed.Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
     gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
     start_workers = f"start some with `dask worker {address}`"
 
-    def wait(running: Iterable[futures.Future]) -> set[futures.Future]:
+    def wait(running: set[distributed.Future]) -> set[distributed.Future]:
         idle = 0
-        while not (finished := futures.wait(running, 1, futures.FIRST_COMPLETED).done):
+        while True:
+            with suppress(TimeoutError), client.as_current():
+                return distributed.wait(running, 1, distributed.client.FIRST_COMPLETED).done
             try:
                 # Not the workers that there are: those that retire are among them. A slow one holds its shard.
                 held = client.sync(client.scheduler.processing, workers=None, callback_timeout=60)
@@ -77,16 +94,19 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: 
             if idle > worker_timeout:
                 idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
                 raise AnalysisError(f"{idled}: {start_workers}{kept}")
-        return finished
+
+    def cores() -> int:
+        return sum(client.ncores().values())
 
     # The client's own words on a scheduler that is gone are tracebacks.
     with mock.patch.object(logging.getLogger("distributed.client"), "disabled", True):
         try:
-            if not (cores := sum(client.ncores().values())):
+            if not cores():
                 raise AnalysisError(f"the Dask scheduler at {address} has no workers: {start_workers}")
             # pure=False: a shard is no cache key, and hashing its texts would cost more than it saves.
-            yield from in_order(client.get_executor(pure=False, retries=2), shards, 2 * cores, wait)
-        except KilledWorker as error:
+            submit = functools.partial(client.submit, pure=False, retries=2)
+            yield from _in_branches(shards, submit, cores, wait, due)
+        except distributed.KilledWorker as error:
             died = f"one worker after another of the Dask scheduler at {address} died of the same shard"
             raise AnalysisError(f"{died} (out of memory?): give them more memory{kept}") from error
         except (futures.CancelledError, ClosedClientError):
@@ -97,13 +117,54 @@ def _on_cluster(shards: list[Shard], address: str, worker_timeout: float, kept: 
                 client.close()
 
 
-def in_order(
-    executor: futures.Executor,
-    shards: list[Shard],
-    window: int,
-    wait: Callable = lambda running: futures.wait(running, return_when=futures.FIRST_COMPLETED).done,
-) -> Iterator[Result]:
-    """Results in the order of the shards, with at most ``window`` under way or waiting for their turn."""
+def _in_branches(
+    shards: list[Shard], submit: Callable, cores: Callable[[], int], wait: Callable, due: Callable[[], bool] | None
+) -> Iterator[Part]:
+    """Branches that the workers merge, in order; where sums are due to be kept, the shards of the first one."""
+    waiting, running, branches = deque(shards), set(), deque()
+    metrics = packed(shards[0].metrics, shards[0].metrics)
+    while waiting or branches:
+        # A slow shard holds up its branch. What the others finish meanwhile stays with the workers, and is bounded.
+        ahead = 2 * (max(cores(), 1) + SHARDS_PER_BRANCH)
+        while waiting and len(running) < ahead - 2 * SHARDS_PER_BRANCH and sum(map(len, branches)) < ahead:
+            shard = waiting.popleft()
+            if shard.index % SHARDS_PER_BRANCH == 0 or not branches:
+                branches.append(_Branch())
+                # What is left of a branch that was begun before is merged with its beginning, here.
+                branches[-1].one_by_one = shard.index % SHARDS_PER_BRANCH > 0
+            branches[-1].append(submit(measure_packed, packed(shard, shard.metrics)))
+            running.add(branches[-1][-1])
+            if (shard.index + 1) % SHARDS_PER_BRANCH == 0 or not waiting:
+                branches[-1].merged = submit(merge_packed, metrics, list(branches[-1]))
+        first = branches[0]
+        if not first.one_by_one and first.merged is not None and first.merged.done():
+            yield len(first), branches.popleft().merged.result()
+            continue
+        first.one_by_one |= due is not None and due()
+        while first.one_by_one and first and first[0].done():
+            yield 1, first.popleft().result()
+        if first or first.merged is None:
+            for future in wait({*running, *([first.merged] if first.merged and not first.one_by_one else ())}):
+                running.discard(future)
+                if future.status == "error":
+                    future.result()
+        else:
+            branches.popleft()
+
+
+class _Branch(deque):
+    """What the workers measure of the shards of a branch.
+
+    Attributes:
+        merged: what they merge of them, once all are under way.
+        one_by_one: whether it is merged here instead.
+    """
+
+    merged, one_by_one = None, False
+
+
+def in_order(executor: futures.Executor, shards: list[Shard], window: int) -> Iterator[Part]:
+    """Shards in their order, with at most ``window`` under way or waiting for their turn."""
     waiting = [*shards]
     running: dict[futures.Future, int] = {}
     done: dict[int, Result] = {}
@@ -111,23 +172,23 @@ def in_order(
         while shard.index not in done:
             while waiting and len(running) + len(done) < window:
                 following = waiting.pop(0)
-                running[executor.submit(measure_packed, packed(following))] = following.index
-            for future in wait(running):
+                running[executor.submit(measure_packed, packed(following, following.metrics))] = following.index
+            for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
                 done[running.pop(future)] = future.result()
-        yield done.pop(shard.index)
+        yield 1, done.pop(shard.index)
 
 
-def packed(shard: Shard) -> bytes:
-    """A shard to send to another process, with the code of metrics that are not the library's."""
+def packed(work: object, metrics: Iterable[Metric]) -> bytes:
+    """What to send to another process, with the code of metrics that are not the library's."""
     # Modules of the user's are sent whole: a worker on another machine cannot import them.
-    modules = {type(metric).__module__ for metric in shard.metrics} - {"__main__"}
+    modules = {type(metric).__module__ for metric in metrics} - {"__main__"}
     modules = [sys.modules[name] for name in modules if is_own(name) and name in sys.modules]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return cloudpickle.dumps(shard)
+        return cloudpickle.dumps(work)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        names = ", ".join(metric.name for metric in shard.metrics)
+        names = ", ".join(metric.name for metric in metrics)
         raise AnalysisError(
             f"{names}: a metric cannot be sent to other processes ({error}): give it plain parameters, or one worker"
         ) from error
@@ -138,11 +199,21 @@ def packed(shard: Shard) -> bytes:
 
 def measure_packed(shard: bytes) -> Result:
     """What ``measure_shard`` returns, in another process."""
+    return measure_shard(_unpacked(shard))
+
+
+def merge_packed(packed_metrics: bytes, results: list[Result]) -> Result:
+    """The sum of results, in another process."""
+    metrics, report = _unpacked(packed_metrics), Report()
+    merge(metrics, report, results)
+    return {metric.name: metric.arrays() for metric in metrics}, report
+
+
+def _unpacked(work: bytes) -> Any:
     try:
-        unpacked = pickle.loads(shard)
+        return pickle.loads(work)
     except (ImportError, AttributeError) as error:
         raise AnalysisError(
             f"a worker cannot load a metric ({error}): put what the metric uses in one module with it, or where the "
             f"workers can import it"
         ) from error
-    return measure_shard(unpacked)

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import itertools
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -153,33 +154,31 @@ def _measure(
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
-    report, merged = kept.resume(metrics), kept.merged
-    shards = make_shards(model, corpus, metrics, settings)[merged:]
-    read = len(corpus) - sum(len(shard.items) for shard in shards)
-    name = f"{model.name} on {corpus.name}"
-    with bar(total=len(corpus), initial=read, unit=model.kind, description=name, show=progress) as shown:
+    merging = kept.resume(metrics)
+    shards = make_shards(model, corpus, metrics, settings)
+    read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
+    shown_as = {"unit": model.kind, "description": f"{model.name} on {corpus.name}", "show": progress}
+    with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:
         whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-            found = results(shards, model, *who, kept.path is not None)
-            for shard, (sums, shard_report) in zip(shards, found, strict=True):
+            for count, result in results(shards[merging.shards :], model, *who, kept.due):
                 whole = False
-                for metric in metrics:
-                    metric.merge(metric.fresh(sums[metric.name]))
-                report.merge(shard_report)
-                merged, whole = shard.index + 1, True
-                kept.keep(merged, metrics, report)
-                shown.update(len(shard.items))
+                merging.add(count, result)
+                whole = True
+                kept.keep(merging)
+                shown.update(read[merging.shards] - shown.n)
         except BaseException:
             # What was stopped in the middle of a shard would count it twice. On a full disk, too, what is said is what
             # came first.
             with suppress(AnalysisError):
                 if whole:
-                    kept.keep(merged, metrics, report, now=True)
+                    kept.keep(merging, now=True)
             raise
-    if not report.counted:
+    merging.close()
+    if not merging.report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
-    return report
+    return merging.report
 
 
 def _applicable(

@@ -38,7 +38,9 @@ class Shard:
 
 def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> list[Shard]:
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
-    groups, common = corpus.groups(GROUPS), (tuple(metrics), settings, model.spec, torch.get_num_threads())
+    # Fresh: what these come to hold meanwhile is not for the workers.
+    empty, groups = tuple(metric.fresh() for metric in metrics), corpus.groups(GROUPS)
+    common = (empty, settings, model.spec, torch.get_num_threads())
     parts = [slice(start, start + UTTERANCES_PER_SHARD) for start in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     return [Shard(i, corpus.items[part], tuple(groups[part]), *common) for i, part in enumerate(parts)]
 

@@ -22,6 +22,7 @@ from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.definitions import definition_hash
+from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.tables import Report
@@ -117,16 +118,18 @@ class MergedSums:
     Attributes:
         path: named after all that the sums depend on, in the folder that was given; None without one: nothing is kept.
         merged: how many shards of the measurement are in the file.
+        due: whether so much time has passed that the loss of what is merged would hurt; None where nothing is kept.
     """
 
     def __init__(
         self, folder: Path | str | None, model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings
     ):
-        self.path, self.merged, self._next = None, 0, time.monotonic() + SECONDS_AT_RISK
+        self.path, self.due, self.merged, self._next = None, None, 0, time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
             known += _common(corpus, asdict(settings), {type(model.model).__module__})
-            parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD]
+            parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD, SHARDS_PER_BRANCH]
+            self.due = lambda: time.monotonic() >= self._next
             self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
             # Tried before the work begins.
             with packages.writing(self.path.parent):
@@ -135,24 +138,27 @@ class MergedSums:
             for scratch in self.path.parent.glob(f"{self.path.stem}-*.tmp"):
                 scratch.unlink(missing_ok=True)
 
-    def resume(self, metrics: list[Metric]) -> Report:
+    def resume(self, metrics: list[Metric]) -> Merging:
         """Fill empty metrics with what is there; a damaged file is none."""
-        sums, report = {}, Report()
+        sums, merging = {}, Merging(metrics)
         with suppress(*UNREADABLE):
             if self.path is not None:
                 with np.load(self.path) as stored:
-                    (sums, report), self.merged = _read(stored), int(stored["merged"])
-        for metric in metrics:
-            metric.merge(metric.fresh(sums.get(metric.name)))
-        return report
+                    (sums, merging.report), merging.shards = _read(stored), int(stored["merged"])
+        for place in ("metrics", "branch"):
+            for metric in getattr(merging, place):
+                metric.merge(metric.fresh(sums.get(f"{place} {metric.name}")))
+        self.merged = merging.shards
+        return merging
 
-    def keep(self, merged: int, metrics: list[Metric], report: Report, *, now: bool = False) -> None:
-        """Write what is merged if so much time has passed that its loss would hurt, or ``now``."""
-        if self.path is None or merged == self.merged or not (now or time.monotonic() >= self._next):
+    def keep(self, merging: Merging, *, now: bool = False) -> None:
+        """Write what is merged if that is due, or ``now``."""
+        if self.due is None or merging.shards == self.merged or not (now or self.due()):
             return
-        started, sums = time.monotonic(), {metric.name: metric.arrays() for metric in metrics}
-        _write(self.path, sums, report, merged=merged)
-        self.merged = merged
+        started, places = time.monotonic(), ("metrics", "branch")
+        sums = {f"{place} {metric.name}": metric.arrays() for place in places for metric in getattr(merging, place)}
+        _write(self.path, sums, merging.report, merged=merging.shards)
+        self.merged = merging.shards
         # Of a large model the file is large, too: writing it takes a small share of the time.
         self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 

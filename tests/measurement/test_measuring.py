@@ -5,6 +5,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -32,8 +33,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import Corpus
-from analysis_lib.measurement import execution, shards, stored
+from analysis_lib.corpora import Corpus, loading
+from analysis_lib.measurement import execution, merging, shards, stored
 from analysis_lib.measurement.tables import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -327,7 +328,7 @@ def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_pat
 SCRIPT = """
 import sys
 from analysis_lib import load_model, measure, metrics
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import Corpus, loading
 from analysis_lib.measurement import shards
 import pandas as pd
 
@@ -498,6 +499,105 @@ def test_a_worker_that_joins_in_time_goes_on(dask, model, small_shards, tmp_path
 
     found = dask.measure(replace, model, tmp_path, timeout=60)
     assert_same_bytes(found, measure(model, CORPUS, [Slow(1.0, 0.1)], progress=False))
+
+
+MANY = Corpus("many", TEXTS * 4)
+
+
+@pytest.fixture
+def four_branches(monkeypatch) -> list[int]:
+    """``MANY`` has four branches of shards; of how many shards each part is that this process merges."""
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", len(MANY) // (4 * merging.SHARDS_PER_BRANCH))
+    parts, add = [], merging.Merging.add
+
+    def recording(self, count, result):
+        parts.append(count)
+        add(self, count, result)
+
+    monkeypatch.setattr(merging.Merging, "add", recording)
+    return parts
+
+
+def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branches):
+    """Three workers, of which one is killed, one is slow, and another joins them."""
+    chosen = [Slow(1.0, 0.01)]
+    expected = measure(model, MANY, chosen, progress=False)
+    assert four_branches == [1] * 128
+    four_branches.clear()
+    dask.start_worker()
+    slow = dask.start_worker()
+
+    def tasks(dask_scheduler) -> int:
+        return sum(task.state == "memory" for task in dask_scheduler.tasks.values())
+
+    def happen() -> None:
+        with Client(dask.address, timeout=60, set_as_default=False) as client:
+            wait_until(lambda: client.run_on_scheduler(tasks) > 3)
+        dask.worker.kill()
+        slow.send_signal(signal.SIGSTOP)
+        dask.start_worker()
+        time.sleep(3)
+        slow.send_signal(signal.SIGCONT)
+
+    with Client(dask.address, timeout=60, set_as_default=False) as client:
+        client.wait_for_workers(3, timeout=120)
+    other = threading.Thread(target=happen)
+    other.start()
+    found = measure(model, MANY, chosen, scheduler=dask.address, progress=False)
+    other.join()
+    assert_same_bytes(found, expected)
+    assert found.report == expected.report
+    assert four_branches == [32] * 4
+
+
+def test_workers_read_texts_of_a_large_file_themselves(model, small_shards, cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "MOST_HELD", 63)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    corpus = load_corpus(str(tmp_path / "texts.txt"))
+    assert (corpus.sha256, [*corpus.items]) == (CORPUS.sha256, [*TEXTS])
+    (*_, last) = shards.make_shards(model, corpus, metrics.resolve(FEW), Settings())
+    sent = pickle.dumps(last.items)
+    assert (pickle.loads(sent)[7], len(pickle.loads(sent))) == (TEXTS[-1], 8)
+    assert TEXTS[-1].encode() not in sent
+    assert_same_bytes(
+        measure(model, corpus, FEW, scheduler=cluster.scheduler_address, progress=False),
+        measure(model, CORPUS, FEW, progress=False),
+    )
+    # On a machine that does not see the file.
+    corpus.items._path.unlink()
+    with pytest.raises(AnalysisError, match=r"texts\.arrow.*cannot be read here: let ANALYSIS_LIB_DATA") as caught:
+        pickle.loads(sent)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shard_carries_no_sums(model, small_shards):
+    filled = metrics.resolve(FEW)
+    for metric in filled:
+        metric.sums[0] = {("cosine", 0): torch.ones(1)}
+    for shard in shards.make_shards(model, CORPUS, filled, Settings()):
+        assert [metric.sums for metric in shard.metrics] == [{}, {}]
+
+
+def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_branches, tmp_path, monkeypatch):
+    expected = measure(model, MANY, FEW, progress=False)
+    original = execution.measure_shard
+
+    def failing(shard, *args):
+        if shard.index == 37:
+            raise KeyboardInterrupt
+        return original(shard, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution, "measure_shard", failing)
+        with pytest.raises(KeyboardInterrupt):
+            measure(model, MANY, FEW, checkpoints=tmp_path, progress=False)
+    assert merged(tmp_path) == 37
+    four_branches.clear()
+    address = cluster.scheduler_address
+    found = measure(model, MANY, FEW, checkpoints=tmp_path, scheduler=address, progress=False)
+    assert four_branches == [1] * 27 + [32, 32]
+    assert_same_bytes(found, expected)
+    assert found.report == expected.report
 
 
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])

@@ -1,0 +1,49 @@
+"""The sums of a corpus from those of its shards, merged in an order that does not depend on who measured what."""
+
+from collections.abc import Iterable
+
+from analysis_lib.measurement.shards import Result
+from analysis_lib.measurement.tables import Report
+from analysis_lib.metrics.accumulator import Metric
+
+# So many shards in a row are merged with each other, on a cluster by a worker, and then with those before.
+SHARDS_PER_BRANCH = 32
+
+
+class Merging:
+    """What is merged so far: the branches that are whole, and the shards of the next one that are there.
+
+    Attributes:
+        metrics: with the sums of whole branches.
+        branch: fresh ones, with the sums of the shards after these.
+        report: what was read in either.
+        shards: how many are merged.
+    """
+
+    def __init__(self, metrics: list[Metric]):
+        self.metrics, self.branch, self.report, self.shards = metrics, _fresh(metrics), Report(), 0
+
+    def add(self, shards: int, result: Result) -> None:
+        """Add the next shard, or all shards of the next branch, which a worker has merged."""
+        merge(self.branch if shards == 1 else self.metrics, self.report, [result])
+        self.shards += shards
+        if self.shards % SHARDS_PER_BRANCH == 0:
+            self.close()
+
+    def close(self) -> None:
+        """End a branch, here or at the end of the corpus."""
+        for metric, part in zip(self.metrics, self.branch, strict=True):
+            metric.merge(part)
+        self.branch = _fresh(self.metrics)
+
+
+def merge(metrics: list[Metric], report: Report, results: Iterable[Result]) -> None:
+    """Add results, in their order, to metrics and a report."""
+    for sums, read in results:
+        for metric in metrics:
+            metric.merge(metric.fresh(sums[metric.name]))
+        report.merge(read)
+
+
+def _fresh(metrics: Iterable[Metric]) -> list[Metric]:
+    return [metric.fresh() for metric in metrics]
