@@ -8,12 +8,18 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import papermill
 import pytest
 from copying import analyse
 from sphinx_external_toc.parsing import parse_toc_yaml
 
+from analysis_lib import load_corpus, load_model
 from analysis_lib.book.parameters import TYPES, notebook_parameters
+from analysis_lib.capture import Settings
+from analysis_lib.measurement.shards import make_shards, measure_shard
+from analysis_lib.metrics import resolve
+from analysis_lib.metrics.accumulator import KEY_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -159,3 +165,17 @@ def test_runs_with_jupyter_execute_in_any_folder(tmp_path):
     command = [sys.executable, "-P", "-c", JUPYTER, "attention.ipynb", "--output=out.ipynb"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert any(draws(cell) for cell in nbformat.read(tmp_path / "out.ipynb", 4).cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("name", ["minilm", "smollm2-135m"])
+def test_the_formula_for_what_is_merged_is_that_of_the_sums(name):
+    """What it leaves out are counts."""
+    (cell,) = (cell for cell in code_cells(read("scale")) if "def numbers" in cell.source)
+    defined = {"pd": pd, "KEY_TYPES": KEY_TYPES}
+    exec(cell.source, defined)
+    model = load_model(name)
+    shard, *_ = make_shards(model, load_corpus("news", limit=2), resolve("all"), Settings())
+    sums, report = measure_shard(shard, model)
+    held = sum(array.nbytes for groups in sums.values() for array in groups[0].values())
+    predicted = 8 * defined["numbers"](pd.DataFrame(report.layers).fillna(0)).to_numpy().sum()
+    assert 0 < held - predicted < 0.02 * held
