@@ -25,9 +25,11 @@ from analysis_lib import Corpus, LoadedModel, load_model
 from benchmarks.rows import (
     WITHOUT_ATTENTION,
     Call,
+    added_memory,
     bare,
     bert_base,
     by_hand,
+    cosines,
     left_on_disk,
     long_texts,
     measured,
@@ -64,8 +66,22 @@ def two_workers(pairs: int) -> dict:
 
 
 def memory(_: int) -> dict:
-    small, large = peak_memory(2000), peak_memory(20000)
-    return {"median": large / small, "MiB at 2,000": round(small), "MiB at 20,000": round(large)}
+    small, large = peak_memory(2_000), peak_memory(200_000)
+    return {"median": large / small, "MiB at 2,000": round(small), "MiB at 200,000": round(large)}
+
+
+def beside(library: str) -> Callable[[int], dict]:
+    """The average cosines of SmolLM2, and the memory they take, against another library."""
+
+    def run(pairs: int) -> dict:
+        try:
+            found = pair(cosines("", 200), cosines(library, 200), pairs)
+        except ModuleNotFoundError as error:
+            raise SystemExit(f"{error.name} is not installed: pip install {error.name}") from None
+        ours, theirs = added_memory("", 200), added_memory(library, 200)
+        return found | {"memory": ours / theirs, "MiB": round(ours), "MiB of the other": round(theirs)}
+
+    return run
 
 
 def disk(_: int) -> dict:
@@ -102,6 +118,13 @@ ROWS = {
         1.40,
         over_bare(smollm2, partial(long_texts, 8)),
     ),
+    "nnsight": ("average cosines, SmolLM2-135M, sentences", "nnsight", 1.0, beside("nnsight")),
+    "transformer-lens": (
+        "average cosines, SmolLM2-135M, sentences",
+        "TransformerLens",
+        1.0,
+        beside("transformer-lens"),
+    ),
     "by-hand": (
         "all tables, MiniLM, sentences",
         "hidden states and attention kept, then numpy",
@@ -115,7 +138,7 @@ ROWS = {
         lambda pairs: pair(tables_again(minilm(), many()), measured(minilm(), many()), pairs),
     ),
     "disk": ("MB on disk while 1,100 sentences are measured", "", 4, disk),
-    "memory": ("peak memory at 20,000 sentences", "at 2,000", 1.02, memory),
+    "memory": ("peak memory at 200,000 sentences", "at 2,000", 1.02, memory),
     "workers": ("two workers of one thread", "one", 0.6, two_workers),
 }
 

@@ -5,6 +5,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from torch import Tensor, nn
 
 from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure
 from analysis_lib.capture import Settings
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.measurement import stored
+from analysis_lib.models.loading import located
 
 Call = Callable[[], object]
 WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
@@ -103,6 +106,104 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
     return run
 
 
+def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict]) -> Call:
+    """The average cosine of every layer and space from vectors that another library collects.
+
+    The batches are ours, by length, and so is the closed form: what differs is the collecting.
+
+    Args:
+        forward: the vectors, of shape utterance x token x ..., of a batch's inputs, by space and layer.
+    """
+    texts = model.tokenizer(corpus.texts, truncation=True, max_length=model.max_length)["input_ids"]
+    batches = make_batches(model, texts, [0] * len(texts), True, Settings.tokens_per_batch)
+
+    def run() -> dict[tuple, float]:
+        found = defaultdict(list)
+        for batch in batches:
+            mask = batch.inputs["attention_mask"].bool()
+            for place, vectors in forward(batch.inputs).items():
+                found[place].append(vectors[mask].flatten(1, -2) if vectors.dim() > 3 else vectors[mask].unsqueeze(1))
+        return {place: mean_cosine(torch.cat(vectors).double()) for place, vectors in found.items()}
+
+    return run
+
+
+def mean_cosine(vectors: Tensor) -> Tensor:
+    """Of vectors of shape token x head x width."""
+    total, count = nn.functional.normalize(vectors, dim=-1).sum(0), len(vectors)
+    return (total.square().sum(-1) - count) / (count * (count - 1))
+
+
+def with_nnsight(model: LoadedModel) -> Callable[[dict], dict]:
+    """What nnsight saves of a Llama; its queries and keys are those before they are turned."""
+    from nnsight import NNsight
+
+    traced, width = NNsight(model.model), model.model.config.head_dim
+
+    def forward(inputs: dict) -> dict:
+        found = {}
+        with torch.inference_mode(), traced.trace(**inputs):
+            found["hidden", 0] = traced.embed_tokens.output.save()
+            for layer, block in enumerate(traced.layers, 1):
+                found["query", layer] = block.self_attn.q_proj.output.save()
+                found["key", layer] = block.self_attn.k_proj.output.save()
+                found["value", layer] = block.self_attn.v_proj.output.save()
+                found["hidden", layer] = block.output.save()
+        return {
+            at: vectors if at[0] == "hidden" else vectors.unflatten(-1, (-1, width)) for at, vectors in found.items()
+        }
+
+    return forward
+
+
+def with_transformer_lens(model: LoadedModel) -> Callable[[dict], dict]:
+    """What TransformerLens caches; it has no call without logits."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    folder, _ = located(model.name, None)
+    bridge = TransformerBridge.boot_transformers(str(folder), device="cpu", tokenizer=model.tokenizer)
+    ends = {"hook_resid_post": "hidden", "hook_rot_q": "query", "hook_rot_k": "key", "attn.hook_v": "value"}
+
+    def forward(inputs: dict) -> dict:
+        with torch.inference_mode():
+            _, cache = bridge.run_with_cache(inputs["input_ids"], names_filter=lambda name: name.endswith((*ends,)))
+        at = {name: next(space for end, space in ends.items() if name.endswith(end)) for name in cache}
+        return {(space, int(name.split(".")[1]) + 1): cache[name] for name, space in at.items()}
+
+    return forward
+
+
+OTHERS = {"nnsight": with_nnsight, "transformer-lens": with_transformer_lens}
+
+
+def cosines(library: str, count: int) -> Call:
+    """The average cosines of SmolLM2 on so many sentences, with another library, or ours where there is none."""
+    model, corpus = load_model("smollm2-135m"), sentences(count)
+    if not library:
+        return measured(model, corpus, "anisotropy")
+    return collected(model, corpus, OTHERS[library](model))
+
+
+def added_memory(library: str, count: int) -> float:
+    """By how much, in MiB, the memory of a process grows while it computes :func:`cosines`, at most."""
+    code = f"""
+import torch
+from pathlib import Path
+from benchmarks import rows
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+torch.set_num_threads(1)
+rows.cosines({library!r}, 8)()
+call = rows.cosines({library!r}, {count})
+Path("/proc/self/clear_refs").write_text("5")
+before = peak()
+call()
+print(peak() - before)
+"""
+    command = [sys.executable, "-c", code]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
 def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
     """The tables from the sums of a measurement."""
     metrics = [*measure(model, corpus, progress=False)._parts.values()]
@@ -115,8 +216,10 @@ def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
 
 
 def peak_memory(count: int) -> float:
-    """The peak resident set, in MiB, of a process that measures so many sentences."""
-    code = f"from benchmarks import rows; rows.measured(rows.load_model('minilm'), rows.sentences({count}))(); "
+    """The peak resident set, in MiB, of a process that measures so many sentences, which a program gives one by one."""
+    code = "from benchmarks import rows; texts = rows.sentences(2000).texts; "
+    code += f"corpus = rows.load_corpus(texts[i % 2000] for i in range({count})); "
+    code += "rows.measured(rows.load_model('minilm'), corpus)(); "
     code += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     command = [sys.executable, "-c", code]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
