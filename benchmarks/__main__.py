@@ -30,6 +30,7 @@ from benchmarks.rows import (
     bert_base,
     by_hand,
     cosines,
+    errors,
     left_on_disk,
     long_texts,
     measured,
@@ -68,6 +69,12 @@ def two_workers(pairs: int) -> dict:
 def memory(_: int) -> dict:
     small, large = peak_memory(2_000), peak_memory(200_000)
     return {"median": large / small, "MiB at 2,000": round(small), "MiB at 200,000": round(large)}
+
+
+def half(pairs: int) -> dict:
+    whole, short = minilm(), load_model("minilm", dtype="bfloat16")
+    found = pair(measured(short, many()), measured(whole, many()), pairs)
+    return found | {"errors": {name: round(error, 4) for name, error in errors(short, whole, many()).items()}}
 
 
 def beside(library: str) -> Callable[[int], dict]:
@@ -138,6 +145,7 @@ ROWS = {
         lambda pairs: pair(tables_again(minilm(), many()), measured(minilm(), many()), pairs),
     ),
     "disk": ("MB on disk while 1,100 sentences are measured", "", 4, disk),
+    "bfloat16": ("all tables, MiniLM in bfloat16, sentences", "in float32", 0.5, half),
     "memory": ("peak memory at 200,000 sentences", "at 2,000", 1.02, memory),
     "workers": ("two workers of one thread", "one", 0.6, two_workers),
 }

@@ -204,6 +204,17 @@ print(peak() - before)
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
+def errors(model: LoadedModel, exact: LoadedModel, corpus: Corpus) -> dict[str, float]:
+    """By table and column, the largest difference between two models, over the column's root mean square."""
+    found = {}
+    ours, theirs = (measure(one, corpus, progress=False) for one in (model, exact))
+    for name in set(ours) - {"outlier_dimensions"}:  # Whose rows differ.
+        for column in ours[name].select_dtypes("float64"):
+            one, other = ours[name][column].to_numpy(), theirs[name][column].to_numpy()
+            found[f"{name}.{column}"] = float(np.nanmax(abs(one - other)) / np.sqrt(np.nanmean(other**2)))
+    return dict(sorted(found.items()))
+
+
 def tables_again(model: LoadedModel, corpus: Corpus) -> Call:
     """The tables from the sums of a measurement."""
     metrics = [*measure(model, corpus, progress=False)._parts.values()]
