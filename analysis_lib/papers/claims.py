@@ -166,21 +166,22 @@ def corrected(verdicts: pd.DataFrame) -> pd.Series:
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """The verdicts as a numbered table: each, as it is and after :func:`corrected`; the claim; the number; the bound.
 
-    A column model, dataset, variant or classes comes first, where the verdicts have one. The verdicts are in the
-    metadata of the output, as ``verdicts``.
+    A column model, dataset, variant or classes comes first, where the verdicts have one. What decides a claim, its
+    source and its bound are explained where it comes first. The verdicts are in the metadata of the output, as
+    ``verdicts``.
     """
-    after = corrected(verdicts)
+    after, first = corrected(verdicts), ~verdicts["id"].duplicated()
     judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
     numbers = [
-        f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}: {row.quantity}"
-        for row in verdicts.itertuples()
+        f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}" for row in verdicts.itertuples()
     ]
-    bounds = [f"{row.direction} {row.bound:g}. {row.rationale}" for row in verdicts.itertuples()]
+    bounds = verdicts["direction"] + " " + verdicts["bound"].map("{:g}".format)
     columns = {
         "verdict": "**" + judged + "**",
-        "number that decides, with 95 % interval": numbers,
-        "claim, and what the paper judged it on": verdicts["claim"] + " (" + verdicts["source"] + ")",
-        "what the claim needs, and why": bounds,
+        "number that decides, with 95 % interval": numbers + (": " + verdicts["quantity"]).where(first, ""),
+        "claim, and what the paper judged it on": verdicts["claim"]
+        + (" (" + verdicts["source"] + ")").where(first, ""),
+        "what the claim needs, and why": bounds + (". " + verdicts["rationale"]).where(first, ""),
     }
     for group in ("stage", "dataset", "model", "variant", "classes"):
         if group in verdicts:
