@@ -170,18 +170,20 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     source and its bound are explained where it comes first. The verdicts are in the metadata of the output, as
     ``verdicts``.
     """
-    after, first = corrected(verdicts), ~verdicts["id"].duplicated()
+    after = corrected(verdicts)
     judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
-    numbers = [
-        f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}" for row in verdicts.itertuples()
-    ]
-    bounds = verdicts["direction"] + " " + verdicts["bound"].map("{:g}".format)
+    rows = [*zip(verdicts.itertuples(), ~verdicts["id"].duplicated(), strict=True)]
     columns = {
         "verdict": "**" + judged + "**",
-        "number that decides, with 95 % interval": numbers + (": " + verdicts["quantity"]).where(first, ""),
-        "claim, and what the paper judged it on": verdicts["claim"]
-        + (" (" + verdicts["source"] + ")").where(first, ""),
-        "what the claim needs, and why": bounds + (". " + verdicts["rationale"]).where(first, ""),
+        "number that decides, with 95 % interval": [
+            f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}"
+            + f": {row.quantity}" * first
+            for row, first in rows
+        ],
+        "claim, and what the paper judged it on": [row.claim + f" ({row.source})" * first for row, first in rows],
+        "what the claim needs, and why": [
+            f"{row.direction} {row.bound:g}" + f". {row.rationale}" * first for row, first in rows
+        ],
     }
     for group in ("stage", "dataset", "model", "variant", "classes"):
         if group in verdicts:
