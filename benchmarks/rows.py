@@ -200,6 +200,11 @@ before = peak()
 call()
 print(peak() - before)
 """
+    return printed(code)
+
+
+def printed(code: str) -> float:
+    """The last number that a process prints which runs some code."""
     command = [sys.executable, "-c", code]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
@@ -232,8 +237,7 @@ def peak_memory(count: int) -> float:
     code += f"corpus = rows.load_corpus(texts[i % 2000] for i in range({count})); "
     code += "rows.measured(rows.load_model('minilm'), corpus)(); "
     code += "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
-    command = [sys.executable, "-c", code]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return printed(code)
 
 
 def left_on_disk(count: int, seconds: float = stored.SECONDS_AT_RISK) -> float:

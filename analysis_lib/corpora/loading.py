@@ -101,7 +101,7 @@ def _texts(spec: str, rows: Sequence) -> Corpus:
         return found
     from analysis_lib.corpora.objects import TextFile
 
-    return replace(found, items=TextFile.kept(found.items))
+    return replace(found, items=TextFile.kept(found.items, found.sha256))
 
 
 def _labelled(spec: str, rows: Sequence[Labelled]) -> Corpus:

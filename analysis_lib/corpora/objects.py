@@ -1,6 +1,5 @@
 """Texts that a program holds, or makes as it goes: a list, a column of a table, or anything that gives texts."""
 
-import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -43,13 +42,10 @@ class TextFile(Sequence):
             return cls(pa.ipc.open_file(pa.OSFile(file.name)), range(count))
 
     @classmethod
-    def kept(cls, texts: Sequence[str]) -> "TextFile":
-        """A file of these texts beside the packages, under ``derived``."""
-        digest = hashlib.sha256()
-        for text in texts:
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
+    def kept(cls, texts: Sequence[str], sha256: str) -> "TextFile":
+        """A file of these texts, known by their hash, beside the packages, under ``derived``."""
         name = "texts.arrow"
-        folder = packages.derived(digest.hexdigest(), "texts", lambda made: _write(made / name, iter(texts)))
+        folder = packages.derived(sha256, "texts", lambda made: _write(made / name, iter(texts)))
         return cls.part(folder / name, range(len(texts)))
 
     @classmethod

@@ -80,23 +80,26 @@ def _on_cluster(
     gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
     start_workers = f"start some with `dask worker {address}`"
 
+    def ask(call: Callable, **given) -> dict:
+        try:
+            return client.sync(call, **given)
+        except OSError:
+            raise gone from None
+
+    def cores() -> int:
+        return sum(ask(client.scheduler.ncores).values())
+
     def wait(running: set[distributed.Future]) -> set[distributed.Future]:
         idle = 0
         while True:
             with suppress(TimeoutError), client.as_current():
                 return distributed.wait(running, 1, distributed.client.FIRST_COMPLETED).done
-            try:
-                # Not the workers that there are: those that retire are among them. A slow one holds its shard.
-                held = client.sync(client.scheduler.processing, workers=None, callback_timeout=60)
-            except OSError:
-                raise gone from None
+            # Not the workers that there are: those that retire are among them. A slow one holds its shard.
+            held = ask(client.scheduler.processing, workers=None, callback_timeout=60)
             idle = 0 if any(held.values()) else idle + 1
             if idle > worker_timeout:
                 idled = f"no worker of the Dask scheduler at {address} has worked for {worker_timeout:g} seconds"
                 raise AnalysisError(f"{idled}: {start_workers}{kept}")
-
-    def cores() -> int:
-        return sum(client.ncores().values())
 
     # The client's own words on a scheduler that is gone are tracebacks.
     with mock.patch.object(logging.getLogger("distributed.client"), "disabled", True):

@@ -23,6 +23,11 @@ class Merging:
     def __init__(self, metrics: list[Metric]):
         self.metrics, self.branch, self.report, self.shards = metrics, _fresh(metrics), Report(), 0
 
+    @property
+    def places(self) -> dict[str, list[Metric]]:
+        """Where sums are, by name."""
+        return {"metrics": self.metrics, "branch": self.branch}
+
     def add(self, shards: int, result: Result) -> None:
         """Add the next shard, or all shards of the next branch, which a worker has merged."""
         merge(self.branch if shards == 1 else self.metrics, self.report, [result])

@@ -145,8 +145,8 @@ class MergedSums:
             if self.path is not None:
                 with np.load(self.path) as stored:
                     (sums, merging.report), merging.shards = _read(stored), int(stored["merged"])
-        for place in ("metrics", "branch"):
-            for metric in getattr(merging, place):
+        for place, held in merging.places.items():
+            for metric in held:
                 metric.merge(metric.fresh(sums.get(f"{place} {metric.name}")))
         self.merged = merging.shards
         return merging
@@ -155,8 +155,8 @@ class MergedSums:
         """Write what is merged if that is due, or ``now``."""
         if self.due is None or merging.shards == self.merged or not (now or self.due()):
             return
-        started, places = time.monotonic(), ("metrics", "branch")
-        sums = {f"{place} {metric.name}": metric.arrays() for place in places for metric in getattr(merging, place)}
+        started, places = time.monotonic(), merging.places.items()
+        sums = {f"{place} {metric.name}": metric.arrays() for place, held in places for metric in held}
         _write(self.path, sums, merging.report, merged=merging.shards)
         self.merged = merging.shards
         # Of a large model the file is large, too: writing it takes a small share of the time.

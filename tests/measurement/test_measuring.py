@@ -328,7 +328,7 @@ def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_pat
 SCRIPT = """
 import sys
 from analysis_lib import load_model, measure, metrics
-from analysis_lib.corpora import Corpus, loading
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
 import pandas as pd
 
