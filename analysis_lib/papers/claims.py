@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,6 +30,8 @@ Statistic = Callable[[TableSet], float]
 Estimate = tuple[float, ...]
 # An interval over fewer says over how many.
 _FEW_DRAWS = 8
+# Numbers that differ by less are the same.
+_SAME = 1e-12
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Claim:
         bound: the claim holds where the whole interval of the quantity lies beyond it.
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
-        sampled: False where the quantity is no estimate: it decides alone, without an interval.
         needs: what has to be measured for a verdict.
     """
 
@@ -65,7 +65,6 @@ class Claim:
     bound: float = 0.0
     direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
-    sampled: bool = True
     needs: str = "a run of its page"
 
     @property
@@ -141,18 +140,17 @@ def verdicts_of_estimates(estimates: Mapping[str, Estimate]) -> pd.DataFrame:
 
     Returns:
         One row per claim: id, claim (the sentence), source, quantity, value, ci_low and ci_high (missing where the
-        claim has no interval), draws (as of ``Estimate``), p (of the value if the truth lay at the bound), bound,
+        number has no interval), draws (as of ``Estimate``), p (of the value if the truth lay at the bound), bound,
         direction, rationale, verdict.
     """
     rows = []
     for name, numbers in estimates.items():
         found, (value, low, high, draws, *_) = claim(name), (*map(float, numbers), math.inf)
         side = (found.bound, found.direction)
-        ends = np.clip((low, high), *found.limits).tolist() if found.sampled else (math.nan, math.nan)
-        p = two_sided_p(value, low, high, found.bound, draws) if found.sampled else math.nan
-        judged = verdict(*(ends if found.sampled else (value, value)), *side)
+        ends = np.clip((low, high), *found.limits).tolist()
+        p = two_sided_p(value, low, high, found.bound, draws)
         what = (name, found.sentence, found.source, found.quantity)
-        rows.append((*what, value, *ends, draws, p, *side, found.rationale, judged))
+        rows.append((*what, value, *ends, draws, p, *side, found.rationale, verdict(*ends, *side)))
     columns = ["id", "claim", "source", "quantity", "value", "ci_low", "ci_high", "draws", "p"]
     return pd.DataFrame(rows, columns=[*columns, "bound", "direction", "rationale", "verdict"])
 
@@ -176,7 +174,8 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     columns = {
         "verdict": "**" + judged + "**",
         "number that decides, with 95 % interval": [
-            f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**{_interval(row)}"
+            f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**"
+            + interval(row.ci_low, row.ci_high, row.draws)
             + f": {row.quantity}" * first
             for row, first in rows
         ],
@@ -199,11 +198,14 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     return Table(pd.DataFrame(columns), name, caption, metadata={"verdicts": records})
 
 
-def _interval(row: NamedTuple) -> str:
-    if np.isnan(row.ci_low):
-        return ""
-    few = f" over {row.draws:g}" if row.draws < _FEW_DRAWS else ""
-    return f" [{row.ci_low:z.3f}, {row.ci_high:z.3f}]{few}"
+def interval(low: float, high: float, draws: float) -> str:
+    """An interval in words, empty where there is none; one over few draws says over how many.
+
+    >>> interval(0.1, 0.2, 20.0), interval(0.1, 0.2, 5.0)
+    (' [0.100, 0.200]', ' [0.100, 0.200] over 5')
+    """
+    few = f" over {draws:g}" if draws < _FEW_DRAWS else ""
+    return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]{few}"
 
 
 def verdicts_by_model(
@@ -225,6 +227,9 @@ def verdicts_by_model(
 def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
 
+    Seeds that all give one number say nothing of its spread: it has no interval then, and decides nothing. By chance
+    alone five lie on one side of a bound once in sixteen times.
+
     Args:
         numbers: one column per claim, called by its id, and one row per seed; the last level of the index is the
             seed, and each value of the levels before, such as run and dataset, is judged for itself.
@@ -235,9 +240,14 @@ def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     *levels, _ = numbers.index.names
     groups = numbers.groupby(levels[0] if len(levels) == 1 else levels, sort=False)
     found = {
-        name: verdicts_of_estimates({i: (*seed_interval(rows[i]), len(rows)) for i in rows}) for name, rows in groups
+        name: verdicts_of_estimates({i: (*_over_seeds(rows[i]), len(rows)) for i in rows}) for name, rows in groups
     }
     return pd.concat(found, names=levels).reset_index(levels).reset_index(drop=True)
+
+
+def _over_seeds(values: pd.Series) -> tuple[float, float, float]:
+    mean, *ends = seed_interval(values)
+    return (mean, math.nan, math.nan) if np.ptp(values) < _SAME else (mean, *ends)
 
 
 def recorded(model: str) -> pd.DataFrame:

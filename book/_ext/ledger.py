@@ -70,7 +70,7 @@ def _row(row: dict) -> str:
     text = {name: html.escape(str(value)) for name, value in row.items()}
     after = "" if row["corrected"] == row["verdict"] else f"<br><small>after Holm: {text['corrected']}</small>"
     number = "" if pd.isna(row["value"]) else f"{row['value']:z.3f}"
-    interval = "" if pd.isna(row["ci_low"]) else f" [{row['ci_low']:z.3f}, {row['ci_high']:z.3f}]"
+    interval = claims.interval(row["ci_low"], row["ci_high"], row["draws"])
     cells = {
         "verdict": f"{text['verdict']}{after}",
         "number": f"{number}{interval}",
