@@ -101,7 +101,7 @@ def test_claims_with_and_without_an_interval_stand_in_one_table():
     nothing = (math.nan, math.nan)
     estimates = {alone[0]: (0.6, *nothing), SPEECH: (0.3, 0.3, 0.3), alone[1]: (-0.01, *nothing)}
     found = claims.verdicts_of_estimates(estimates)
-    assert found["verdict"].tolist() == ["holds", "holds", "does not hold"]
+    assert found["verdict"].tolist() == ["undecided", "holds", "undecided"]
     assert found["ci_low"].notna().tolist() == [False, True, False]
     assert found["ci_low"][1] == pytest.approx(0.3)
 
@@ -127,6 +127,16 @@ def test_an_interval_over_few_units_says_so(draws, words):
     estimate = (0.4, 0.3, 0.5, *draws)
     shown = claims.verdict_table(claims.verdicts_of_estimates({SPEECH: estimate}), "tbl-x", "X.").frame
     assert words in shown.iloc[0, 1]
+
+
+def test_seeds_that_all_give_one_number_decide_nothing():
+    """Of five such seeds a test of signs has p = 0.0625; Student's interval would have no width."""
+    index = pd.MultiIndex.from_product([["here"], range(5)], names=["run", "seed"])
+    numbers = pd.DataFrame({"fosse-keys-last-layer": 1.0, "fosse-values-last-layer": np.linspace(0.9, 1.1, 5)}, index)
+    found = claims.verdicts_over_seeds(numbers)
+    assert found["verdict"].tolist() == [claims.UNDECIDED, claims.HOLDS]
+    assert found["value"].tolist() == pytest.approx([1.0, 1.0])
+    assert np.isnan(found.loc[0, ["ci_low", "ci_high", "p"]].astype(float)).all()
 
 
 def test_every_bound_says_why_and_when_it_was_set():
