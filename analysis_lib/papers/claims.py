@@ -30,8 +30,6 @@ Statistic = Callable[[TableSet], float]
 Estimate = tuple[float, ...]
 # An interval over fewer says over how many.
 _FEW_DRAWS = 8
-# Numbers that differ by less are the same.
-_SAME = 1e-12
 
 
 @dataclass(frozen=True)
@@ -227,9 +225,6 @@ def verdicts_by_model(
 def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
 
-    Seeds that all give one number say nothing of its spread: it has no interval then, and decides nothing. By chance
-    alone five lie on one side of a bound once in sixteen times.
-
     Args:
         numbers: one column per claim, called by its id, and one row per seed; the last level of the index is the
             seed, and each value of the levels before, such as run and dataset, is judged for itself.
@@ -240,14 +235,9 @@ def verdicts_over_seeds(numbers: pd.DataFrame) -> pd.DataFrame:
     *levels, _ = numbers.index.names
     groups = numbers.groupby(levels[0] if len(levels) == 1 else levels, sort=False)
     found = {
-        name: verdicts_of_estimates({i: (*_over_seeds(rows[i]), len(rows)) for i in rows}) for name, rows in groups
+        name: verdicts_of_estimates({i: (*seed_interval(rows[i]), len(rows)) for i in rows}) for name, rows in groups
     }
     return pd.concat(found, names=levels).reset_index(levels).reset_index(drop=True)
-
-
-def _over_seeds(values: pd.Series) -> tuple[float, float, float]:
-    mean, *ends = seed_interval(values)
-    return (mean, math.nan, math.nan) if np.ptp(values) < _SAME else (mean, *ends)
 
 
 def recorded(model: str) -> pd.DataFrame:

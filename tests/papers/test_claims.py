@@ -129,16 +129,6 @@ def test_an_interval_over_few_units_says_so(draws, words):
     assert words in shown.iloc[0, 1]
 
 
-def test_seeds_that_all_give_one_number_decide_nothing():
-    """Of five such seeds a test of signs has p = 0.0625; Student's interval would have no width."""
-    index = pd.MultiIndex.from_product([["here"], range(5)], names=["run", "seed"])
-    numbers = pd.DataFrame({"fosse-keys-last-layer": 1.0, "fosse-values-last-layer": np.linspace(0.9, 1.1, 5)}, index)
-    found = claims.verdicts_over_seeds(numbers)
-    assert found["verdict"].tolist() == [claims.UNDECIDED, claims.HOLDS]
-    assert found["value"].tolist() == pytest.approx([1.0, 1.0])
-    assert np.isnan(found.loc[0, ["ci_low", "ci_high", "p"]].astype(float)).all()
-
-
 def test_every_bound_says_why_and_when_it_was_set():
     for paper in claims.PAPERS:
         for claim in claims.load(paper).values():

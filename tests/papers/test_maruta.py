@@ -19,7 +19,7 @@ def decided(page: str, tables: dict[str, pd.DataFrame]) -> list[str]:
 def on_contributions(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
     """The verdicts of the page by the id of the claim, without the paper's name."""
     names = {"tables": Planted(tables), "outliers": tables["outlier_dimensions"], "depth": 12}
-    markers = ("def by_head", "def apart", "def reached", "def sided", "def onset", "statistics = {")
+    markers = ("def by_head", "def apart", "def reached", "def sided", "def onset", "statistics = {", "raising = ")
     return by_claim(run_cells("outliers/contributions", *markers, **names)["verdicts"])
 
 
@@ -112,13 +112,22 @@ def test_contribution_claims_follow_the_planted_dimension():
     assert maruta.outlier_part(dominated)["heads"].tolist() == [1.0] * 12
     np.testing.assert_allclose(maruta.outlier_part(dominated)["share"], 0.75)
     # Layer 1 and the early layers are planted like all others, so the claims that set them apart fail.
-    claimed = ["first-layer", "middle-heads", "early-gap", "middle-gap", "late-gap"]
-    expected = ["does not hold", "holds", "does not hold", "holds", "holds"]
+    claimed = [
+        "first-layer",
+        "middle-heads",
+        "early-gap",
+        "middle-gap",
+        "late-gap",
+        "middle-typed-gap",
+        "late-typed-gap",
+    ]
+    expected = ["does not hold", "holds", "does not hold", "holds", "holds", "holds", "holds"]
     found = on_contributions(dominated)
     assert [found[name] for name in claimed] == expected
     spread = contribution_tables(outlier=1.0, rest=3.0)
     assert maruta.explained_gap(spread)["largest_dimension"].tolist() == [0] * 12
-    expected = ["holds", "does not hold", "holds", "does not hold", "does not hold"]
+    # The dimension that only [SEP] has adds three quarters.
+    expected = ["holds", "does not hold", "holds", "does not hold", "does not hold", "holds", "holds"]
     found = on_contributions(spread)
     assert [found[name] for name in claimed] == expected
     # Where the outlier dimension adds little in layer 1 alone, that layer is set apart.
@@ -146,7 +155,9 @@ def paper_contributions(**changed: float) -> dict[str, pd.DataFrame]:
         value = planted[layer].get(dimension, 0.0) if value is None else value
         for name in (f"l{layer}_{dimension}_{head}", f"l{layer}_{dimension}_all"):
             value = changed.get(name, value)
-        rows += [(layer, dimension, head, kind, value * part) for kind, part in types.items()]
+        # What raises the last layer as the second is the same for all types.
+        parts = dict.fromkeys(types, 1.0) if (layer, dimension) == (12, 7) else types
+        rows += [(layer, dimension, head, kind, value * part) for kind, part in parts.items()]
     table = pd.DataFrame(rows, columns=["layer", "dimension", "head", "key_type", "contribution"])
     onset = {3: 0, 7: 4, 9: 10}
     found = [(layer, d, 9.0) for layer in range(13) for d, start in onset.items() if layer >= start]
@@ -164,7 +175,7 @@ ONSETS = ["from-second-layer", "second-onset", "late-onset"]
 
 def test_signs_types_and_onsets_hold_on_the_pattern_of_the_paper():
     found = on_contributions(paper_contributions())
-    assert {found[name] for name in ("first-layer", *ONSETS, *SIGNS, "early-types")} == {"holds"}
+    assert {found[name] for name in ("first-layer", *ONSETS, *SIGNS, "early-types", "last-types")} == {"holds"}
 
 
 @pytest.mark.parametrize(
@@ -196,6 +207,11 @@ def test_types_that_differ_and_dimensions_that_add_nothing_do_not_count():
     apart = (table["layer"] == 3) & (table["key_type"] == "sep")
     half = tables | {"score_contributions": table.assign(contribution=table["contribution"].mask(apart, 6.0))}
     assert on_contributions(half)["early-types"] == "does not hold"
+    last = (table["layer"] == 12) & (table["dimension"] == 7) & (table["key_type"] == "sep")
+    found = on_contributions(
+        tables | {"score_contributions": table.assign(contribution=table["contribution"].mask(last, 6.0))}
+    )
+    assert (found["last-types"], found["early-types"]) == ("does not hold", "holds")
     # Dimensions 4 to 6 have the signs of the claim, a thousandth as large as those that stand out with the wrong ones.
     changed = {"l12_9_all": -5.0, "l12_4_all": -0.005, "l12_5_all": 0.005, "l12_6_all": 0.005}
     small = paper_contributions(**changed)
@@ -205,7 +221,9 @@ def test_types_that_differ_and_dimensions_that_add_nothing_do_not_count():
     # Without an outlier dimension to speak of there is nothing to decide.
     without = tables | {"outlier_dimensions": tables["outlier_dimensions"].head(0)}
     found = on_contributions(without)
-    assert {found[name] for name in (*SIGNS, "early-types", "second-onset", "late-onset")} == {"undecided"}
+    assert {found[name] for name in (*SIGNS, "early-types", "last-types", "second-onset", "late-onset")} == {
+        "undecided"
+    }
 
 
 def test_a_threshold_and_the_length_of_sentences_decide_what_is_an_outlier():
@@ -355,13 +373,13 @@ def test_layers_of_any_depth_exist_and_do_not_overlap(depth):
 def test_claims_on_the_first_token_follow_the_planted_dimension():
     """Dimension 3 is an outlier over all tokens; dimension 0 is one at the first token alone."""
     tables = contribution_tables(outlier=3.0, rest=1.0, sink="first")
-    assert decided_of_the_first_token(tables) == ["holds"] * 5
+    assert decided_of_the_first_token(tables) == ["holds"] * 6
     apart = contribution_tables(outlier=1.0, rest=3.0, sink="first")
-    assert decided_of_the_first_token(apart)[2:] == ["does not hold", "does not hold", "holds"]
+    assert decided_of_the_first_token(apart)[2:] == ["does not hold", "does not hold", "holds", "holds"]
     assert maruta.explained_gap(apart, preferred="first")["share"].tolist() == [0.25] * 12
     # Where another type is preferred, the gap remains that of the first token.
     away = {"attention_by_token_type": attention({"first": [0.2] * 12, "punct": [0.9] * 12, "other": [0.1] * 12})}
-    expected = ["does not hold"] * 4 + ["holds"]
+    expected = ["does not hold"] * 4 + ["holds"] * 2
     assert decided_of_the_first_token(apart | away) == expected
 
 
