@@ -60,7 +60,7 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     with processes.threads(shard.threads):
         for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
             capture.run(model, batch, needs, receive, shard.settings.maps)
-            release_freed_memory()
+    release_freed_memory()
     return {metric.name: metric.arrays() for metric in metrics}, report
 
 
