@@ -10,6 +10,9 @@ from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.papers import claims
 from analysis_lib.papers.godey import anisotropy
 
+# The cells of the page on convolutional networks that judge.
+NETWORKS = ("def statistics", "loose = ", "by_model(comparison,")
+
 
 def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
     """An ``anisotropy`` table of these layers, and of queries that no claim on hidden states may read."""
@@ -46,7 +49,8 @@ def on_page(page: str, *cosines: float, speech: bool = True) -> pd.Series:
     """The verdicts of a page on one model, which has no batch normalisation, by the id of the claim."""
     names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
     names |= {"comparison": Comparison({("m", None): measured(*cosines)}), "normalised": {"m": False}}
-    found = run_cells(f"anisotropy/{page}", "def statistics", "by_model(comparison,", **names)["verdicts"]
+    markers = NETWORKS if page == "convolution" else ("def statistics", "by_model(comparison,")
+    found = run_cells(f"anisotropy/{page}", *markers, **names)["verdicts"]
     return found.set_index("id")["verdict"]
 
 
@@ -124,7 +128,7 @@ def test_depth_and_cosine_are_compared_by_rank(cosines, expected):
 def test_only_networks_without_batch_normalisation_speak_for_those_without():
     comparison = Comparison({("m", None): measured(0.0, 0.1)})
     names = {"conv_models": ["m"], "comparison": comparison, "normalised": {"m": True}, "display": lambda _: None}
-    found = run_cells("anisotropy/convolution", "def statistics", "by_model(comparison,", **names)["verdicts"]
+    found = run_cells("anisotropy/convolution", *NETWORKS, **names)["verdicts"]
     assert "godey-without-batch-norm" not in set(found["id"])
 
 
