@@ -7,12 +7,7 @@
 ['space', 'layer', 'head', 'cosine', 'ci_low', 'ci_high', 'tokens']
 """
 
-import os
 from typing import TYPE_CHECKING
-
-# Large tensors lie on large pages: a system that clears memory 4 kB at a time takes a tenth of a measurement for it.
-# PyTorch reads this with its first tensor.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 # First of all, since what follows takes its time.
 from analysis_lib import errors

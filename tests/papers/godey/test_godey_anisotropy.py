@@ -11,7 +11,7 @@ from analysis_lib.papers import claims
 from analysis_lib.papers.godey import anisotropy
 
 # The cells of the page on convolutional networks that judge.
-NETWORKS = ("def statistics", "loose = ", "by_model(comparison,")
+NETWORKS = ("loose = ", "def statistics", "by_model(comparison,")
 
 
 def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
