@@ -29,7 +29,7 @@ Statistic = Callable[[TableSet], float]
 # A value, the ends of its 95 % interval, and how many seeds, or groups of independent units, that is over, if known.
 Estimate = tuple[float, ...]
 # An interval over fewer says over how many.
-_FEW_DRAWS = 8
+FEW_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def interval(low: float, high: float, draws: float) -> str:
     >>> interval(0.1, 0.2, 20.0), interval(0.1, 0.2, 5.0)
     (' [0.100, 0.200]', ' [0.100, 0.200] over 5')
     """
-    few = f" over {draws:g}" if draws < _FEW_DRAWS else ""
+    few = f" over {draws:g}" if draws < FEW_DRAWS else ""
     return "" if np.isnan(low) else f" [{low:z.3f}, {high:z.3f}]{few}"
 
 
