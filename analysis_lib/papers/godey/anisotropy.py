@@ -1,15 +1,38 @@
 """Anisotropy of trained models, beside their untrained twins, and against drift (Godey et al. 2024, section 3)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from analysis_lib.capture import Activations, Vectors
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import seed_interval
+
+
+class Centred(Anisotropy):
+    """The average cosine of hidden states without a given mean: the table ``centred``, as that of ``anisotropy``.
+
+    Without a mean of their own, vectors sum to zero whatever they are, which proves nothing; that of other texts or
+    images says what is left once the common direction is gone (Godey et al. 2024, sec. 2).
+
+    Args:
+        means: of every hidden layer, as many numbers as a vector has.
+    """
+
+    name, needs = "centred", frozenset({"hidden"})
+
+    def __init__(self, means: Mapping[int, np.ndarray]):
+        super().__init__()
+        self.means = means
+
+    def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
+        """The hidden states of a layer, less the mean that is given for it."""
+        hidden = activations.spaces["hidden"]
+        yield "hidden", Vectors(hidden.values - hidden.values.new_tensor(self.means[activations.layer]), hidden.tokens)
 
 
 def isotropic_excess(tables: Mapping[str, pd.DataFrame], widths: Mapping[int, int]) -> float:

@@ -184,3 +184,12 @@ def test_an_encoder_and_one_layer_are_judged_on_the_corpus_the_paper_names():
 def test_other_texts_are_refused():
     with pytest.raises(AnalysisError, match="different texts: measure one corpus"):
         planted(PRETRAINED).interval(len, of_groups(FINE_TUNED, (FINE_TUNED,) * 3, texts="other"))
+
+
+@pytest.mark.parametrize("name", ["minilm-on-hatexplain", "minilm-on-yelphat", "minilm-on-e-snli"])
+def test_the_tables_of_the_recorded_trainings_give_the_recorded_change(name):
+    hidden = shipping.shipped(name)["utterance_similarity"].query("space == 'hidden'")
+    last = hidden[hidden["layer"] == hidden["layer"].max()].set_index("training")["similarity"]
+    assert [*last.index] == ["before", "0", "1", "2", "3", "4"]
+    recorded = claims.recorded(name).set_index("id")["value"]["fosse-marked-convergence"]
+    assert last.drop("before").mean() - last["before"] == pytest.approx(recorded, abs=1e-6)

@@ -10,7 +10,7 @@ from planted import Planted, run_cells
 from scipy import stats
 
 from analysis_lib import AnalysisError, Corpus, load_model, measure
-from analysis_lib.papers.godey.anisotropy import drift_correlation
+from analysis_lib.papers.godey.anisotropy import Centred, drift_correlation
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
@@ -123,7 +123,8 @@ def test_drift_by_layer_keeps_models_and_twins_apart():
 )
 def test_the_claims_on_drift_go_by_the_correlation_and_its_sign(norms, cosines, expected, contrary):
     for without, verdicts in (([], expected), (["m"], contrary)):
-        names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": without, "apart": {}}
+        names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": without}
+        names |= {"apart": {}, "models": {}}
         cells = ("next_order = ", "for model, claim, *numbers")
         found = run_cells("anisotropy/drift", *cells, **names, display=lambda _: None)["verdicts"]
         assert found["verdict"].tolist() == verdicts
@@ -132,7 +133,8 @@ def test_the_claims_on_drift_go_by_the_correlation_and_its_sign(norms, cosines, 
 
 def test_the_interval_of_pearsons_correlation_is_fishers():
     norms, cosines = [1.0, 2, 3, 4, 5, 9], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": [], "apart": {}}
+    names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": []}
+    names |= {"apart": {}, "models": {}}
     cells = ("next_order = ", "for model, claim, *numbers")
     found = run_cells("anisotropy/drift", *cells, **names, display=lambda _: None)["verdicts"]
     fisher = stats.pearsonr(norms, cosines).confidence_interval(0.95)
@@ -144,7 +146,7 @@ def test_vectors_lose_the_mean_that_is_given(tiny_folder):
     corpus = Corpus("two", ["a warm film and a dull one", "the plot is lovely"])
     model = load_model(str(tiny_folder("bert")), dtype="float64")
     given = np.random.default_rng(0).normal(size=model.model.config.hidden_size)
-    centred = run_cells("anisotropy/drift", "class Centred")["Centred"]({layer: given.tolist() for layer in range(9)})
+    centred = Centred(dict.fromkeys(range(9), given))
     found = measure(model, corpus, [centred], progress=False)["centred"].set_index("layer")["cosine"]
     states = []
     for text in corpus.texts:
@@ -160,6 +162,6 @@ def test_vectors_lose_the_mean_that_is_given(tiny_folder):
 def test_the_claim_on_vectors_without_their_mean(left, expected):
     tables = Planted(centred=pd.DataFrame({"space": "hidden", "layer": [0, 1], "cosine": [0.0, left]}), reach=0.001)
     tables.layers = pd.DataFrame({"layer": [0, 1], "width": [384, 384]})
-    names = {"rows": [], "apart": {"m": tables}, "display": lambda _: None}
+    names = {"rows": [], "apart": {"m": tables}, "models": {"t": ["m"]}, "display": lambda _: None}
     (row,) = run_cells("anisotropy/drift", "for model, claim, *numbers", **names)["verdicts"].itertuples()
     assert (row.id, row.model, row.verdict) == ("godey-isotropic-without-mean", "m", expected)

@@ -49,6 +49,7 @@ def on_page(page: str, *cosines: float, speech: bool = True) -> pd.Series:
     """The verdicts of a page on one model, which has no batch normalisation, by the id of the claim."""
     names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
     names |= {"comparison": Comparison({("m", None): measured(*cosines)}), "normalised": {"m": False}}
+    names |= {"apart": {}, "image_data": "images"}
     markers = NETWORKS if page == "convolution" else ("def statistics", "by_model(comparison,")
     found = run_cells(f"anisotropy/{page}", *markers, **names)["verdicts"]
     return found.set_index("id")["verdict"]
@@ -128,8 +129,19 @@ def test_depth_and_cosine_are_compared_by_rank(cosines, expected):
 def test_only_networks_without_batch_normalisation_speak_for_those_without():
     comparison = Comparison({("m", None): measured(0.0, 0.1)})
     names = {"conv_models": ["m"], "comparison": comparison, "normalised": {"m": True}, "display": lambda _: None}
+    names |= {"apart": {}, "image_data": "images"}
     found = run_cells("anisotropy/convolution", *NETWORKS, **names)["verdicts"]
     assert "godey-without-batch-norm" not in set(found["id"])
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.1, "holds"), (0.3, "does not hold")])
+def test_a_network_is_judged_without_the_mean_map_too(left, expected):
+    centred = Planted(centred=pd.DataFrame({"space": "hidden", "layer": [0, 1], "cosine": [0.0, left]}))
+    names = {"conv_models": ["m"], "comparison": Comparison({("m", None): measured(0.0, 0.9)})}
+    names |= {"normalised": {"m": True}, "apart": {"m": centred}, "image_data": "images", "display": lambda _: None}
+    found = run_cells("anisotropy/convolution", *NETWORKS, **names)["verdicts"].set_index("id")["verdict"]
+    assert found["godey-convolution-centred"] == expected
+    assert found["godey-convolution-loose"] == "does not hold"
 
 
 def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
