@@ -8,9 +8,12 @@ import pandas as pd
 from scipy import stats
 
 from analysis_lib.capture import Activations, Vectors
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import Tables, measure
 from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.models import LoadedModel
 
 
 class Centred(Anisotropy):
@@ -33,6 +36,24 @@ class Centred(Anisotropy):
         """The hidden states of a layer, less the mean that is given for it."""
         hidden = activations.spaces["hidden"]
         yield "hidden", Vectors(hidden.values - hidden.values.new_tensor(self.means[activations.layer]), hidden.tokens)
+
+
+def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Tables:
+    """The average cosine in one half of a corpus, as it is and without the mean of the other half.
+
+    The units of the corpus, such as articles or photographs, go to the two halves in turn.
+
+    Args:
+        settings: of :func:`~analysis_lib.measure`.
+
+    Returns:
+        The tables ``anisotropy`` and ``centred`` of :class:`Centred`.
+    """
+    units = pd.factorize(pd.Series(corpus.units or range(len(corpus))))[0]
+    others, half = (corpus.take(np.flatnonzero(units % 2 == turn)) for turn in (0, 1))
+    means = measure(model, others, "dimension_means", **settings)["dimension_means"].query("token_type == 'all'")
+    centred = Centred(means.groupby("layer")["mean"].apply(np.array).to_dict())
+    return measure(model, half, [Anisotropy(), centred], **settings)
 
 
 def isotropic_excess(tables: Mapping[str, pd.DataFrame], widths: Mapping[int, int]) -> float:

@@ -10,7 +10,7 @@ from planted import Planted, run_cells
 from scipy import stats
 
 from analysis_lib import AnalysisError, Corpus, load_model, measure
-from analysis_lib.papers.godey.anisotropy import Centred, drift_correlation
+from analysis_lib.papers.godey.anisotropy import Centred, drift_correlation, without_mean_of_others
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
@@ -142,20 +142,42 @@ def test_the_interval_of_pearsons_correlation_is_fishers():
     assert (row["ci_low"], row["ci_high"]) == pytest.approx(tuple(fisher), abs=1e-4)
 
 
+def hidden_states(model, texts) -> np.ndarray:
+    """Of every layer, those of all tokens, by a plain forward pass per text."""
+    states = []
+    for text in texts:
+        with torch.inference_mode():
+            read = model.tokenizer(text, return_tensors="pt")
+            states.append(torch.stack(model.model(**read, output_hidden_states=True).hidden_states)[:, 0])
+    return torch.cat(states, 1).numpy()
+
+
+def mean_cosine(vectors: np.ndarray) -> float:
+    units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (units @ units.T)[~np.eye(len(units), dtype=bool)].mean()
+
+
 def test_vectors_lose_the_mean_that_is_given(tiny_folder):
     corpus = Corpus("two", ["a warm film and a dull one", "the plot is lovely"])
     model = load_model(str(tiny_folder("bert")), dtype="float64")
     given = np.random.default_rng(0).normal(size=model.model.config.hidden_size)
     centred = Centred(dict.fromkeys(range(9), given))
     found = measure(model, corpus, [centred], progress=False)["centred"].set_index("layer")["cosine"]
-    states = []
-    for text in corpus.texts:
-        with torch.inference_mode():
-            read = model.tokenizer(text, return_tensors="pt")
-            states.append(torch.stack(model.model(**read, output_hidden_states=True).hidden_states)[:, 0])
-    for layer, vectors in enumerate(torch.cat(states, 1).numpy() - given):
-        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        assert found[layer] == pytest.approx((units @ units.T)[~np.eye(len(units), dtype=bool)].mean(), abs=1e-9)
+    for layer, vectors in enumerate(hidden_states(model, corpus.texts) - given):
+        assert found[layer] == pytest.approx(mean_cosine(vectors), abs=1e-9)
+
+
+def test_one_half_loses_the_mean_of_the_other(tiny_folder):
+    texts = ["a warm film", "the plot is lovely", "a dull one", "and a long one"]
+    corpus, model = Corpus("four", texts), load_model(str(tiny_folder("bert")), dtype="float64")
+    found = {
+        name: table.set_index("layer") for name, table in without_mean_of_others(model, corpus, progress=False).items()
+    }
+    means = hidden_states(model, texts[0::2]).mean(1, keepdims=True)
+    for layer, vectors in enumerate(hidden_states(model, texts[1::2])):
+        hidden = found["anisotropy"].query("space == 'hidden'")["cosine"]
+        assert hidden[layer] == pytest.approx(mean_cosine(vectors), abs=1e-9)
+        assert found["centred"]["cosine"][layer] == pytest.approx(mean_cosine(vectors - means[layer]), abs=1e-9)
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.01, "holds"), (0.3, "does not hold")])
