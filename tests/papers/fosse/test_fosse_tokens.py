@@ -156,8 +156,12 @@ def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
 
 
 def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
-    names = {"measured": [found], "blocks": [SimpleNamespace(classes=classes)], "display": lambda _: None}
-    return run_cells("tokens", "within = ", **names)["explained"].iloc[0]
+    # Each token is a text of its own where none is planted.
+    found = found.assign(utterance=found.get("utterance", np.arange(len(found))))
+    texts = Corpus("planted", [str(place) for place in range(found["utterance"].max() + 1)])
+    names = {"measured": [found], "blocks": [SimpleNamespace(classes=classes)], "test": texts}
+    names["display"] = lambda _: None
+    return run_cells("tokens", "within = ", "explained = pd.DataFrame", **names)["explained"].iloc[0]
 
 
 def test_shares_of_the_largest_tokens_by_hand():
