@@ -149,6 +149,8 @@ def accuracies(tmp_path, monkeypatch, **right: dict[str, float]) -> dict:
     names |= {"model": "m", "pretrained": None, "settings": {}, "beside": ["minilm-on-x"], "splits": split}
     names |= {"finetune": lambda model, *texts, seed: ("encoder", texts[0].name, seed), "predict": predicted}
     names |= {"self_attention": lambda *texts, seed: ("layer", texts[0].name, seed), "display": lambda _: None}
+    full = ("hatexplain", 15_000, "one layer of self-attention", 5, 0.7, 0.01)
+    names["at_full"] = pd.DataFrame([full], columns=["dataset", "texts", "classifier", "trainings", "mean", "spread"])
     return run_cells("similarity", "require_names", "ours = pd.DataFrame(rows", **names)
 
 
@@ -158,7 +160,9 @@ def test_both_classifiers_are_tested_on_the_same_texts_and_set_beside_table_1(tm
     gaps = {name: np.array(numbers)[:, 0] for name, numbers in found["gaps"].items()}
     assert gaps["hatexplain"] == pytest.approx(np.full(5, 0.21))
     assert gaps["yelphat"] == pytest.approx(np.full(5, -0.02))
-    table = found["shown"].set_index(["dataset", "classifier"])
+    at_full = found["shown"]["texts"] == 15_000
+    assert found["shown"].loc[at_full, ["mean", "published"]].to_numpy().tolist() == [[0.7, 0.611]]
+    table = found["shown"][~at_full].set_index(["dataset", "classifier"])
     assert table.loc[("hatexplain", "m, fine-tuned"), "mean"].item() == pytest.approx(0.40 + 0.05)
     assert table.loc[("hatexplain", "one layer of self-attention"), "published"].item() == 0.611
     assert table.loc[("yelphat", "m, fine-tuned"), ["texts", "trainings", "published"]].tolist() == pytest.approx(
@@ -194,3 +198,12 @@ def test_the_tables_of_the_recorded_trainings_give_the_recorded_change(name):
     assert [*last.index] == ["before", "0", "1", "2", "3", "4"]
     recorded = claims.recorded(name).set_index("id")["value"]["fosse-marked-convergence"]
     assert last.drop("before").mean() - last["before"] == pytest.approx(recorded, abs=1e-6)
+
+
+def test_one_layer_at_full_length_is_that_of_the_recorded_trials():
+    found = run_cells("similarity", "alone = trials.recorded()", kinds=("encoder", "one layer"))["at_full"]
+    found = found.set_index("dataset")
+    rows = pd.read_csv(shipping.home() / "hatexplain" / "trials.csv").query("layers == 1 and entropy_weight == 0")
+    right = rows[(rows["stage"] == "kept") & (rows["quantity"] == "accuracy")]["value"]
+    assert found.loc["hatexplain", ["trainings", "mean"]].tolist() == pytest.approx([5, right.mean()])
+    assert found.index.tolist() == ["hatexplain", "yelphat", "e-snli"]
