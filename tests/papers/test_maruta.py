@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import SHARED
 from planted import Planted, run_cells, verdicts_on_page
 
+from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers import claims, maruta
 
@@ -395,3 +397,18 @@ def test_contributions_mark_the_largest_and_the_outliers_of_the_layer_that_is_re
     first, second = found["peaks"].query("layer == 1 and contribution == 4")["dimension"]
     assert second - first == pytest.approx(0.3)
     assert found["labels"] == ["1", "2"]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the data beside the project is not there")
+def test_the_share_of_the_gap_on_stsb_hangs_on_the_threshold_and_on_the_length():
+    model, corpus = load_model("minilm"), load_corpus(f"{SHARED / 'stsb' / 'stsb-en-dev.csv'}:sentence1")
+    wanted = "score_contributions,dimension_means,attention_by_token_type"
+    short = [place for place, text in enumerate(corpus.texts) if len(model.tokenizer(text)["input_ids"]) <= 16]
+    everything, sentences = (measure(model, texts, wanted) for texts in (corpus, corpus.take(short)))
+
+    def share(tables, part: str, threshold: float = 3.0) -> float:
+        return maruta.mean_over(maruta.explained_gap(tables, threshold=threshold).set_index("layer")["share"], part)
+
+    shares = [share(everything, "middle", threshold) for threshold in (3.0, 2.5, 2.0)]
+    assert shares == pytest.approx([0.40, 0.66, 0.93], abs=0.005)
+    assert [share(sentences, part) for part in ("middle", "last")] == pytest.approx([0.903, 0.881], abs=0.005)
