@@ -32,20 +32,20 @@ def verdicts_of(statistics: Mapping[str, claims.Statistic], **tables) -> list[st
 
 
 def run_cells(page: str, *containing: str, **names) -> dict:
-    """What cells of a page leave behind when they run, after its parameters and imports, on planted names.
+    """What cells of a page leave behind when they run, after its imports and parameters, on planted names.
 
     Args:
         page: such as ``outliers/attention``.
         containing: for each cell, a text that it alone contains.
-        names: what the cells read, beside the parameters of the page or in their place.
+        names: what the cells read, beside what the page imports and its parameters, or in their place.
     """
     cells = json.loads((BOOK / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (parameters,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    imports = re.findall(r"^(?:from|import) .*", "\n".join(sources), re.MULTILINE)
     space: dict = {}
-    exec(parameters, space)
+    exec("\n".join([*imports, parameters]), space)
     space.update(names)
-    exec("\n".join(re.findall(r"^(?:from|import) .*", "\n".join(sources), re.MULTILINE)), space)
     for text in containing:
         (source,) = [source for source in sources if text in source]
         exec(source, space)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fosse_cells import run_cells
+from planted import run_cells
 
 from analysis_lib import AnalysisError, load_model
 from analysis_lib.corpora import Corpus
@@ -84,7 +84,7 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside(monkeypatch):
     outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
     monkeypatch.setattr(directions, "attention_vectors", lambda *_: (values[None], outputs[None]))
     names = {"models": {"planted": None}, "test": Corpus("texts", ["a text"]), "representatives": {0: 0}}
-    grid = run_cells("direction", "directions.attention_vectors", **names, layer=1, head=1)["grid"]
+    grid = run_cells("classification/direction", "directions.attention_vectors", **names, layer=1, head=1)["grid"]
     (axes,) = grid.axes.flat
     side = np.sign(grid.data["aside"].iloc[0])
     # Before these, seaborn puts empty lines for its legend.

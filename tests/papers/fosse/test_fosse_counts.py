@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fosse_cells import run_cells
+from planted import run_cells
 
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
@@ -56,7 +56,7 @@ def test_classes_that_are_not_there_are_refused(corpora, count, message):
 
 
 def test_mean_directions_of_a_simplex_are_as_far_apart_as_can_be():
-    mean_cosines = run_cells("classes", "def mean_cosines")["mean_cosines"]
+    mean_cosines = run_cells("classification/classes", "def mean_cosines")["mean_cosines"]
     random, labels = np.random.default_rng(0), np.arange(400) % 4
     corners = np.eye(4) - 0.25
     assert mean_cosines(corners[labels], labels) == pytest.approx([-1 / 3] * 6)
@@ -72,7 +72,7 @@ def test_the_least_width_is_the_first_that_gives_the_share():
         for (count, seed), found in accuracies.items()
         for width, accuracy in zip((2, 3, 8, 64), found, strict=True)
     ]
-    found = run_cells("classes", "least = pd", accuracies=pd.DataFrame(rows), display=lambda _: None)
+    found = run_cells("classification/classes", "least = pd", accuracies=pd.DataFrame(rows), display=lambda _: None)
     table = found["least"].set_index("classes")
     assert table["width"].to_dict() == {2: 3, 9: 64}
     assert table.loc[2, ["lowest", "highest"]].tolist() == [3, 8]
@@ -105,7 +105,7 @@ def words(monkeypatch, tmp_path):
 def test_planted_classes_have_directions_of_their_own(words):
     names = {"data": "words", "class_counts": [2, 4], "width": 16, "seeds": 2, "train_limit": 0, "test_limit": 40}
     cells = ("chosen = {", "schedule, rows", "def area_and_cosine", "found = pd.DataFrame(rows)")
-    found = run_cells("classes", *cells, **names, **EPOCHS)["found"]
+    found = run_cells("classification/classes", *cells, **names, **EPOCHS)["found"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
     assert found["chance"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert (found["accuracy"] > 0.9).all()
@@ -129,7 +129,9 @@ def test_widths_are_trained_and_scored_one_by_one(words):
         "train_limit": 0,
         "narrow": EPOCHS,
     }
-    found = run_cells("classes", "chosen = {", "accuracies = pd", **names)["accuracies"].set_index("width")
+    found = run_cells("classification/classes", "chosen = {", "accuracies = pd", **names)["accuracies"].set_index(
+        "width"
+    )
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
     assert found.loc[16, "accuracy"] > 0.9
@@ -137,6 +139,6 @@ def test_widths_are_trained_and_scored_one_by_one(words):
 
 def test_the_circle_is_a_circle(words):
     narrow = {**EPOCHS, "narrow_rate": 0.02, "train_limit": 0, "shown_classes": 4}
-    found = run_cells("classes", "plane = ", corpora=words, **narrow)["circle"]
+    found = run_cells("classification/classes", "plane = ", corpora=words, **narrow)["circle"]
     assert np.hypot(found["x"], found["y"]).to_numpy() == pytest.approx(np.full(48, 3**0.5), abs=1e-4)
     assert sorted(set(found["class"])) == ["ant", "bee", "cat", "dog"]

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fosse_cells import run_cells
+from planted import run_cells
 from sklearn.metrics import roc_auc_score
 
 from analysis_lib import AnalysisError, load_model
@@ -63,7 +63,7 @@ def test_examples_are_the_nearest_and_farthest_and_never_the_representative():
     angles = np.radians([0, 10, 70, 30, 50, 100])
     vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
     found = run_cells(
-        "direction",
+        "classification/direction",
         "nearest other",
         after=cosines(vectors),
         labels=labels,
@@ -123,7 +123,7 @@ def test_cosines_of_others_are_all_of_a_representative_and_another_class():
     _, cones, labels = cloud_and_cones(30)
     correct, kept, similar = np.arange(30) % 3 > 0, np.arange(5, 28), cosines(cones)
     names = {"after": similar, "labels": labels, "correct": correct}
-    found = run_cells("direction", "def of_others", **names)["of_others"](kept, similar, correct)
+    found = run_cells("classification/direction", "def of_others", **names)["of_others"](kept, similar, correct)
     for label in range(2):
         chosen = [r for r in kept if correct[r] and labels[r] == label]
         rest = [similar[r, j] for r in chosen for j in kept if labels[j] != label]
@@ -148,7 +148,7 @@ def test_cosines_to_a_representative_leave_itself_out():
     names = {"labels": labels, "classes": np.array(["a", "b"]), "correct": np.ones(12, bool), "seed": 0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(directions, "draw_representatives", lambda *_: places)
-        found = run_cells("direction", "named = [", similar=similar, **names)["named"]
+        found = run_cells("classification/direction", "named = [", similar=similar, **names)["named"]
     assert len(found) == 2 * 2 * 11
     row = found[(found["stage"] == "after") & (found["representative"] == "b")].iloc[2]
     expected = cones[7] @ cones[2] / np.linalg.norm(cones[7]) / np.linalg.norm(cones[2])
@@ -166,7 +166,7 @@ def judged(before: np.ndarray, *trained: np.ndarray, labels: np.ndarray, correct
     names |= {"predict": lambda *_: predicted}
     stand_in = {**vars(directions), "class_vectors": lambda folder, _: five[folder]}
     return run_cells(
-        "direction",
+        "classification/direction",
         "def of_others",
         "def orthogonality",
         "of_seeds, trained",
@@ -237,7 +237,9 @@ TEXTS = ["good fine film", "good old thing", "a fine day", "bad film", "a bad ba
 
 def polarity(training: list[str], labels: list[int]) -> dict:
     whole, test = Corpus("train", training, labels=labels, classes=["a", "b"]), Corpus("test", TEXTS)
-    return run_cells("direction", "polar = ", splits=lambda _: (whole, None, None), data="planted", test=test)
+    return run_cells(
+        "classification/direction", "polar = ", splits=lambda _: (whole, None, None), data="planted", test=test
+    )
 
 
 def test_polarity_words_are_often_those_of_one_class():
@@ -259,7 +261,7 @@ def test_words_of_the_nearest_are_set_against_those_of_the_class(lexical, expect
     overlap = (words[:, None] == words).astype(float)
     overlap[7] = np.nan
     names = {"labels": labels, "overlap": overlap, "nearest": 5, "trained": []}
-    shared = run_cells("direction", "def excess", **names)["words_shared"]
+    shared = run_cells("classification/direction", "def excess", **names)["words_shared"]
     (found,) = shared(np.arange(80), cosines(vectors), np.ones(80, bool))
     assert found == pytest.approx(expected, abs=1e-9 if lexical else 0.06)
 
@@ -272,13 +274,17 @@ def test_a_representative_of_one_class_and_the_two_others():
     test = Corpus("x", [str(i) for i in range(120)])
     names = {"labels": labels, "classes": np.array(["a", "contradiction", "c"]), "test": test, "more": {}}
     names |= {"trained": [(similar, correct)] * 5, "display": lambda _: None}
-    found = run_cells("direction", "def others_apart", "apart = [", '"contradiction" in classes', **names)
+    found = run_cells(
+        "classification/direction", "def others_apart", "apart = [", '"contradiction" in classes', **names
+    )
     rest, representatives = labels != 1, np.flatnonzero(correct & (labels == 1))
     area = np.mean([roc_auc_score(labels[rest] == 0, similar[i, rest]) for i in representatives])
     assert found["more"]["contradiction-apart"][:, 0] == pytest.approx(0.6 - max(area, 1 - area))
     assert found["areas"][1] == pytest.approx(1 - area)
     assert found["areas"][0] < 0.6 < 0.7 < min(found["areas"][1:])
-    two = run_cells("direction", "def others_apart", "apart = [", **{**names, "classes": np.array(["a", "b"])})
+    two = run_cells(
+        "classification/direction", "def others_apart", "apart = [", **{**names, "classes": np.array(["a", "b"])}
+    )
     assert "apart" not in two
 
 
@@ -286,7 +292,7 @@ def test_numbers_of_heads_are_those_of_their_attention():
     random = np.random.default_rng(0)
     query, key, value = random.standard_normal((3, 2, 5, 4))
     query[1] = query[1, 0]
-    of_heads = run_cells("direction", "def of_heads")["of_heads"]
+    of_heads = run_cells("classification/direction", "def of_heads")["of_heads"]
     similar, same, entropy, output, values = of_heads(query, key, value)
     assert (similar[1], same[1], output[1]) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
     scores = np.exp(query[0] @ key[0].T / 2)
@@ -311,7 +317,7 @@ def test_rows_that_are_uniform_do_not_make_queries_align(by_queries, expected):
     of_texts = np.stack([query, same, entropy, output, value], axis=1)
     texts = np.repeat(of_texts[:1], 12, axis=0)
     names = {"measured": [texts], "read": Corpus("x", [str(i) for i in range(12)]), "words": []}
-    found = run_cells("direction", "def over_heads", **names)["more"]
+    found = run_cells("classification/direction", "def over_heads", **names)["more"]
     assert found["queries-align"][0, 0] == pytest.approx(expected, abs=0.12)
     assert found["outputs-in-cone"][0].tolist() == pytest.approx([0.2] * 3)
 
@@ -320,7 +326,7 @@ def test_every_layer_of_a_classifier_is_measured_on_every_text(tmp_path):
     tiny.save(tmp_path / "bert", "bert")
     read = Corpus("texts", tiny.TEXTS, labels=[0] * len(tiny.TEXTS), classes=["a"])
     names = {"folders": [tmp_path / "bert"], "test": read, "cone_texts": len(tiny.TEXTS)}
-    found = run_cells("direction", "def of_heads", "read = stratified", **names)
+    found = run_cells("classification/direction", "def of_heads", "read = stratified", **names)
     (measured,) = found["measured"]
     values, outputs = directions.attention_vectors(load_model(str(tmp_path / "bert")), found["read"].items[0], 3)
     assert measured.shape == (len(tiny.TEXTS), 5, 3 * len(values))

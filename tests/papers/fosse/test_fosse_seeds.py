@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fosse_cells import run_cells
+from planted import run_cells
 
 from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED
 from analysis_lib.papers.fosse import trials
@@ -23,7 +23,7 @@ def table(*parts) -> pd.DataFrame:
 
 def judged(page: str, *marks: str, **names) -> pd.DataFrame:
     """The verdicts of a page on the models that it trains."""
-    verdicts = run_cells(page, *marks, display=lambda _: None, **names)["verdicts"]
+    verdicts = run_cells(f"classification/{page}", *marks, display=lambda _: None, **names)["verdicts"]
     return verdicts[verdicts["run"] == "here"].set_index("id")
 
 
@@ -67,7 +67,9 @@ def test_an_accuracy_carries_the_sampling_of_its_test_texts():
     first = table(rows("hatexplain", "accuracy", 0.6, wobble=1e-4))
     names = {"first": first, "every": {"hatexplain": {"texts": {"test": 1000}}}, "display": lambda _: None}
     keys = table(*KEYS, *(rows("a", "value", 0.5, n, i) for n, i in ((1, 1), (2, 1), (2, 2))))
-    accuracies = run_cells("keys-and-values", "growth = ", "verdicts = ", found=keys, full=keys, **names)["accuracies"]
+    accuracies = run_cells(
+        "classification/keys-and-values", "growth = ", "verdicts = ", found=keys, full=keys, **names
+    )["accuracies"]
     half = (accuracies["ci_high"] - accuracies["ci_low"])[0] / 2
     assert half == pytest.approx(1.96 * (0.6 * 0.4 / 1000) ** 0.5, rel=0.02)
 
@@ -92,7 +94,9 @@ def test_the_accuracy_of_sparse_attention_carries_the_sampling_of_the_test_texts
     names = {"verdicts": pd.DataFrame(), "tests": {"here": {"a": 400}}, "every": {}}
     wide = found.assign(run="here").pivot_table("value", ["run", "dataset", "seed"], ["quantity", "entropy_weight"])
     none, most = wide.xs(0.0, axis=1, level=1), wide.xs(0.1, axis=1, level=1)
-    (row,) = run_cells("entropy", "accuracies = {}", none=none, most=most, **names)["verdicts"].itertuples()
+    (row,) = run_cells("classification/entropy", "accuracies = {}", none=none, most=most, **names)[
+        "verdicts"
+    ].itertuples()
     assert (row.ci_high - row.ci_low) / 2 == pytest.approx(1.96 * (2 * 0.6 * 0.4 / 400) ** 0.5, rel=1e-3)
     assert row.verdict == UNDECIDED
 
@@ -198,7 +202,7 @@ def test_a_cone_of_keys_is_judged_with_their_norm_held_fixed(of_cone, verdict):
     numbers["entropy"] = numbers["entropy"] + 0.2 * random.standard_normal((5, layers))
     seeds = pd.MultiIndex.from_product([["here"], range(5), range(layers)], names=["run", "seed", "layer"])
     cones = pd.DataFrame({name: numbers[name].ravel() for name in ("key", "entropy", "key_norm")}, index=seeds)
-    verdicts = run_cells("sensitivity", "def partial", cones=cones, display=lambda _: None)["verdicts"]
+    verdicts = run_cells("classification/sensitivity", "def partial", cones=cones, display=lambda _: None)["verdicts"]
     assert verdicts["verdict"].tolist() == [verdict]
     assert cones["key"].corr(cones["entropy"]) < -0.5
 
@@ -206,7 +210,7 @@ def test_a_cone_of_keys_is_judged_with_their_norm_held_fixed(of_cone, verdict):
 def test_layers_of_untrained_models_are_no_cones():
     shipped = trials.recorded()
     found = shipped.query("dataset == 'hatexplain' and layers == 1 and entropy_weight == 0").assign(dataset="reviews")
-    cones = run_cells("sensitivity", "cones = every", found=found, data="reviews")["cones"]
+    cones = run_cells("classification/sensitivity", "cones = every", found=found, data="reviews")["cones"]
     assert set(cones.reset_index()["stage"]) == {"kept", "last"}
     full = cones.loc["hatexplain, full"].reset_index()
     assert full.groupby("seed").size().tolist() == [2 * 15] * 5

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from fosse_cells import run_cells
+from planted import run_cells
 
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
@@ -72,7 +72,9 @@ def on_page(before: Tables, after: Tables, gaps: dict | None = None) -> dict:
     names = {"measured": stages, "hidden": hidden, "depth": len(PRETRAINED) - 1, "display": lambda _: None}
     names |= {"load_model": str, "measure": lambda *_, **__: after, "folders": range(5), "seeds": 5, "test": None}
     names |= {"metrics": None, "gaps": gaps or {}}
-    return run_cells("similarity", "def curve", "def numbers", "def of_last_layer", "estimates = ", **names)
+    return run_cells(
+        "classification/similarity", "def curve", "def numbers", "def of_last_layer", "estimates = ", **names
+    )
 
 
 def verdicts_of(before: Tables, after: Tables) -> list[str]:
@@ -151,7 +153,7 @@ def accuracies(tmp_path, monkeypatch, **right: dict[str, float]) -> dict:
     names |= {"self_attention": lambda *texts, seed: ("layer", texts[0].name, seed), "display": lambda _: None}
     full = ("hatexplain", 15_000, "one layer of self-attention", 5, 0.7, 0.01)
     names["at_full"] = pd.DataFrame([full], columns=["dataset", "texts", "classifier", "trainings", "mean", "spread"])
-    return run_cells("similarity", "require_names", "ours = pd.DataFrame(rows", **names)
+    return run_cells("classification/similarity", "require_names", "ours = pd.DataFrame(rows", **names)
 
 
 def test_both_classifiers_are_tested_on_the_same_texts_and_set_beside_table_1(tmp_path, monkeypatch):
@@ -201,7 +203,9 @@ def test_the_tables_of_the_recorded_trainings_give_the_recorded_change(name):
 
 
 def test_one_layer_at_full_length_is_that_of_the_recorded_trials():
-    found = run_cells("similarity", "alone = trials.recorded()", kinds=("encoder", "one layer"))["at_full"]
+    found = run_cells("classification/similarity", "alone = trials.recorded()", kinds=("encoder", "one layer"))[
+        "at_full"
+    ]
     found = found.set_index("dataset")
     rows = pd.read_csv(shipping.home() / "hatexplain" / "trials.csv").query("layers == 1 and entropy_weight == 0")
     right = rows[(rows["stage"] == "kept") & (rows["quantity"] == "accuracy")]["value"]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from fosse_cells import run_cells
+from planted import run_cells
 from scipy import stats
 
 from analysis_lib import AnalysisError
@@ -57,12 +57,12 @@ def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
 
 def contributions(block: tokens.OneBlock, texts: Corpus) -> pd.DataFrame:
     """The table of one classifier on the page."""
-    return run_cells("tokens", "measured.append", blocks=[block], test=texts)["measured"][0]
+    return run_cells("classification/tokens", "measured.append", blocks=[block], test=texts)["measured"][0]
 
 
 def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray:
     """Whether the decisions change, on the page, with the random numbers of the classifier at this place."""
-    return run_cells("tokens", "flips.append", blocks=(seed + 1) * [block], test=texts)["flips"][seed]
+    return run_cells("classification/tokens", "flips.append", blocks=(seed + 1) * [block], test=texts)["flips"][seed]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -80,7 +80,7 @@ def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias
         assert parts.sum(1) + start + block.constants == pytest.approx(margins, abs=1e-9)
         assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
         mine = found[found["utterance"] == place]
-        entropy = run_cells("tokens", "special.entr", measured=[mine])["entropies"][0].tolist()
+        entropy = run_cells("classification/tokens", "special.entr", measured=[mine])["entropies"][0].tolist()
         assert entropy == pytest.approx([stats.entropy(row) / np.log(len(row))])
         for label, name in enumerate(block.classes):
             rows = mine[mine["class"] == name]
@@ -136,7 +136,7 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
     found = contributions(block, texts)
     planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
-    words = run_cells("tokens", "means.agg", **planted)["words"]
+    words = run_cells("classification/tokens", "means.agg", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
     assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
     assert first["share"].tolist() == [1, 1]
@@ -152,7 +152,9 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
 
 def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
-    return run_cells("tokens", "nlargest", decisions=[decision], test=texts)["shares"].set_index(["tokens", "name"])
+    return run_cells("classification/tokens", "nlargest", decisions=[decision], test=texts)["shares"].set_index(
+        ["tokens", "name"]
+    )
 
 
 def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
@@ -161,7 +163,7 @@ def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
     texts = Corpus("planted", [str(place) for place in range(found["utterance"].max() + 1)])
     names = {"measured": [found], "blocks": [SimpleNamespace(classes=classes)], "test": texts}
     names["display"] = lambda _: None
-    return run_cells("tokens", "within = ", "explained = pd.DataFrame", **names)["explained"].iloc[0]
+    return run_cells("classification/tokens", "within = ", "explained = pd.DataFrame", **names)["explained"].iloc[0]
 
 
 def test_shares_of_the_largest_tokens_by_hand():
@@ -196,7 +198,7 @@ def test_rank_agreement_is_spearmans_and_leaves_out_what_has_no_ranks():
         }
     )
     names = {"decisions": [decision], "entropies": [pd.Series([0.5])], "display": lambda _: None}
-    found = run_cells("tokens", "ranks.corr", **names)["table"].iloc[0]
+    found = run_cells("classification/tokens", "ranks.corr", **names)["table"].iloc[0]
     expected = stats.spearmanr(weights, np.abs(contributions)).statistic
     assert found["correlation"] == pytest.approx((expected + 1) / 2)
     assert found["entropy of attention"] == 0.5

@@ -109,9 +109,8 @@ def test_some_draws_raise_the_scores_and_others_lower_them(rising, expected):
     columns = [*DRAW_COLUMNS, "bias_norm", "head", "score"]
     draws = [("bert", s, s, norm, 1, sign * norm) for s, sign in enumerate(rising) for norm in (0.0, 10.0)]
     before = pd.DataFrame({"id": [], "verdict": []})
-    shown = run_cells(
-        "untrained/attention", "both = {}", attention=pd.DataFrame(draws, columns=columns), verdicts=before, display=len
-    )
+    names = {"attention": pd.DataFrame(draws, columns=columns), "verdicts": before, "display": lambda _: None}
+    shown = run_cells("untrained/attention", "both = {}", **names)
     (row,) = shown["both"]["bert"].itertuples()
     assert row.verdict == expected
     assert row.value == pytest.approx(min(rising.count(1), rising.count(-1)) / len(rising))

@@ -49,7 +49,7 @@ def on_page(page: str, *cosines: float, speech: bool = True) -> pd.Series:
     """The verdicts of a page on one model, which has no batch normalisation, by the id of the claim."""
     names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
     names |= {"comparison": Comparison({("m", None): measured(*cosines)}), "normalised": {"m": False}}
-    names |= {"apart": {}, "image_data": "images"}
+    names |= {"apart": {}, "image_data": "images", "models": {"images": ["m"]}}
     markers = NETWORKS if page == "convolution" else ("def statistics", "by_model(comparison,")
     found = run_cells(f"anisotropy/{page}", *markers, **names)["verdicts"]
     return found.set_index("id")["verdict"]
