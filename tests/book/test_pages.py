@@ -310,3 +310,13 @@ def test_no_reference_is_left_unresolved(smoke_site, page):
         text = page.locator("body").inner_text()
         for mark in ("{numref}", "{ref}", "{cite", "{glue", "Figure ??", "Table ??"):
             assert mark not in text, f"{path.name}: {mark}"
+
+
+def test_no_two_rows_of_the_ledger_read_alike(smoke_site, page):
+    """Whoever reads two verdicts on one claim sees what each is judged on."""
+    visit(page, smoke_site / "ledger.html")
+    rows = page.locator("table.ledger tbody tr").evaluate_all(
+        "(rows) => rows.map((row) => [2, 3, 5].map((column) => row.cells[column].innerText).join(' | '))"
+    )
+    assert len(rows) > 100
+    assert sorted(rows) == sorted(set(rows))
