@@ -162,9 +162,9 @@ def corrected(verdicts: pd.DataFrame) -> pd.Series:
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """The verdicts as a numbered table: each, as it is and after :func:`corrected`; the claim; the number; the bound.
 
-    A column model, dataset, variant or classes comes first, where the verdicts have one. What decides a claim, its
-    source and its bound are explained where it comes first. The verdicts are in the metadata of the output, as
-    ``verdicts``.
+    What they are about comes first: the model, and of dataset, variant, classes and stage those in which the rows
+    differ, so that the number stays in sight on a phone. What decides a claim, its source and its bound are explained
+    where it comes first. The verdicts are in the metadata of the output, as ``verdicts``.
     """
     after = corrected(verdicts)
     judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
@@ -182,9 +182,10 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
             f"{row.direction} {row.bound:g}" + f". {row.rationale}" * first for row, first in rows
         ],
     }
-    for group in ("stage", "dataset", "model", "variant", "classes"):
-        if group in verdicts:
-            columns = {group: verdicts[group], **columns}
+    groups = [group for group in ("stage", "dataset", "model", "variant", "classes") if group in verdicts]
+    telling = [group for group in groups if group == "model" or verdicts[group].nunique(dropna=False) > 1]
+    for group in telling or groups[:1]:
+        columns = {group: verdicts[group], **columns}
     tested = int(verdicts["p"].notna().sum())
     if tested > 1:
         caption += (

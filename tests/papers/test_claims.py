@@ -90,6 +90,17 @@ def test_each_model_has_verdicts_of_its_own_and_its_twin_none():
     assert "model" not in claims.verdict_table(alone, "tbl-x", "X").frame
 
 
+def test_a_table_of_verdicts_shows_the_model_and_what_tells_its_rows_apart():
+    """What is alike in all rows is left to the caption and the ledger, which reads it from the metadata."""
+    found = claims.verdicts_of_estimates({SPEECH: (0.3, 0.3, 0.3)})
+    one = found.assign(model="m", dataset="news", variant="by position")
+    two = pd.concat([one, one.assign(variant="flattened")], ignore_index=True)
+    first = [list(claims.verdict_table(rows, "tbl-x", "X").frame) for rows in (one, two, one.drop(columns="model"))]
+    assert [names[: names.index("verdict")] for names in first] == [["model"], ["variant", "model"], ["dataset"]]
+    (kept,) = claims.verdict_table(one, "tbl-x", "X").metadata["verdicts"]
+    assert [kept[name] for name in ("model", "dataset", "variant")] == ["m", "news", "by position"]
+
+
 def test_an_interval_does_not_leave_what_the_number_can_be():
     found = claims.verdicts({SPEECH: least}, hidden(0.9, reach=0.5))
     np.testing.assert_allclose(found[["ci_low", "ci_high"]], [[0.4, 1.0]])
