@@ -33,10 +33,11 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     for name, path in pages.items():
         notebook = read_notebook(path)
         given = notebook.metadata.get("analysis_lib", {}).get("parameters", {})
-        # What a page on one model, run or corpus need not repeat.
-        known = {"judged_by": name, **{group: given.get(parameter) for group, parameter in PARAMETERS.items()}}
+        # What a page on one model, run or corpus need not repeat; a row that names its model may be of another corpus.
+        known = {group: given.get(parameter) for group, parameter in PARAMETERS.items()}
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-        found += [known | row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())]
+        rows = [row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())]
+        found += [{"judged_by": name} | (row if row.get("model") else known | row) for row in rows]
     rows = pd.DataFrame(found, columns=["id", *NUMBERS, "verdict", "table", "judged_by", *GROUPS])
     rows = rows.astype(dict.fromkeys(NUMBERS, float)).drop_duplicates(["id", *GROUPS, *NUMBERS])
     about = rows[[*GROUPS]].astype(object).to_numpy()

@@ -66,6 +66,15 @@ def test_a_page_on_one_model_is_judged_on_it(executed):
     assert ledger(executed).set_index("id").loc["godey-anisotropic-layer", "on"] == "mine, news"
 
 
+def test_a_row_that_names_its_model_is_not_of_the_corpus_of_the_page(executed):
+    """A shipped or fine-tuned model beside that of the page was measured on data of its own."""
+    path = executed["outliers/attention"]
+    notebook = nbformat.read(path, 4)
+    notebook.metadata["analysis_lib"] = {"parameters": {"model": "mine", "data": "news", "run": "bert-4"}}
+    nbformat.write(notebook, path)
+    assert ledger(executed).set_index("id").loc["maruta-early-cls", "on"] == "minilm"
+
+
 def test_without_a_page_no_claim_was_run():
     assert set(ledger({})["verdict"]) == {NOT_RUN}
 
