@@ -1,4 +1,4 @@
-"""Texts for the search page, which shows where in a page a word stands.
+"""Texts for the search page, which shows where a word stands in a page.
 
 A Sphinx extension (``_config.yml`` names it). Sphinx's search page fetches each page that it has found, which a browser
 refuses where the site is opened from the file system; ``book/_static/snippets.js`` answers with these texts instead.
