@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 from pathlib import Path
 
+from nbformat import NotebookNode
+
 from analysis_lib import corpora
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
 from analysis_lib.corpora.packages import data_directory
@@ -26,22 +28,32 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
     Raises:
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
     """
-    cells = read_notebook(notebook).cells
-    modules = imported_modules("\n".join(cell.source for cell in cells if cell.cell_type == "code"))
-    # Only notebooks import `papers`: everything else lies below it.
-    papers = any(module.startswith("analysis_lib.papers") for module in modules)
+    content = read_notebook(notebook)
     return digest(
         # All of a cell but its outputs: words and captions are in the executed copy, too.
-        [[cell.cell_type, cell.source, cell.metadata] for cell in cells],
+        [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
-        source_hash(modules),
+        source_hash(_modules(content)),
         # What the library reads beside its own sources.
         *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
         (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),
         inputs(parameters),
-        {name: file_hashes(root / "data" / name) for name in PAPER_DATA} if papers else None,
+        paper_data(content, root / "data") or None,
         installed(),
     )
+
+
+def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
+    """What the modules on the papers read of the folder ``data``, by folder, if the notebook imports one of them.
+
+    Only notebooks import ``analysis_lib.papers``: everything else lies below it.
+    """
+    reads = any(module.startswith("analysis_lib.papers") for module in _modules(notebook))
+    return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA} if reads else {}
+
+
+def _modules(notebook: NotebookNode) -> set[str]:
+    return imported_modules("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
 
 def digest(*parts: object) -> str:
@@ -69,10 +81,16 @@ def installed() -> dict[str, str]:
 
 
 def inputs(parameters: Parameters) -> dict[str, str]:
-    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``."""
-    found = {}
+    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``.
+
+    What ships under such a name is among it, for ``beside``, too.
+    """
+    found, measurements = {}, data_directory() / "measurements"
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
+        if name == "beside" or name.startswith("shipped"):
+            found |= {f"shipped measurement {ship}": digest(file_hashes(measurements / ship)) for ship in values}
+            continue
         if name == "model" or name.endswith("models"):
             found |= {f"model {model}": weights_identity(model) for model in values}
         if name in ("run", "runs"):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,6 +45,7 @@ class Claim:
         statistic: the function that computes it, by its full name, which a cell of the page calls; or ``cell`` where
             the cell computes it.
         page: the page that tests it.
+        figures: by name, those that show the number that decides, at most one on each page that tests it.
         rationale: why the bound is what it is, and when it was set.
         bound: the claim holds where the whole interval of the quantity lies beyond it.
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
@@ -64,6 +65,7 @@ class Claim:
     direction: str = "above"
     limits: tuple[float, float] = (-math.inf, math.inf)
     needs: str = "a run of its page"
+    figures: Sequence[str] = ()
 
     @property
     def source(self) -> str:

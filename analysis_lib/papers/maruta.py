@@ -8,6 +8,16 @@ from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 from analysis_lib.papers.claims import TableSet
 
+# Types of tokens as a reader would write them, for legends and sentences: ``.cat.rename_categories(maruta.NAMES)``.
+NAMES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "first": "first token",
+    "punct": "punctuation",
+    "other": "other tokens",
+    "all": "all tokens",
+}
+
 
 def named_layers(depth: int) -> dict[str, list[int]]:
     """The layers that the paper calls early, middle and last: of 12 layers 2 and 3, 5 to 10, 11 and 12.

@@ -15,8 +15,9 @@ from nbformat import NotebookNode
 from pages import figures, keep, light
 from sphinx.application import Sphinx
 
-from analysis_lib.book.freshness import inputs
+from analysis_lib.book.freshness import inputs, paper_data
 from analysis_lib.book.parameters import read_notebook
+from analysis_lib.corpora.packages import data_directory
 
 FIGURES, NOTEBOOKS = Path("_static", "figures"), Path("_static", "notebooks")
 MADE = """\
@@ -71,13 +72,14 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         notebook = nbformat.reads(source[0], 4)
         record, bare = notebook.metadata["analysis_lib"], nbformat.writes(clean(notebook)) + "\n"
         address = keep(app.env, NOTEBOOKS / f"{name}.ipynb", bare.encode())
+        read = inputs(record["parameters"]) | paper_data(notebook, data_directory())
         given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
         made = {
             "command": " \\\n    ".join([f"python -m analysis_lib run book/{name}.ipynb", *given]),
             "seconds": record["seconds"],
             "finished": record["finished"][:16].replace("T", " ") + " UTC",
             "key": record["key"][:12],
-            "inputs": "\n".join(f"- {what}: `{content}`" for what, content in inputs(record["parameters"]).items()),
+            "inputs": "\n".join(f"- {what}: `{content}`" for what, content in read.items()),
         }
         where = {"up": "../" * name.count("/"), "page": name, "clean": address}
         notebook.cells.append(nbformat.v4.new_markdown_cell(MADE.format(**made, **where)))

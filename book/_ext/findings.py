@@ -1,10 +1,12 @@
 """What the pages found, at their tops and on the landing page.
 
 A Sphinx extension (``_config.yml`` names it). The cell of a notebook with the tag ``found`` says in a few bullets what
-was found. Its text is also shown under the title, with the first figure of the page. ``{finding}`` shows the first
-bullet of a page with a figure, ``{findings}`` those of all pages of a part.
+was found. Its text is also shown under the title, with the first figure of the page or the one of the cell tagged
+``lead``. The first bullet begins with the finding in one bold sentence. ``{finding}`` shows that bullet with a figure,
+``{findings}`` those of all pages of a part.
 """
 
+import re
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +14,7 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from nbformat import NotebookNode
-from pages import Drawn, executed, figures, keep, light
+from pages import Drawn, displayed, executed, figures, has_tag, keep, light, say_what_is_seen
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
@@ -20,6 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 from analysis_lib.book.parameters import read_notebook
 
 TAG = "found"
+HEADLINE = re.compile(r"\*\*([^*]+?)\.?\*\*[.:]?\s*(.*)", re.DOTALL)
 FOLDER = Path("_findings")
 # In pixels: twice that of the style sheet.
 HEIGHT = 576
@@ -54,14 +57,18 @@ CARD = """\
 
 def found(notebook: NotebookNode) -> str:
     """What the cell tagged ``found`` displays, or "" where there is none."""
-    cells = [cell for cell in notebook.cells if TAG in cell.metadata.get("tags", ())]
-    outputs = [output for cell in cells for output in cell.get("outputs", ())]
-    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
+    return "\n".join(displayed(cell) for cell in notebook.cells if has_tag(cell, TAG)).strip()
 
 
 def first(text: str) -> str:
     """The first bullet of what was found."""
     return text.removeprefix("- ").split("\n- ")[0]
+
+
+def headline(text: str) -> tuple[str, str]:
+    """The first bullet as its bold sentence, without the full stop, and the rest."""
+    sentence = HEADLINE.match(first(text))
+    return (sentence[1], sentence[2]) if sentence else ("", first(text))
 
 
 def small(environment: BuildEnvironment, name: str, drawn: Drawn) -> str:
@@ -72,20 +79,19 @@ def small(environment: BuildEnvironment, name: str, drawn: Drawn) -> str:
 
 
 class Finding(SphinxDirective):
-    """``{finding} outliers/contributions``, with a title and the name of a figure of that page."""
+    """``{finding} outliers/contributions``, with the name of a figure of that page."""
 
     required_arguments = 1
-    option_spec: ClassVar = {"title": directives.unchanged_required, "figure": directives.unchanged_required}
+    option_spec: ClassVar = {"figure": directives.unchanged_required}
 
     def run(self) -> list[nodes.Node]:
         (page,), name = self.arguments, self.options["figure"]
         notebook = read_notebook(Path(self.env.srcdir, f"{page}.ipynb"))
-        drawn, text = figures(notebook).get(name), found(notebook)
-        if drawn is None or "png" not in drawn.files or not text:
-            raise self.error(f"{page} has no figure {name}, or no cell tagged {TAG} with an output")
-        card = {"text": first(text), "alt": drawn.alt, "picture": small(self.env, name, drawn)}
-        card |= {"figure": name, "page": page}
-        return self.parse_text_to_nodes(CARD.format(title=self.options["title"], **card))
+        drawn, (title, text) = figures(notebook).get(name), headline(found(notebook))
+        if drawn is None or "png" not in drawn.files or not title:
+            raise self.error(f"{page} has no figure {name}, or no cell tagged {TAG} that begins with a bold sentence")
+        card = {"title": title, "text": text, "alt": drawn.alt, "picture": small(self.env, name, drawn)}
+        return self.parse_text_to_nodes(CARD.format(**card, figure=name, page=page))
 
 
 class Findings(SphinxDirective):
@@ -106,12 +112,14 @@ def _hoist(app: Sphinx, name: str, source: list[str]) -> None:
         notebook = nbformat.reads(source[0], 4)
         if text := found(notebook):
             pictures = [(label, drawn) for label, drawn in figures(notebook).items() if "png" in drawn.files]
+            pictures.sort(key=lambda picture: not picture[1].leads)
             leads = [
                 PICTURE.format(alt=drawn.alt, path=small(app.env, label, drawn), name=label)
                 for label, drawn in pictures[:1]
             ]
             # Within the first cell: what comes after it is counted by others.
             notebook.cells[0].source += "\n\n" + HEAD.format(text=text, picture="".join(leads))
+            say_what_is_seen(notebook)
             source[0] = nbformat.writes(notebook)
 
 

@@ -1,8 +1,8 @@
 """The ledger: every claim of the papers with its verdicts in the pages.
 
 A Sphinx extension (``_config.yml`` names it). ``{ledger}`` is the table, which ``book/_static/ledger.js`` sorts and
-filters; ``{claims-matrix}`` has a sign for each verdict; ``{verdict-counts}`` says how many there are of each kind, and
-``{measured-models}`` on which models.
+filters; ``{claims-matrix}`` has a sign for each verdict, by claim and model; ``{verdict-counts}`` says how many there
+are of each kind, and ``{measured-models}`` on which models.
 """
 
 import functools
@@ -35,6 +35,14 @@ TABLE = """\
 </table>
 </div>
 """
+MATRIX = """\
+<table>
+<caption><a href="{page}.html">{title}</a></caption>
+<tbody>
+{rows}
+</tbody>
+</table>
+"""
 SIGNS = {claims.HOLDS: "✓", claims.FAILS: "✗", claims.UNDECIDED: "?"}
 
 
@@ -43,7 +51,8 @@ def gathered(environment: BuildEnvironment) -> pd.DataFrame:
     """The ledger of the book, gathered once; a block of random weights has the name of a model that it is not."""
     rows = ledger(executed(environment))
     blocks = rows["judged_by"].str.startswith("untrained/") & rows["model"].notna()
-    rows.loc[blocks, ["model", "on"]] += ", untrained block"
+    rows.loc[blocks, ["model", "on", "subject"]] += ", untrained block"
+    rows["subject"] = rows["subject"].str.replace(r" \(shipped.*\)", "", regex=True)
     return rows
 
 
@@ -52,9 +61,10 @@ def _table(kind: str, label: str, heads: Iterable[str], rows: Iterable[str]) -> 
     return [nodes.raw("", TABLE.format(kind=kind, label=label, heads=heads, rows="\n".join(rows)), format="html")]
 
 
-def _address(row: dict) -> str:
-    """The table that decides; for a claim that was not run, the page that would judge it."""
-    return html.escape(f"{row['judged_by']}.html" + (f"#{row['table']}" if row["table"] else ""))
+def _address(row: dict, shown: str = "") -> str:
+    """Where a number is shown, else the table that judges it; for a claim that was not run, the page that would."""
+    place = shown or row["table"]
+    return html.escape(f"{row['judged_by']}.html" + (f"#{place}" if place else ""))
 
 
 class Ledger(SphinxDirective):
@@ -71,6 +81,9 @@ def _row(row: dict) -> str:
     after = "" if row["corrected"] == row["verdict"] else f"<br><small>after Holm: {text['corrected']}</small>"
     number = "" if pd.isna(row["value"]) else f"{row['value']:z.3f}"
     interval = claims.interval(row["ci_low"], row["ci_high"], row["draws"])
+    # To the figure that shows it; the claim leads to the table that judges it.
+    if row["figure"]:
+        number = f'<a href="{_address(row, row["figure"])}">{number}</a>'
     cells = {
         "verdict": f"{text['verdict']}{after}",
         "number": f"{number}{interval}",
@@ -79,9 +92,10 @@ def _row(row: dict) -> str:
         "bound": f"{text['direction']} {row['bound']:g}",
         "source": f"{text['paper']}, {text['place']}; {text['setting']}",
     }
-    sort = {"number": f' data-sort="{number}"'}
+    sort = {"number": f' data-sort="{row["value"]}"'}
     shown = "".join(f"<td{sort.get(name, '')}>{cell}</td>" for name, cell in cells.items())
-    return f'<tr data-verdict="{text["verdict"]}" data-paper="{text["paper"]}">{shown}</tr>'
+    sets = " ".join(f'data-{name}="{text[name]}"' for name in ("verdict", "paper", "subject"))
+    return f"<tr {sets}>{shown}</tr>"
 
 
 class Counts(SphinxDirective):
@@ -104,26 +118,31 @@ class Counts(SphinxDirective):
 
 
 class Matrix(SphinxDirective):
-    """A sign for each verdict, by what it is about and paper, which leads to the table that decides it."""
+    """A small table for each page: a row for each model, run or corpus, a column for each claim, signs in its cells."""
 
     def run(self) -> list[nodes.Node]:
-        rows = gathered(self.env)
-        subjects = (
-            rows[["model", "run", "dataset"]].bfill(axis=1)["model"].str.replace(r" \(shipped.*\)", "", regex=True)
-        )
-        rows = rows.assign(subject=subjects)[rows["verdict"] != NOT_RUN]
-        papers = [*claims.PAPERS.values()]
-        lines = []
-        for subject, group in rows.groupby("subject", sort=False):
-            cells = ("".join(map(_sign, group[group["paper"] == paper].to_dict("records"))) for paper in papers)
-            cells = "".join(f"<td>{cell}</td>" for cell in cells)
-            lines.append(f'<tr><th scope="row">{html.escape(subject)}</th>{cells}</tr>')
-        return _table("claims-matrix", "Verdicts by model and paper", ("judged on", *papers), lines)
+        rows, tables = gathered(self.env), []
+        for page, path in executed(self.env).items():
+            if len(judged := rows[(rows["judged_by"] == page) & (rows["verdict"] != NOT_RUN)]):
+                title = read_notebook(path).cells[0].source.splitlines()[0].removeprefix("# ")
+                tables.append(MATRIX.format(page=page, title=html.escape(title), rows="\n".join(_signs(judged))))
+        return [nodes.raw("", f'<div class="claims-matrix">{"".join(tables)}</div>', format="html")]
+
+
+def _signs(judged: pd.DataFrame) -> list[str]:
+    """A row for each subject; where one has several verdicts on a claim, one for each thing that these are about."""
+    by = "on" if judged.duplicated(["id", "subject"]).any() else "subject"
+    names, rows = judged["id"].unique(), []
+    for subject, group in judged.groupby(by, sort=False):
+        signs = {row["id"]: _sign(row) for row in group.to_dict("records")}
+        cells = "".join(f"<td>{signs.get(name, '')}</td>" for name in names)
+        rows.append(f'<tr><th scope="row">{html.escape(subject)}</th>{cells}</tr>')
+    return rows
 
 
 def _sign(row: dict) -> str:
     words = html.escape(f"{row['verdict']}: {row['sentence']}")
-    kind, address = row["verdict"].replace(" ", "-"), _address(row)
+    kind, address = row["verdict"].replace(" ", "-"), _address(row, row["figure"])
     return f'<a class="sign {kind}" href="{address}" title="{words}" aria-label="{words}">{SIGNS[row["verdict"]]}</a>'
 
 

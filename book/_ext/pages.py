@@ -1,6 +1,7 @@
 """The executed notebooks of the staged book, and the numbered figures in them, for the extensions beside this file."""
 
 import base64
+import copy
 import html
 import io
 import re
@@ -21,13 +22,19 @@ CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTAL
 FRAME = re.compile(r'<img src="data:image/png;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
 
 
+# Of a cell that says, computed, what is seen on the figure before it; of the figure that stands at the top of its page.
+SEEN, LEAD = "seen", "lead"
+ROLE, MARKS = re.compile(r"\{\w+\}`(?:[^`<]*<)?([^`>]*)>?`"), re.compile(r"[*`$\\]")
+
+
 @dataclass
 class Drawn:
-    """A numbered figure: what it says, what is seen on it, and by the ending of a file its content."""
+    """A numbered figure: what it says, what is seen on it, by the ending of a file its content, and if it leads."""
 
     caption: str
     alt: str
     files: dict[str, bytes]
+    leads: bool = False
 
 
 def on_white(picture: bytes, width: int, height: int) -> Image.Image:
@@ -59,9 +66,40 @@ def executed(environment: BuildEnvironment) -> dict[str, Path]:
     return {name: path for name, path in paths.items() if path.is_file()}
 
 
+def has_tag(cell: NotebookNode, tag: str) -> bool:
+    """Whether a cell has a tag."""
+    return tag in cell.metadata.get("tags", ())
+
+
+def displayed(cell: NotebookNode) -> str:
+    """The text that a cell of code has displayed, as Markdown."""
+    outputs = cell.get("outputs", ())
+    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
+
+
+def plain(text: str) -> str:
+    """Markdown without its marks, for who has it read aloud."""
+    return " ".join(MARKS.sub("", ROLE.sub(r"\1", text)).split())
+
+
+def say_what_is_seen(notebook: NotebookNode) -> None:
+    """Complete the alt texts of an executed notebook: after what a figure shows comes what is seen on it.
+
+    That is computed with the page: by the next cell tagged ``seen`` after the figure, before another figure.
+    """
+    about = None
+    for cell in notebook.cells:
+        if cell.metadata.get("mystnb", {}).get("figure"):
+            about = cell.metadata["mystnb"]["image"]
+        elif about and has_tag(cell, SEEN):
+            about["alt"] = " ".join([about["alt"], plain(displayed(cell))])
+            about = None
+
+
 def figures(notebook: NotebookNode) -> dict[str, Drawn]:
     """The numbered figures of an executed notebook by their names; of a slider, the frame that it begins with."""
-    found = {}
+    notebook, found = copy.deepcopy(notebook), {}
+    say_what_is_seen(notebook)
     for cell in notebook.cells:
         shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
         about = cell.metadata.get("mystnb", {})
@@ -73,5 +111,5 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             words = [html.unescape(text) for text in (CAPTION.search(slider["inner"])["caption"], last["alt"])]
             found[slider["name"]] = Drawn(*words, files | {"png": base64.b64decode(last["picture"])})
         elif name := about.get("figure", {}).get("name"):
-            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], files)
+            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], files, has_tag(cell, LEAD))
     return found

@@ -5,15 +5,16 @@ document.addEventListener("DOMContentLoaded", () => {
   const body = table.tBodies[0], rows = [...body.rows];
   const form = Object.assign(document.createElement("form"), { className: "ledger-filter" });
   const count = Object.assign(document.createElement("output"), { ariaLive: "polite" });
-  const search = Object.assign(document.createElement("input"), { type: "search", placeholder: "words, or a model" });
+  const search = Object.assign(document.createElement("input"), { type: "search", placeholder: "words" });
   const select = (name) => {
     const field = document.createElement("select");
-    const values = [...new Set(rows.map((row) => row.dataset[name]))];
+    const values = [...new Set(rows.map((row) => row.dataset[name]))].filter(Boolean);
     field.append(...["all", ...values].map((value) => new Option(value, value === "all" ? "" : value)));
     return field;
   };
-  const verdict = select("verdict"), paper = select("paper");
-  for (const [name, field] of [["Show", search], ["Verdict", verdict], ["Paper", paper]]) {
+  const chosen = { verdict: select("verdict"), paper: select("paper"), subject: select("subject") };
+  const labels = [["Show", search], ["Verdict", chosen.verdict], ["Paper", chosen.paper], ["Judged on", chosen.subject]];
+  for (const [name, field] of labels) {
     const label = document.createElement("label");
     label.append(`${name} `, field);
     form.append(label);
@@ -26,7 +27,7 @@ document.addEventListener("DOMContentLoaded", () => {
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
       const fits = words.every((word) => text.includes(word));
-      row.hidden = !(fits && row.dataset.verdict.startsWith(verdict.value) && row.dataset.paper.startsWith(paper.value));
+      row.hidden = !(fits && Object.entries(chosen).every(([name, field]) => ["", row.dataset[name]].includes(field.value)));
     }
     count.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows`;
   };
@@ -40,7 +41,9 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: head.textContent });
-    head.replaceChildren(button);
+    // A button is blank where the head of a table is repeated on paper: there, words take its place.
+    const words = Object.assign(document.createElement("span"), { textContent: head.textContent });
+    head.replaceChildren(button, words);
     button.addEventListener("click", () => {
       const up = head.ariaSort !== "ascending";
       for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");

@@ -3,7 +3,7 @@
 import base64
 
 import nbformat
-from findings import found
+from findings import found, headline
 from icons import subset
 from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -25,6 +25,25 @@ def test_what_is_found_is_the_output_of_the_tagged_cell():
     ]
     assert found(new_notebook(cells=cells)) == "- one\n- two"
     assert found(new_notebook(cells=cells[:2])) == ""
+
+
+def test_a_finding_is_a_bold_sentence_and_its_numbers():
+    assert headline("- **It is so.** In `a`, **1.0**.\n- more") == ("It is so", "In `a`, **1.0**.")
+    assert headline("- In `a`, it is **so**.") == ("", "In `a`, it is **so**.")
+
+
+def test_words_for_who_cannot_see_a_figure_end_with_what_is_seen():
+    picture = {"image/png": base64.b64encode(b"png").decode()}
+    about = [{"figure": {"name": f"fig-{n}", "caption": "A."}, "image": {"alt": "A line."}} for n in "abc"]
+    said = {"text/markdown": "In {numref}`fig-a`, `x` rises\nto **2**, \\[CLS\\] to $3$."}
+    cells = [shown(picture, mystnb=about[0]), shown({"text/markdown": "no"}), shown(said, tags=["seen"])]
+    cells += [shown(picture, mystnb=about[1], tags=["lead"]), shown(picture, mystnb=about[2])]
+    notebook = new_notebook(cells=cells)
+    found = figures(notebook)
+    assert found["fig-a"].alt == "A line. In fig-a, x rises to 2, [CLS] to 3."
+    assert [found[f"fig-{n}"].alt for n in "bc"] == ["A line.", "A line."]
+    assert [found[f"fig-{n}"].leads for n in "abc"] == [False, True, False]
+    assert notebook.cells[0].metadata["mystnb"]["image"]["alt"] == "A line."
 
 
 def test_a_figure_has_its_words_and_its_files():

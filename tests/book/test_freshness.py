@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import nbformat
 import pytest
 from planted_notebooks import write
 
@@ -69,3 +70,19 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
     models["b"] = "2"
     second = freshness.inputs(parameters)
     assert {name for name in first if first[name] != second[name]} == {"model b", "data x", "run b"}
+
+
+def test_what_ships_is_known_by_its_content(monkeypatch, tmp_path):
+    """On a page: measurements that its parameters name, and what the modules on the papers read."""
+    monkeypatch.setattr(freshness, "data_directory", lambda: tmp_path)
+    notebook = nbformat.read(write(tmp_path / "n.ipynb", "from analysis_lib.papers import claims\nclaims.load('x')"), 4)
+    seen = []
+    for text in ("a", "b"):
+        for folder in ("measurements/one", "measurements/two", "claims", "reference"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "measurements" / "one" / "run.json").write_text(text)
+        found = freshness.inputs({"beside": ["one"], "shipped_models": ["two"]})
+        seen.append(found | freshness.paper_data(notebook, tmp_path))
+    changed = {name for name in seen[0] if seen[0][name] != seen[1][name]}
+    assert changed == {"shipped measurement one", "data/measurements"}
+    assert seen[0].keys() - changed == {"shipped measurement two", "data/claims", "data/reference"}

@@ -1,5 +1,6 @@
 """The ledger of claims, from planted notebooks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -73,6 +74,20 @@ def test_a_row_that_names_its_model_is_not_of_the_corpus_of_the_page(executed):
     notebook.metadata["analysis_lib"] = {"parameters": {"model": "mine", "data": "news", "run": "bert-4"}}
     nbformat.write(notebook, path)
     assert ledger(executed).set_index("id").loc["maruta-early-cls", "on"] == "minilm"
+
+
+def test_a_number_leads_to_the_figure_of_its_page_that_shows_it(executed, monkeypatch):
+    every = claims.load("maruta")
+    told = every | {"maruta-early-cls": replace(every["maruta-early-cls"], figures=["fig-other", "fig-a"])}
+    monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: told if paper == "maruta" else load(paper))
+    path = executed["outliers/attention"]
+    notebook = nbformat.read(path, 4)
+    notebook.cells.append(new_code_cell("", metadata={"mystnb": {"figure": {"name": "fig-a"}}}))
+    nbformat.write(notebook, path)
+    rows = ledger(executed).set_index("id", drop=False)
+    assert rows.loc["maruta-early-cls", ["figure", "subject"]].tolist() == ["fig-a", "minilm"]
+    assert rows.loc["maruta-middle-sep", "figure"] == ""
+    assert '<a href="outliers/attention.html#fig-a">0.500</a> [0.400' in _row(rows.loc["maruta-early-cls"].to_dict())
 
 
 def test_without_a_page_no_claim_was_run():

@@ -3,11 +3,14 @@
 import ast
 import builtins
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import findings
 import nbformat
+import pages
 import pandas as pd
 import papermill
 import pytest
@@ -124,6 +127,26 @@ def test_closes_with_what_was_found(name):
 
 
 @every_notebook
+def test_each_figure_is_followed_by_words_on_what_is_seen(name):
+    """Computed: they join the words for who cannot see it."""
+    roles = [
+        "figure" if cell.metadata.get("mystnb", {}).get("figure") else "seen" if pages.has_tag(cell, pages.SEEN) else ""
+        for cell in read(name).cells
+    ]
+    shown = [role for role in roles if role]
+    assert shown == ["figure", "seen"] * (len(shown) // 2)
+
+
+@every_notebook
+def test_what_was_found_begins_with_a_sentence(name, smoke_site):
+    executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
+    title, rest = findings.headline(findings.found(executed))
+    assert 3 <= len(title.split()) <= 20, title
+    assert rest
+    assert not set("`{}*_") & set(title), title
+
+
+@every_notebook
 def test_runs_in_the_smoke_profile(name, smoke_site):
     executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
     for cell in code_cells(executed):
@@ -141,6 +164,10 @@ def test_each_figure_has_a_name_a_caption_and_words_for_who_cannot_see_it(name, 
         assert options.get("figure", {}).get("name", "").startswith("fig-"), cell.source
         assert options["figure"].get("caption"), cell.source
         assert options.get("image", {}).get("alt"), cell.source
+        # A gallery shows them one by one.
+        assert not re.search(
+            r"figure (before|above)|(first|same) figure|same way|as above", options["figure"]["caption"]
+        )
 
 
 JUPYTER = "from nbclient.cli import main; main()"

@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page
+from pypdf import PageObject, PdfReader
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ("file:", "data:", "blob:")
@@ -324,3 +326,80 @@ def test_no_two_rows_of_the_ledger_read_alike(smoke_site, page):
     )
     assert len(rows) > 100
     assert sorted(rows) == sorted(set(rows))
+
+
+def words_on(sheet: PageObject) -> tuple[str, float]:
+    """The text of a printed sheet without blanks, and how far to the right its farthest piece begins."""
+    pieces, farthest = [], [0.0]
+
+    def keep(text, matrix, place, *_):
+        if text.strip():
+            pieces.append("".join(text.split()))
+            farthest.append(place[4] * matrix[0] + place[5] * matrix[2] + matrix[4])
+
+    sheet.extract_text(visitor_text=keep)
+    # Ligatures are two letters.
+    return unicodedata.normalize("NFKC", "".join(pieces)), max(farthest)
+
+
+def test_paper_loses_nothing(smoke_site, page, tmp_path):
+    """No blank sheet, no text beyond an edge, no word of a table or caption missing, no picture split."""
+    for path in pages(smoke_site):
+        page.emulate_media(media="print")
+        visit(page, path)
+        article = page.locator("article.bd-article")
+        said = article.locator("td, th, figcaption, caption").all_inner_texts()
+        for figure in article.locator("figure:has(img)").all():
+            assert figure.evaluate("(figure) => getComputedStyle(figure).breakInside") == "avoid", path.name
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
+        printed = ""
+        for number, sheet in enumerate(PdfReader(tmp_path / "page.pdf").pages, 1):
+            text, farthest = words_on(sheet)
+            assert text or sheet["/Resources"].get("/XObject"), f"{path.name}: sheet {number} is blank"
+            assert farthest < float(sheet.mediabox.width), f"{path.name}: sheet {number} is too narrow"
+            printed += text
+        words = {word for text in said for word in unicodedata.normalize("NFKC", text).split()}
+        lost = {word for word in words if word not in printed}
+        assert not lost, f"{path.name}: {lost}"
+
+
+def test_the_head_of_the_ledger_stands_on_each_of_its_sheets(smoke_site, page, tmp_path):
+    visit(page, smoke_site / "ledger.html")
+    page.pdf(path=tmp_path / "ledger.pdf", format="A4")
+    sheets = [sheet.extract_text() for sheet in PdfReader(tmp_path / "ledger.pdf").pages]
+    first = next(number for number, text in enumerate(sheets) if "number that decides" in text)
+    assert len(sheets) - first > 5
+    assert all("in the paper" in text for text in sheets[first:])
+
+
+def test_the_ledger_says_what_the_notebooks_found(smoke_site, page):
+    """Verdict, number and sentence of every row, against the metadata of the executed notebooks."""
+    said = set()
+    for path in (smoke_site / "_sources").rglob("*.ipynb"):
+        outputs = [output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", ())]
+        for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
+            number = "" if row["value"] is None else f"{row['value']:z.3f}"
+            said.add((row["verdict"], number, row["claim"]))
+    visit(page, smoke_site / "ledger.html")
+    rows = page.locator("table.ledger tbody tr:not([data-verdict='not run'])").evaluate_all(
+        "(rows) => rows.map((row) => [row.dataset.verdict, row.cells[1].innerText, row.cells[2].innerText])"
+    )
+    assert {(verdict, number.split("[")[0].strip(), claim) for verdict, number, claim in rows} == said
+
+
+def test_a_number_of_the_ledger_leads_to_a_figure_of_its_page(smoke_site, page):
+    visit(page, smoke_site / "ledger.html")
+    links = page.locator("table.ledger tbody td:nth-child(2) a").evaluate_all("(all) => all.map((a) => a.href)")
+    assert len(links) > 100
+    for address in sorted(set(links)):
+        place, _, name = address.removeprefix("file://").partition("#")
+        assert f'<figure class="align-default" id="{name}"' in Path(unquote(place)).read_text(encoding="utf-8"), address
+
+
+def test_the_ledger_can_be_had_for_one_model(smoke_site, page):
+    visit(page, smoke_site / "ledger.html")
+    page.get_by_label("Judged on").select_option("minilm")
+    shown = page.locator("table.ledger tbody tr:visible").evaluate_all("(rows) => rows.map((r) => r.dataset.subject)")
+    assert shown
+    assert set(shown) == {"minilm"}
+    assert page.locator("form.ledger-filter output").inner_text().startswith(f"{len(shown)} of ")
