@@ -166,6 +166,9 @@ class Tables(LazyTables):
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
         value = np.asarray(statistic(*measured), dtype=float)
+        if len(self.groups) < 2:
+            # Without its only group there is nothing to compute a number from.
+            return value, *np.full((2, *value.shape), np.nan)
         without = [operator.methodcaller("without", group) for group in self.groups]
         left_out = [statistic(*(LazyTables(tables._parts, rest) for tables in measured)) for rest in without]
         return value, *jackknife_interval(value, np.array(left_out, dtype=float))
