@@ -3,6 +3,7 @@
 A Sphinx extension (``_config.yml`` names it). ``{gallery}`` is the page ``book/gallery.md``.
 """
 
+import json
 from pathlib import Path
 
 from docutils import nodes
@@ -46,7 +47,9 @@ class Gallery(SphinxDirective):
             if "png" in drawn.files:
                 on_white(drawn.files["png"], WIDTH, WIDTH).save(home / f"{name}.jpg", quality=80)
                 small = (FOLDER / f"{name}.jpg").as_posix()
-                found.append(CARD.format(name=name, thumbnail=small, alt=drawn.alt, caption=drawn.caption))
+                # Quoted: the text may hold what means something in an option.
+                alt = json.dumps(drawn.alt, ensure_ascii=False)
+                found.append(CARD.format(name=name, thumbnail=small, alt=alt, caption=drawn.caption))
         return found
 
 
