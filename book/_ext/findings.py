@@ -30,9 +30,11 @@ HEAD = """\
 :::::{{admonition}} What we found
 :class: tip
 
-{text}
+{first}
 
 {picture}
+
+{rest}
 :::::
 """
 PICTURE = """\
@@ -117,8 +119,11 @@ def _hoist(app: Sphinx, name: str, source: list[str]) -> None:
                 PICTURE.format(alt=drawn.alt, path=small(app.env, label, drawn), name=label)
                 for label, drawn in pictures[:1]
             ]
+            # On a phone the picture is on the first screen, too.
+            main = first(text)
+            rest = text.removeprefix("- ").removeprefix(main).strip()
             # Within the first cell: what comes after it is counted by others.
-            notebook.cells[0].source += "\n\n" + HEAD.format(text=text, picture="".join(leads))
+            notebook.cells[0].source += "\n\n" + HEAD.format(first=main, picture="".join(leads), rest=rest)
             say_what_is_seen(notebook)
             source[0] = nbformat.writes(notebook)
 
