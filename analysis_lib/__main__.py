@@ -233,7 +233,8 @@ def _measure(options: argparse.Namespace) -> None:
     for name, reason in tables.run["left_out"].items():
         _note(1, f"table was left out: {name} ({reason})")
     _note(sum(report.zero_vectors.values()), "zero vectors have no direction and enter no cosine (see run.json)")
-    print(f"wrote {len(tables)} tables of {report.tokens} tokens in {report.utterances} utterances to {options.out}")
+    read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
+    print(f"wrote {_count(len(tables), 'table')} of {read} to {options.out}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -247,7 +248,7 @@ def _compare(options: argparse.Namespace) -> None:
         found = compare({options.data: options.models}, options.metrics, **draw)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
         save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
-    print(f"wrote {len(found)} tables of {len(options.models)} models to {options.out}")
+    print(f"wrote {_count(len(found), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -290,7 +291,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     with _sole_writer(options.out):
         found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
         found.save(options.out)
-    print(f"wrote {len(found)} tables of {len(found.steps)} steps to {options.out}")
+    print(f"wrote {_count(len(found), 'table')} of {_count(len(found.steps), 'step')} to {options.out}")
 
 
 def _classifiers(options: argparse.Namespace) -> None:
@@ -342,11 +343,16 @@ def _book(options: argparse.Namespace) -> None:
     print(f"the site is at {book.build_book(options.profile, parameters)}")
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
 def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.book.ledger import NOT_RUN, ledger
     from analysis_lib.book.parameters import ROOT
     from analysis_lib.papers import claims
 
+    required = [claims.claim(name).id for name in filter(None, options.require.split(","))]
     home = ROOT / "_build" / "executed" / "default"
     pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
     rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
@@ -354,8 +360,8 @@ def _claims(options: argparse.Namespace) -> None:
     judged = rows[rows["verdict"] != NOT_RUN]
     text = judged.to_csv(index=False) if options.csv else shown.to_string(index=False, na_rep="", float_format="%.3f")
     print(text.rstrip())
-    for name in filter(None, options.require.split(",")):
-        if ((found := rows.loc[rows["id"] == claims.claim(name).id, "verdict"]) != claims.HOLDS).any():
+    for name in required:
+        if ((found := rows.loc[rows["id"] == name, "verdict"]) != claims.HOLDS).any():
             raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
 
 
