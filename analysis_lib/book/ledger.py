@@ -1,9 +1,11 @@
 """The ledger: the claims of the papers, with the verdicts of executed notebooks."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
+from nbformat import NotebookNode
 
 from analysis_lib.book.parameters import read_notebook
 from analysis_lib.papers import claims
@@ -12,6 +14,8 @@ NOT_RUN = "not run"
 # What a verdict is about.
 GROUPS = ("model", "run", "dataset", "variant", "classes", "stage")
 PARAMETERS = {"model": "model", "run": "run", "dataset": "data"}
+# Parameters that name what a page is on.
+OWN = ("model", "run", "data", "class_data")
 NUMBERS = ("value", "ci_low", "ci_high", "draws", "p")
 
 
@@ -24,7 +28,8 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     Returns:
         One row per verdict, the same on two pages once, and one per claim without any (``not run``): the fields of a
         claim, paper, on (what it is judged on, or needs), subject (its model, run or corpus), those of a verdict,
-        corrected (over all rows), judged_by, table and figure (of that page, the one that shows the number; or "").
+        corrected (over all rows), judged_by, table and figure (of that page, the one that shows the number of this
+        subject; or "").
 
     Raises:
         AnalysisError: a notebook cannot be read.
@@ -38,14 +43,15 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
         known = {group: given.get(parameter) for group, parameter in PARAMETERS.items()}
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
         rows = [row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())]
-        drawn = {cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in notebook.cells}
+        drawn = _drawn(notebook)
         # A claim that the book no longer makes has no row.
         for row in (row for row in rows if row["id"] in every):
-            figure = next((figure for figure in every[row["id"]].figures if figure in drawn), "")
-            found.append({"judged_by": name, "figure": figure} | (row if row.get("model") else known | row))
+            row = {"judged_by": name} | (row if row.get("model") else known | row)
+            shown = [figure for figure in every[row["id"]].figures if figure in drawn]
+            found.append(row | {"figure": _shows(shown, drawn, _about(row), given)})
     rows = pd.DataFrame(found, columns=["id", *NUMBERS, "verdict", "table", "judged_by", "figure", *GROUPS])
     rows = rows.astype(dict.fromkeys(NUMBERS, float)).drop_duplicates(["id", *GROUPS, *NUMBERS])
-    about = [[_word(value) for value in values if not pd.isna(value)] for values in rows[[*GROUPS]].to_numpy(object)]
+    about = [*map(_about, rows[[*GROUPS]].to_dict("records"))]
     rows["subject"] = [next(iter(words), "") for words in about]
     rows["on"] = [*map(", ".join, about)]
     rows["corrected"] = claims.corrected(rows)
@@ -58,5 +64,32 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     return rows.astype(dict.fromkeys(without, object)).fillna(without)
 
 
-def _word(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _about(row: Mapping) -> list[str]:
+    """What a verdict is about, in words; first the model, else the run or the corpus."""
+    values = [row[group] for group in GROUPS if not pd.isna(row.get(group))]
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+
+
+def _drawn(notebook: NotebookNode) -> dict[str, str]:
+    """The numbers that the figures of a notebook are drawn from, as CSV, by their names."""
+    found = {}
+    for cell in notebook.cells:
+        if name := cell.metadata.get("mystnb", {}).get("figure", {}).get("name"):
+            found[name] = "".join(output.get("data", {}).get("text/csv", "") for output in cell.get("outputs", ()))
+    return found
+
+
+def _shows(figures: list[str], drawn: Mapping[str, str], about: list[str], given: Mapping) -> str:
+    """The figure that is drawn from most numbers of what a verdict is about, if any.
+
+    Those of a page on one model, run or corpus do not name it; what stands beside it is named.
+    """
+    subject = re.sub(r"^minilm-on-| \(shipped.*\)$", "", next(iter(about), ""))
+    values = [given.get(name) for name in OWN]
+    own = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    # Not a part of another name.
+    names = re.compile(rf"(?<![\w-]){re.escape(subject)}(?![\w-])")
+    counts = {figure: len(names.findall(drawn[figure])) for figure in figures}
+    named = sorted(filter(counts.get, figures), key=counts.get, reverse=True)
+    of_page = figures if about and about[0] in (*own, f"{given.get('model')} on {given.get('data')}") else []
+    return next(iter([*named, *of_page]), "")

@@ -78,7 +78,7 @@ class Ledger(SphinxDirective):
 
 def _row(row: dict) -> str:
     text = {name: html.escape(str(value)) for name, value in row.items()}
-    after = "" if row["corrected"] == row["verdict"] else f"<br><small>after Holm: {text['corrected']}</small>"
+    after = "" if row["corrected"] == row["verdict"] else f"<br><small>over all (Holm): {text['corrected']}</small>"
     number = "" if pd.isna(row["value"]) else f"{row['value']:z.3f}"
     interval = claims.interval(row["ci_low"], row["ci_high"], row["draws"])
     # To the figure that shows it; the claim leads to the table that judges it.
@@ -89,7 +89,7 @@ def _row(row: dict) -> str:
         "number": f"{number}{interval}",
         "claim": f'<a href="{_address(row)}">{text["sentence"]}</a>',
         "on": text["on"],
-        "bound": f"{text['direction']} {row['bound']:g}",
+        "bound": f"{text['direction']} {row['bound']:g}<br><small>{text['quantity']}</small>",
         "source": f"{text['paper']}, {text['place']}; {text['setting']}",
     }
     sort = {"number": f' data-sort="{row["value"]}"'}
@@ -135,14 +135,16 @@ def _signs(judged: pd.DataFrame) -> list[str]:
     names, rows = judged["id"].unique(), []
     for subject, group in judged.groupby(by, sort=False):
         signs = {row["id"]: _sign(row) for row in group.to_dict("records")}
-        cells = "".join(f"<td>{signs.get(name, '')}</td>" for name in names)
+        cells = "".join(f"<td>{signs.get(name, '·')}</td>" for name in names)
         rows.append(f'<tr><th scope="row">{html.escape(subject)}</th>{cells}</tr>')
     return rows
 
 
 def _sign(row: dict) -> str:
-    words = html.escape(f"{row['verdict']}: {row['sentence']}")
-    kind, address = row["verdict"].replace(" ", "-"), _address(row, row["figure"])
+    lost = row["corrected"] != row["verdict"]
+    said = row["verdict"] + f" (over all verdicts of the book: {row['corrected']})" * lost
+    words = html.escape(f"{said}: {row['sentence']}")
+    kind, address = row["verdict"].replace(" ", "-") + " lost" * lost, _address(row, row["figure"])
     return f'<a class="sign {kind}" href="{address}" title="{words}" aria-label="{words}">{SIGNS[row["verdict"]]}</a>'
 
 

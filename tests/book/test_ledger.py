@@ -82,12 +82,28 @@ def test_a_number_leads_to_the_figure_of_its_page_that_shows_it(executed, monkey
     monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: told if paper == "maruta" else load(paper))
     path = executed["outliers/attention"]
     notebook = nbformat.read(path, 4)
-    notebook.cells.append(new_code_cell("", metadata={"mystnb": {"figure": {"name": "fig-a"}}}))
+    for name, model in {"fig-other": "minilm-2", "fig-a": "minilm"}.items():
+        drawn = new_output("display_data", {"text/csv": f"model,x\n{model},1\n"})
+        notebook.cells.append(new_code_cell("", outputs=[drawn], metadata={"mystnb": {"figure": {"name": name}}}))
     nbformat.write(notebook, path)
     rows = ledger(executed).set_index("id", drop=False)
     assert rows.loc["maruta-early-cls", ["figure", "subject"]].tolist() == ["fig-a", "minilm"]
     assert rows.loc["maruta-middle-sep", "figure"] == ""
     assert '<a href="outliers/attention.html#fig-a">0.500</a> [0.400' in _row(rows.loc["maruta-early-cls"].to_dict())
+
+
+def test_a_figure_of_a_page_on_one_model_need_not_name_it_and_is_of_no_other(executed, monkeypatch):
+    every = claims.load("maruta")
+    told = every | {name: replace(every[name], figures=["fig-a"]) for name in ("maruta-early-cls", "maruta-middle-sep")}
+    monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: told if paper == "maruta" else load(paper))
+    path = executed["outliers/attention"]
+    notebook = nbformat.read(path, 4)
+    drawn = new_output("display_data", {"text/csv": "layer,weight\n1,0.5\n"})
+    notebook.cells.append(new_code_cell("", outputs=[drawn], metadata={"mystnb": {"figure": {"name": "fig-a"}}}))
+    for model, figure in {"minilm": "fig-a", "other": ""}.items():
+        notebook.metadata["analysis_lib"] = {"parameters": {"model": model}}
+        nbformat.write(notebook, path)
+        assert ledger(executed).set_index("id").loc["maruta-early-cls", "figure"] == figure
 
 
 def test_without_a_page_no_claim_was_run():
