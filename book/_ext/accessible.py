@@ -3,19 +3,32 @@
 A Sphinx extension (``_config.yml`` names it).
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from docutils import nodes
 from sphinx.application import Sphinx
 
 # Docutils gives a reference a role that is deprecated, and unknown to the list around it.
 ROLES = {'role="doc-biblioentry"': 'role="listitem"'}
+# The theme gives what folds a part in the sidebar a picture and no words.
+FOLDS = ("<summary>", '<summary aria-label="Pages of this part">')
 
 
 def _mend(app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None) -> None:
     for old, new in ROLES.items():
         context["body"] = context.get("body", "").replace(old, new)
+    if make := context.get("generate_toctree_html"):
+        context["generate_toctree_html"] = partial(_with_words, make)
+
+
+def _with_words(make: Callable, kind: str, **options: object) -> object:
+    made = make(kind, **options)
+    return str(made).replace(*FOLDS) if kind == "sidebar" else made
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    app.connect("html-page-context", _mend)
+    # After the theme.
+    app.connect("html-page-context", _mend, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

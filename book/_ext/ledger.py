@@ -82,7 +82,7 @@ def _row(row: dict) -> str:
     number = "" if pd.isna(row["value"]) else f"{row['value']:z.3f}"
     interval = claims.interval(row["ci_low"], row["ci_high"], row["draws"])
     # To the figure that shows it; the claim leads to the table that judges it.
-    if row["figure"]:
+    if number and row["figure"]:
         number = f'<a href="{_address(row, row["figure"])}">{number}</a>'
     cells = {
         "verdict": f"{text['verdict']}{after}",

@@ -44,7 +44,8 @@ def test_every_page_loads_itself_and_nothing_else_without_an_error(smoke_site, p
     troubles = []
     page.on("console", lambda m: m.type == "error" and troubles.append(m.text))
     page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("requestfailed", lambda request: troubles.append(f"failed: {request.url}"))
+    # A picture far below that is still loading when the next page is opened is no trouble.
+    page.on("requestfailed", lambda r: r.failure == "net::ERR_ABORTED" or troubles.append(f"failed: {r.url}"))
     page.on(
         "request",
         lambda request: request.url.startswith(OWN) or troubles.append(f"asked: {request.url}"),
