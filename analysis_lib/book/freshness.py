@@ -29,30 +29,32 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
     """
     content = read_notebook(notebook)
+    modules = used_modules(content)
     return digest(
         # All of a cell but its outputs: words and captions are in the executed copy, too.
         [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
-        source_hash(_modules(content)),
+        source_hash(modules),
         # What the library reads beside its own sources.
         *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
         (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),
         inputs(parameters),
-        paper_data(content, root / "data") or None,
+        paper_data(modules, root / "data") or None,
         installed(),
     )
 
 
-def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
-    """What the modules on the papers read of the folder ``data``, by folder, if the notebook imports one of them.
+def paper_data(modules: set[str], data: Path) -> dict[str, str]:
+    """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one of them.
 
     Only notebooks import ``analysis_lib.papers``: everything else lies below it.
     """
-    reads = any(module.startswith("analysis_lib.papers") for module in _modules(notebook))
+    reads = any(module.startswith("analysis_lib.papers") for module in modules)
     return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA} if reads else {}
 
 
-def _modules(notebook: NotebookNode) -> set[str]:
+def used_modules(notebook: NotebookNode) -> set[str]:
+    """The modules of the library that the cells of a notebook import and use."""
     return imported_modules("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
 
@@ -90,8 +92,7 @@ def inputs(parameters: Parameters) -> dict[str, str]:
         values = value if isinstance(value, list) else [value]
         if name == "beside" or name.startswith("shipped"):
             found |= {f"shipped measurement {ship}": digest(file_hashes(measurements / ship)) for ship in values}
-            continue
-        if name == "model" or name.endswith("models"):
+        elif name == "model" or name.endswith("models"):
             found |= {f"model {model}": weights_identity(model) for model in values}
         if name in ("run", "runs"):
             found |= {f"run {run}": run_identity(run) for run in values}

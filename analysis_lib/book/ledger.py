@@ -52,7 +52,7 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
     rows = pd.DataFrame(found, columns=["id", *NUMBERS, "verdict", "table", "judged_by", "figure", *GROUPS])
     rows = rows.astype(dict.fromkeys(NUMBERS, float)).drop_duplicates(["id", *GROUPS, *NUMBERS])
     about = [*map(_about, rows[[*GROUPS]].to_dict("records"))]
-    rows["subject"] = [next(iter(words), "") for words in about]
+    rows["subject"] = [*map(_subject, about)]
     rows["on"] = [*map(", ".join, about)]
     rows["corrected"] = claims.corrected(rows)
     known = pd.DataFrame([vars(claim) for claim in every.values()])
@@ -70,6 +70,11 @@ def _about(row: Mapping) -> list[str]:
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
+def _subject(about: list[str]) -> str:
+    """The model, run or corpus, whether it was measured here or comes with the book."""
+    return re.sub(r" \(shipped.*\)$", "", next(iter(about), ""))
+
+
 def _drawn(notebook: NotebookNode) -> dict[str, str]:
     """The numbers that the figures of a notebook are drawn from, as CSV, by their names."""
     found = {}
@@ -84,7 +89,8 @@ def _shows(figures: list[str], drawn: Mapping[str, str], about: list[str], given
 
     Those of a page on one model, run or corpus do not name it; what stands beside it is named.
     """
-    subject = re.sub(r"^minilm-on-| \(shipped.*\)$", "", next(iter(about), ""))
+    # A shipped model that was fine-tuned is named by its corpus: MODEL-on-CORPUS.
+    subject = _subject(about).rpartition("-on-")[2]
     values = [given.get(name) for name in OWN]
     own = [one for value in values for one in (value if isinstance(value, list) else [value])]
     # Not a part of another name.

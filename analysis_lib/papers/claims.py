@@ -161,6 +161,16 @@ def corrected(verdicts: pd.DataFrame) -> pd.Series:
     return verdicts["verdict"].mask(raised > 1 - CONFIDENCE, UNDECIDED)
 
 
+def told(verdicts: pd.Series, after: pd.Series, mark: str = "", words: str = " (after Holm: {})") -> pd.Series:
+    """Verdicts for a sentence: each between marks, followed by what :func:`corrected` made of it where that differs.
+
+    >>> [*told(pd.Series([HOLDS, FAILS]), pd.Series([UNDECIDED, FAILS]), "**")]
+    ['**holds** (after Holm: undecided)', '**does not hold**']
+    """
+    corrections = pd.Series([words.format(verdict) for verdict in after], after.index, dtype=str)
+    return mark + verdicts + mark + corrections.where(after != verdicts, "")
+
+
 def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     """The verdicts as a numbered table: each, as it is and after :func:`corrected`; the claim; the number; the bound.
 
@@ -169,10 +179,9 @@ def verdict_table(verdicts: pd.DataFrame, name: str, caption: str) -> Table:
     where it comes first. The verdicts are in the metadata of the output, as ``verdicts``.
     """
     after = corrected(verdicts)
-    judged = verdicts["verdict"].where(after == verdicts["verdict"], verdicts["verdict"] + "** after Holm: **" + after)
     rows = [*zip(verdicts.itertuples(), ~verdicts["id"].duplicated(), strict=True)]
     columns = {
-        "verdict": "**" + judged + "**",
+        "verdict": told(verdicts["verdict"], after, "**", " after Holm: **{}**"),
         "number that decides, with 95 % interval": [
             f"**{'none' if np.isnan(row.value) else f'{row.value:z.3f}'}**"
             + interval(row.ci_low, row.ci_high, row.draws)

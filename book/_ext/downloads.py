@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from pages import figures, keep, light
 from sphinx.application import Sphinx
 
-from analysis_lib.book.freshness import inputs, paper_data
+from analysis_lib.book.freshness import inputs, paper_data, used_modules
 from analysis_lib.book.parameters import read_notebook
 from analysis_lib.corpora.packages import data_directory
 
@@ -72,7 +72,7 @@ def _say_how(app: Sphinx, name: str, source: list[str]) -> None:
         notebook = nbformat.reads(source[0], 4)
         record, bare = notebook.metadata["analysis_lib"], nbformat.writes(clean(notebook)) + "\n"
         address = keep(app.env, NOTEBOOKS / f"{name}.ipynb", bare.encode())
-        read = inputs(record["parameters"]) | paper_data(notebook, data_directory())
+        read = inputs(record["parameters"]) | paper_data(used_modules(notebook), data_directory())
         given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
         made = {
             "command": " \\\n    ".join([f"python -m analysis_lib run book/{name}.ipynb", *given]),

@@ -14,7 +14,7 @@ import nbformat
 from docutils import nodes
 from docutils.parsers.rst import directives
 from nbformat import NotebookNode
-from pages import Drawn, displayed, executed, figures, has_tag, keep, light, say_what_is_seen
+from pages import Drawn, displayed, executed, figures, has_tag, keep, light
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
@@ -64,13 +64,13 @@ def found(notebook: NotebookNode) -> str:
 
 def first(text: str) -> str:
     """The first bullet of what was found."""
-    return text.removeprefix("- ").split("\n- ")[0]
+    return text.removeprefix("- ").partition("\n- ")[0]
 
 
 def headline(text: str) -> tuple[str, str]:
     """The first bullet as its bold sentence, without the full stop, and the rest."""
     sentence = HEADLINE.match(first(text))
-    return (sentence[1], sentence[2]) if sentence else ("", first(text))
+    return sentence.groups() if sentence else ("", first(text))
 
 
 def small(environment: BuildEnvironment, name: str, drawn: Drawn) -> str:
@@ -113,18 +113,17 @@ def _hoist(app: Sphinx, name: str, source: list[str]) -> None:
     if app.env.doc2path(name).endswith(".ipynb"):
         notebook = nbformat.reads(source[0], 4)
         if text := found(notebook):
-            pictures = [(label, drawn) for label, drawn in figures(notebook).items() if "png" in drawn.files]
-            pictures.sort(key=lambda picture: not picture[1].leads)
-            leads = [
-                PICTURE.format(alt=drawn.alt, path=small(app.env, label, drawn), name=label)
-                for label, drawn in pictures[:1]
-            ]
+            drawn = figures(notebook)
+            for cell in notebook.cells:
+                if (about := cell.metadata.get("mystnb", {})).get("figure", {}).get("name") in drawn:
+                    about["image"]["alt"] = drawn[about["figure"]["name"]].alt
+            pictures = sorted((name for name in drawn if "png" in drawn[name].files), key=lambda n: not drawn[n].leads)
+            leads = [PICTURE.format(alt=drawn[n].alt, path=small(app.env, n, drawn[n]), name=n) for n in pictures[:1]]
             # On a phone the picture is on the first screen, too.
             main = first(text)
             rest = text.removeprefix("- ").removeprefix(main).strip()
             # Within the first cell: what comes after it is counted by others.
             notebook.cells[0].source += "\n\n" + HEAD.format(first=main, picture="".join(leads), rest=rest)
-            say_what_is_seen(notebook)
             source[0] = nbformat.writes(notebook)
 
 

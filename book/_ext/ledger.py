@@ -8,7 +8,6 @@ are of each kind, and ``{measured-models}`` on which models.
 import functools
 import html
 import re
-from collections.abc import Iterable
 
 import pandas as pd
 from docutils import nodes
@@ -26,8 +25,8 @@ from analysis_lib.training.recipes import RECIPES
 
 KINDS = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, NOT_RUN)
 TABLE = """\
-<div class="pst-scrollable-table-container" role="region" aria-label="{label}">
-<table class="{kind} table">
+<div class="pst-scrollable-table-container" role="region" aria-label="The claims ledger">
+<table class="ledger table">
 <thead><tr>{heads}</tr></thead>
 <tbody>
 {rows}
@@ -52,13 +51,7 @@ def gathered(environment: BuildEnvironment) -> pd.DataFrame:
     rows = ledger(executed(environment))
     blocks = rows["judged_by"].str.startswith("untrained/") & rows["model"].notna()
     rows.loc[blocks, ["model", "on", "subject"]] += ", untrained block"
-    rows["subject"] = rows["subject"].str.replace(r" \(shipped.*\)", "", regex=True)
     return rows
-
-
-def _table(kind: str, label: str, heads: Iterable[str], rows: Iterable[str]) -> list[nodes.Node]:
-    heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
-    return [nodes.raw("", TABLE.format(kind=kind, label=label, heads=heads, rows="\n".join(rows)), format="html")]
 
 
 def _address(row: dict, shown: str = "") -> str:
@@ -71,9 +64,10 @@ class Ledger(SphinxDirective):
     """A row for each claim and what it is judged on."""
 
     def run(self) -> list[nodes.Node]:
-        rows = gathered(self.env).to_dict("records")
+        rows = map(_row, gathered(self.env).to_dict("records"))
         heads = ("verdict", "number that decides", "claim", "judged on", "holds if", "in the paper")
-        return _table("ledger", "The claims ledger", heads, map(_row, rows))
+        heads = "".join(f'<th scope="col">{head}</th>' for head in heads)
+        return [nodes.raw("", TABLE.format(heads=heads, rows="\n".join(rows)), format="html")]
 
 
 def _row(row: dict) -> str:

@@ -1,7 +1,6 @@
 """The executed notebooks of the staged book, and the numbered figures in them, for the extensions beside this file."""
 
 import base64
-import copy
 import html
 import io
 import re
@@ -20,8 +19,6 @@ KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 SLIDER = re.compile(r'<figure id="(?P<name>[^"]+)" class="slider">(?P<inner>.*)</figure>', re.DOTALL)
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
 FRAME = re.compile(r'<img src="data:image/png;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
-
-
 # Of a cell that says, computed, what is seen on the figure before it; of the figure that stands at the top of its page.
 SEEN, LEAD = "seen", "lead"
 ROLE, MARKS = re.compile(r"\{\w+\}`(?:[^`<]*<)?([^`>]*)>?`"), re.compile(r"[*`$\\]")
@@ -82,24 +79,13 @@ def plain(text: str) -> str:
     return " ".join(MARKS.sub("", ROLE.sub(r"\1", text)).split())
 
 
-def say_what_is_seen(notebook: NotebookNode) -> None:
-    """Complete the alt texts of an executed notebook: after what a figure shows comes what is seen on it.
-
-    That is computed with the page: by the next cell tagged ``seen`` after the figure, before another figure.
-    """
-    about = None
-    for cell in notebook.cells:
-        if cell.metadata.get("mystnb", {}).get("figure"):
-            about = cell.metadata["mystnb"]["image"]
-        elif about and has_tag(cell, SEEN):
-            about["alt"] = " ".join([about["alt"], plain(displayed(cell))])
-            about = None
-
-
 def figures(notebook: NotebookNode) -> dict[str, Drawn]:
-    """The numbered figures of an executed notebook by their names; of a slider, the frame that it begins with."""
-    notebook, found = copy.deepcopy(notebook), {}
-    say_what_is_seen(notebook)
+    """The numbered figures of an executed notebook by their names; of a slider, the frame that it begins with.
+
+    After what a figure shows its alt text has what is seen on it, computed with the page: what the next cell tagged
+    ``seen`` says, before another figure.
+    """
+    found, unseen = {}, None
     for cell in notebook.cells:
         shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
         about = cell.metadata.get("mystnb", {})
@@ -111,5 +97,8 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
             words = [html.unescape(text) for text in (CAPTION.search(slider["inner"])["caption"], last["alt"])]
             found[slider["name"]] = Drawn(*words, files | {"png": base64.b64decode(last["picture"])})
         elif name := about.get("figure", {}).get("name"):
-            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], files, has_tag(cell, LEAD))
+            words = (about["figure"]["caption"], about["image"]["alt"])
+            found[name] = unseen = Drawn(*words, files, has_tag(cell, LEAD))
+        elif unseen and has_tag(cell, SEEN):
+            unseen.alt, unseen = f"{unseen.alt} {plain(displayed(cell))}", None
     return found

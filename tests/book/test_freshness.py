@@ -82,7 +82,7 @@ def test_what_ships_is_known_by_its_content(monkeypatch, tmp_path):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / "measurements" / "one" / "run.json").write_text(text)
         found = freshness.inputs({"beside": ["one"], "shipped_models": ["two"]})
-        seen.append(found | freshness.paper_data(notebook, tmp_path))
+        seen.append(found | freshness.paper_data(freshness.used_modules(notebook), tmp_path))
     changed = {name for name in seen[0] if seen[0][name] != seen[1][name]}
     assert changed == {"shipped measurement one", "data/measurements"}
     assert seen[0].keys() - changed == {"shipped measurement two", "data/claims", "data/reference"}

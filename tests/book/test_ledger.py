@@ -76,15 +76,24 @@ def test_a_row_that_names_its_model_is_not_of_the_corpus_of_the_page(executed):
     assert ledger(executed).set_index("id").loc["maruta-early-cls", "on"] == "minilm"
 
 
-def test_a_number_leads_to_the_figure_of_its_page_that_shows_it(executed, monkeypatch):
+@pytest.fixture
+def shown(monkeypatch) -> None:
+    """A claim whose number two figures may show."""
     every = claims.load("maruta")
     told = every | {"maruta-early-cls": replace(every["maruta-early-cls"], figures=["fig-other", "fig-a"])}
     monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: told if paper == "maruta" else load(paper))
+
+
+def drawn(name: str, csv: str) -> nbformat.NotebookNode:
+    """A cell that has drawn a figure from some numbers."""
+    output = new_output("display_data", {"text/csv": csv})
+    return new_code_cell("", outputs=[output], metadata={"mystnb": {"figure": {"name": name}}})
+
+
+def test_a_number_leads_to_the_figure_of_its_page_that_shows_it(executed, shown):
     path = executed["outliers/attention"]
     notebook = nbformat.read(path, 4)
-    for name, model in {"fig-other": "minilm-2", "fig-a": "minilm"}.items():
-        drawn = new_output("display_data", {"text/csv": f"model,x\n{model},1\n"})
-        notebook.cells.append(new_code_cell("", outputs=[drawn], metadata={"mystnb": {"figure": {"name": name}}}))
+    notebook.cells += [drawn("fig-other", "model,x\nminilm-2,1\n"), drawn("fig-a", "model,x\nminilm,1\n")]
     nbformat.write(notebook, path)
     rows = ledger(executed).set_index("id", drop=False)
     assert rows.loc["maruta-early-cls", ["figure", "subject"]].tolist() == ["fig-a", "minilm"]
@@ -92,14 +101,10 @@ def test_a_number_leads_to_the_figure_of_its_page_that_shows_it(executed, monkey
     assert '<a href="outliers/attention.html#fig-a">0.500</a> [0.400' in _row(rows.loc["maruta-early-cls"].to_dict())
 
 
-def test_a_figure_of_a_page_on_one_model_need_not_name_it_and_is_of_no_other(executed, monkeypatch):
-    every = claims.load("maruta")
-    told = every | {name: replace(every[name], figures=["fig-a"]) for name in ("maruta-early-cls", "maruta-middle-sep")}
-    monkeypatch.setattr(claims, "load", lambda paper, load=claims.load: told if paper == "maruta" else load(paper))
+def test_a_figure_of_a_page_on_one_model_need_not_name_it_and_is_of_no_other(executed, shown):
     path = executed["outliers/attention"]
     notebook = nbformat.read(path, 4)
-    drawn = new_output("display_data", {"text/csv": "layer,weight\n1,0.5\n"})
-    notebook.cells.append(new_code_cell("", outputs=[drawn], metadata={"mystnb": {"figure": {"name": "fig-a"}}}))
+    notebook.cells.append(drawn("fig-a", "layer,weight\n1,0.5\n"))
     for model, figure in {"minilm": "fig-a", "other": ""}.items():
         notebook.metadata["analysis_lib"] = {"parameters": {"model": model}}
         nbformat.write(notebook, path)
