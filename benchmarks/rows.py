@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor, nn
 
 from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure
-from analysis_lib.capture import Settings
+from analysis_lib.capture import Batch, Settings
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.measurement import stored
 from analysis_lib.models.loading import located
@@ -49,10 +49,16 @@ def bert_base() -> LoadedModel:
         return load_model(folder)
 
 
-def bare(model: LoadedModel, corpus: Corpus) -> Call:
-    """A forward pass with the fused attention of transformers, in batches of texts of similar length."""
+def full_batches(model: LoadedModel, corpus: Corpus) -> list[Batch]:
+    """The texts by length, in batches as full as they can be, whatever their padding."""
     texts = model.tokenizer(corpus.texts, truncation=True, max_length=model.max_length)["input_ids"]
-    batches = make_batches(model, texts, [0] * len(texts), True, Settings.tokens_per_batch)
+    size = Settings.tokens_per_batch
+    return make_batches(model, texts, [0] * len(texts), True, size, most_padding=size)
+
+
+def bare(model: LoadedModel, corpus: Corpus) -> Call:
+    """A forward pass with the fused attention of transformers, in full batches of texts of similar length."""
+    batches = full_batches(model, corpus)
 
     def run() -> None:
         with torch.inference_mode():
@@ -114,8 +120,7 @@ def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict
     Args:
         forward: the vectors, of shape utterance x token x ..., of a batch's inputs, by space and layer.
     """
-    texts = model.tokenizer(corpus.texts, truncation=True, max_length=model.max_length)["input_ids"]
-    batches = make_batches(model, texts, [0] * len(texts), True, Settings.tokens_per_batch)
+    batches = full_batches(model, corpus)
 
     def run() -> dict[tuple, float]:
         found = defaultdict(list)

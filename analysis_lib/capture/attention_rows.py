@@ -1,17 +1,17 @@
 """Attention with the entropy of its rows and their weight per type of key, without keeping the weights."""
 
-import math
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn import functional
 
-# Longer rows go through the fused kernel, shorter ones are formed: each is faster there.
-LONGEST_FORMED_ROW = 96
-# How many elements of formed rows are held at once.
-FORMED_ELEMENTS = 2**24
+# How many scores are formed at once: as many as the cache of a processor holds, or a small part of a GPU's memory.
+SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
+# How many rows of causal attention are formed at once on a processor: no key after the last of them is.
+CAUSAL_ROWS = 64
 
 
 @dataclass(eq=False)
@@ -40,6 +40,7 @@ def attend_with_rows(
     type_masks: Float[Tensor, "utterance type key"],
     counted: Bool[Tensor, "utterance token"],
     bias: Float[Tensor, "#utterance #head #token key"] | None = None,
+    causal: bool = False,
 ) -> tuple[
     Float[Tensor, "utterance head token value_dim"],
     Float[Tensor, "utterance head token"],
@@ -48,66 +49,58 @@ def attend_with_rows(
     """The output of attention, the entropy of its rows, and the weight given to each type of key.
 
     With scores s = scaling · q·k + bias and weights p = softmax(s), the entropy of a row is −Σ p ln p, in nats, in
-    [0, ln keys]. Weights are summed over the counted queries of an utterance.
-
-    Short rows are formed. Long rows without a bias are not: as Σ p s = scaling · q·(Σ p k), their entropy is
-    ln Σ exp s − scaling · q·(Σ p k), and one fused call with the values [v, k, type indicators] gives the output,
-    Σ p k and the weight of each type. With a bias, Σ p · bias needs every weight, so these rows are always formed.
+    [0, ln keys]. Since ln p = s − max s + ln max p, it is −Σ p (s − max s) − ln max p: no logarithm of every weight is
+    taken. One product with the values [v, type indicators] gives the output and the weight of each type. Weights are
+    summed over the counted queries of an utterance. A few rows are formed at a time, and none is kept.
 
     Args:
-        mask: True where a query may see a key; None if every query sees every key.
+        mask: True where a query may see a key, one at least; None if every query sees every key.
         type_masks: 1 where a key has a type, else 0.
         counted: True at the queries whose weights are summed.
         bias: added to the scores after scaling.
+        causal: whether no query sees a key after it, as the mask says.
 
     Returns:
         The output; the entropy of each row; the weight by utterance, head and type.
     """
-    fused = query.shape[2] > LONGEST_FORMED_ROW and query.device.type == "cpu" and bias is None
-    if fused and query.shape[-1] == value.shape[-1]:
-        output, entropy, mass = _fused_rows(query, key, value, mask, scaling, type_masks)
-    else:
-        output, entropy, mass = _formed_rows(query, key, value, mask, scaling, type_masks, bias)
-    queries = counted.to(mass.dtype)[:, None, None]
-    return output, entropy, (queries @ mass).squeeze(2)
-
-
-def _formed_rows(query, key, value, mask, scaling, type_masks, bias=None) -> tuple[Tensor, Tensor, Tensor]:
     utterances, heads, tokens, _ = query.shape
-    chunk = max(1, FORMED_ELEMENTS // (utterances * heads * key.shape[2]))
-    keys, indicators = key.transpose(2, 3), type_masks.transpose(1, 2).unsqueeze(1)
-    parts = []
-    for start in range(0, tokens, chunk):
-        scores = (query[:, :, start : start + chunk] * scaling) @ keys
-        if bias is not None:
-            scores += bias.expand(-1, -1, tokens, -1)[:, :, start : start + chunk]
-        if mask is not None:
-            allowed = mask.expand(-1, -1, tokens, -1)[:, :, start : start + chunk]
-            scores.masked_fill_(~allowed, -math.inf)
-        weights = scores.softmax(-1)
-        parts.append((weights @ value, torch.special.entr(weights).sum(-1), weights @ indicators))
-    return tuple(torch.cat(part, 2) if len(part) > 1 else part[0] for part in zip(*parts, strict=True))
-
-
-def _fused_rows(query, key, value, mask, scaling, type_masks) -> tuple[Tensor, Tensor, Tensor]:
-    heads, head_dim, types = query.shape[1], query.shape[3], type_masks.shape[1]
+    keys, width = value.shape[2:]
     indicators = type_masks.transpose(1, 2).unsqueeze(1).expand(-1, heads, -1, -1)
-    values = torch.cat([value, key, indicators], -1)
-    # The kernel wants queries, keys and values of one width; zeros add nothing to a score.
-    padding = (0, values.shape[-1] - head_dim)
-    bias = None
-    if mask is not None:
-        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(~mask, -math.inf)
-    # The public function keeps the log-sum-exp of the rows to itself; this is what it calls on a CPU.
-    mixed, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        functional.pad(query, padding),
-        functional.pad(key, padding),
-        values,
-        0.0,
-        False,
-        attn_mask=bias,
-        scale=scaling,
-    )
-    output, keys, mass = mixed.split([head_dim, head_dim, types], -1)
-    entropy = log_sum - scaling * (query * keys).sum(-1)
-    return output, entropy.clamp_min(0), mass
+    values = torch.cat([value, indicators], -1)
+    added = _added_to_scores(mask, bias, query.dtype)
+    added = None if added is None else added.expand(utterances, heads, tokens, keys)
+    mixed, entropy = query.new_empty(*query.shape[:3], values.shape[-1]), query.new_empty(query.shape[:3])
+    for part in _parts(query, keys, causal):
+        end = min(part[2].stop, keys) if causal else keys
+        of_keys = (*part[:2], slice(end))
+        scores = (query[part] @ key[of_keys].transpose(2, 3)).mul_(scaling)
+        if added is not None:
+            scores += added[part][..., :end]
+        weights = scores.softmax(-1)
+        mixed[part] = weights @ values[of_keys]
+        scores -= scores.amax(-1, keepdim=True)
+        entropy[part] = -(scores.mul_(weights).sum(-1) + weights.amax(-1).log())
+    output, mass = mixed.split([width, values.shape[-1] - width], -1)
+    queries = counted.to(mass.dtype)[:, None, None]
+    return output, entropy.clamp_min(0), (queries @ mass).squeeze(2)
+
+
+def _parts(query: Tensor, keys: int, causal: bool) -> Iterator[tuple[slice, slice, slice]]:
+    """Utterances, heads and tokens that are taken at once: several utterances, or heads of one, or rows of a head."""
+    on_cpu = query.device.type == "cpu"
+    room = SCORES_AT_ONCE if on_cpu else SCORES_AT_ONCE_ON_GPU
+    most = [room // (query.shape[1] * query.shape[2] * keys), room // (query.shape[2] * keys), room // keys]
+    if causal and on_cpu:
+        most[2] = min(most[2], CAUSAL_ROWS)
+    sizes = [max(1, min(count, size)) for count, size in zip(query.shape[:3], most, strict=True)]
+    starts = [range(0, count, size) for count, size in zip(query.shape[:3], sizes, strict=True)]
+    for start in itertools.product(*starts):
+        yield tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
+
+
+def _added_to_scores(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but finite."""
+    if mask is None:
+        return bias
+    lowest = torch.finfo(dtype).min / 2
+    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)

@@ -15,6 +15,8 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.tokenization import text_frame, token_ids
 
+# How many padding tokens a batch of texts may have: about as many as take the time that one more batch takes.
+MOST_PADDING = 64
 # How many pixels of an image count as one token of a batch.
 PIXELS_PER_TOKEN = 256
 # In seconds, unless the processor has a limit of its own: what Whisper reads at once.
@@ -70,21 +72,28 @@ def make_batches(
     groups: Sequence[int],
     special_tokens: bool,
     tokens_per_batch: int,
+    most_padding: int = MOST_PADDING,
 ) -> list[Batch]:
     """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
 
     If padding would change what the model computes, all texts of a batch have one length. A text that is longer than
     ``tokens_per_batch`` is a batch of its own. Texts of one group are neighbours in their batch.
     """
-    order = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
-    chunks: list[list[int]] = [[]]
-    for i in order:
-        full = (len(chunks[-1]) + 1) * len(token_ids[i]) > tokens_per_batch
-        longer = chunks[-1] and len(token_ids[i]) > len(token_ids[chunks[-1][0]])
-        if chunks[-1] and (full or (longer and loaded.layout.equal_lengths)):
+    if loaded.layout.equal_lengths:
+        most_padding = 0
+    elif loaded.device.type != "cpu":
+        # A GPU takes longer to begin with a batch than over its padding.
+        most_padding = tokens_per_batch
+    chunks: list[list[int]] = []
+    longest, tokens = 0, 0
+    for i in sorted(range(len(token_ids)), key=lambda i: len(token_ids[i])):
+        longest, tokens = len(token_ids[i]), tokens + len(token_ids[i])
+        size = (len(chunks[-1]) + 1) * longest if chunks else 0
+        if not chunks or size > tokens_per_batch or size - tokens > most_padding:
             chunks.append([])
+            tokens = longest
         chunks[-1].append(i)
-    chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks if chunk]
+    chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
     return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks]
 
 

@@ -66,8 +66,11 @@ class InterfaceAttention:
     ) -> Float[Tensor, "utterance head token value_dim"]:
         """The output of a module's attention; what is needed of it is captured."""
         layer, call, dtype = self.layer, self.projections.call, query.dtype
-        query, key, value, bias = wide(query), wide(key), wide(value), None if bias is None else wide(bias)
+        bias = None if bias is None else wide(bias)
         visibility, mask = layer.visibility(mask, query.shape[2], key.shape[2])
+        # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
+        as_given = wide(query), wide(key), wide(value)
+        query, key, value = (values.contiguous() for values in as_given)
         layer.take(query, key, value, call.key_input, visibility.keys)
         if SCORES in layer.needs:
             position = None if bias is None else bias / scaling
@@ -75,14 +78,15 @@ class InterfaceAttention:
             layer.activations.scores = score_sums(
                 module, self.own[module], call, query, key.shape[1], inputs, visibility, position
             )
+        if WEIGHTS not in layer.needs:
+            return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
-        if WEIGHTS not in layer.needs:
-            fused = functional.scaled_dot_product_attention(query, key, value, _joined(mask, bias), scale=scaling)
-            return fused.to(dtype)
         counted, indicators = layer.activations.tokens.counted, visibility.keys.type_masks.to(query.dtype)
-        output, entropy, mass = attend_with_rows(query, key, value, mask, scaling, indicators, counted, bias)
+        output, entropy, mass = attend_with_rows(
+            query, key, value, mask, scaling, indicators, counted, bias, visibility.causal
+        )
         layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs)
         return output.to(dtype)
 
@@ -120,15 +124,18 @@ def _attention_function(
     if mask is None and causal and query.shape[2] > 1:
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     modules, attend = _under_way.get()
-    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     if module in modules:
         output = attend(module, query, key, value, mask, bias, scaling)
     else:
-        grouped = query.shape[1] != key.shape[1]
-        output = functional.scaled_dot_product_attention(
-            query, key, value, _joined(mask, bias), dropout, scale=scaling, enable_gqa=grouped
-        )
+        output = _fused(query, key, value, _joined(mask, bias), scaling, dropout)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, dropout: float = 0
+) -> Tensor:
+    shared = query.shape[1] != key.shape[1]
+    return functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

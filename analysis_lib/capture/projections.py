@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from accelerate.utils import align_module_device
 from jaxtyping import Float
@@ -57,7 +57,8 @@ class ProjectionHooks:
                     yield module.get_submodule(path).register_forward_hook(partial(self._project, space))
 
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        arguments = _signature(type(module)).bind(module, *args, **kwargs).arguments
+        arguments.pop("self")
         self.call = AttentionCall({**arguments, **arguments.pop("kwargs", {})})
 
     def _project(self, space: str, _module: nn.Module, args: tuple, output: Tensor) -> None:
@@ -69,6 +70,11 @@ class ProjectionHooks:
 
     def _normalise(self, _norm: nn.Module, args: tuple, _output: Tensor) -> None:
         self.call.unnormalised = wide(args[0])
+
+
+@cache
+def _signature(module: type[nn.Module]) -> inspect.Signature:
+    return inspect.signature(module.forward)
 
 
 def key_projection(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.models import TOKEN_TYPES
 
 BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
 
@@ -31,10 +30,9 @@ class ScoreSums:
 
     T_n does not depend on the query, so the sum over pairs needs none of them. With g_n = T_nᵀ Σ_m q_m,
 
-        Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj = Σ_e (W_K)_ej (Σ_n g_n x_nᵀ)_ej,
+        Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj.
 
-    of which the inner sum is one product over all tokens of a type. Where g_n is the same for all keys of an utterance,
-    Σ_n x_n suffices.
+    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices.
 
     The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
     DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
@@ -75,22 +73,15 @@ class ScoreSums:
     @cached_property
     def contributions(self) -> Float[Tensor, "run head type width"]:
         """Σ C_j over pairs, by the type of the key: what each dimension of x_n adds to the scores."""
-        heads, head_dim, width = self.weight.shape
         tokens = self.visibility.keys
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
-            return tokens.by_run(gradient * self.inputs.type_sums)
-        shape = (len(tokens.runs), heads, len(TOKEN_TYPES), width)
-        found = self.weight.new_zeros(shape, dtype=torch.float64)
-        gradient = self.gradient.transpose(1, 2).flatten(0, 1).flatten(1)
-        inputs = self.inputs.values.flatten(0, 2)
-        for run, by_type in enumerate(tokens.places):
-            for kind, places in enumerate(by_type):
-                if len(places):
-                    product = (gradient[places].T @ inputs[places]).view(heads, head_dim, width)
-                    found[run, :, kind] = product.mul_(self.weight).sum(1)
-        return found
+            parts = zip(tokens.split(gradient), tokens.split(self.inputs.type_sums), strict=True)
+            return torch.stack([(part * sums).sum(0, dtype=torch.float64) for part, sums in parts])
+        # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
+        by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
+        return torch.cat([self._by_type((part @ weight).mul_(self.inputs.values)) for part, weight in by_head], 1)
 
     @cached_property
     def terms(self) -> dict[str, Float[Tensor, "run head type"]]:
@@ -123,4 +114,5 @@ class ScoreSums:
 
     def _by_type(self, values: Float[Tensor, "utterance head key dim"]) -> Float[Tensor, "run head type dim"]:
         keys = self.visibility.keys
-        return keys.by_run(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)
+        parts = keys.split(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)
+        return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])

@@ -1,6 +1,7 @@
 """What the vectors of a layer stand for, and which of them a query may see."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,40 @@ from analysis_lib.models import TOKEN_TYPES
 
 # The leading entries of TOKEN_TYPES.
 SPECIAL_TYPES = ("cls", "sep")
+
+
+class Owners:
+    """The jackknife groups that the entries of a tensor's first axis belong to."""
+
+    def __init__(self, groups: Iterable[int], device: torch.device | str = "cpu"):
+        self.groups = tuple(groups)
+        self.device = device
+        self._places: dict[tuple[int, ...], Int[Tensor, " entry"]] = {}
+
+    @cached_property
+    def distinct(self) -> tuple[int, ...]:
+        """The groups, in their order, each once."""
+        return tuple(sorted(set(self.groups)))
+
+    def not_in(self, groups: tuple[int, ...]) -> tuple[int, ...]:
+        """The groups that are not among these."""
+        return () if groups in self._places else tuple(group for group in self.distinct if group not in groups)
+
+    def add_to(self, sums: Float[Tensor, "group *rest"], groups: tuple[int, ...], values: Tensor) -> None:
+        """Add each entry of ``values`` to the sum of its group, in the precision of the sums.
+
+        Args:
+            sums: one for each of ``groups``, among which are those of all entries.
+        """
+        if groups not in self._places:
+            self._places[groups] = torch.tensor([groups.index(group) for group in self.groups], device=self.device)
+        places, values = self._places[groups], values.to(sums.dtype)
+        if sums.device.type == "cpu":
+            sums.index_add_(0, places, values)
+        else:
+            # Elsewhere index_add_ adds in any order, and no two runs would have the same bytes.
+            members = functional.one_hot(places, len(groups)).to(sums.dtype)
+            sums += (members.T @ values.flatten(1)).view_as(sums)
 
 
 @dataclass(eq=False)
@@ -52,21 +87,23 @@ class Tokens:
     def runs(self) -> list[tuple[int, slice]]:
         """Neighbouring utterances of one jackknife group: the group, and where they are in the batch."""
         found, start = [], 0
-        for group, same in itertools.groupby(self.groups.tolist()):
+        for group, same in itertools.groupby(self.owners.groups):
             found.append((group, slice(start, start := start + len([*same]))))
         return found
 
-    def by_run(self, values: Shaped[Tensor, "utterance *rest"]) -> Float[Tensor, "run *rest"]:
-        """Values of the utterances, summed over those of each run, in float64."""
-        parts = values.split([rows.stop - rows.start for _, rows in self.runs])
-        return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
+    @cached_property
+    def owners(self) -> Owners:
+        """Of the utterances."""
+        return Owners(self.groups.tolist(), self.groups.device)
 
     @cached_property
-    def places(self) -> list[list[Int[Tensor, " place"]]]:
-        """By run and type, where its tokens lie among all of the batch, counted utterance by utterance."""
-        length, types = self.mask.shape[1], self.type_masks.bool().transpose(0, 1)
-        starts = ((rows, rows.start * length) for _, rows in self.runs)
-        return [[start + one[rows].flatten().nonzero().squeeze(1) for one in types] for rows, start in starts]
+    def owners_of_runs(self) -> Owners:
+        """Of the runs."""
+        return Owners([group for group, _ in self.runs], self.groups.device)
+
+    def split(self, values: Shaped[Tensor, "utterance *rest"]) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
+        """Values of the utterances, a part for each run."""
+        return values.split([rows.stop - rows.start for _, rows in self.runs])
 
     @cached_property
     def counts(self) -> Float[Tensor, " utterance"]:

@@ -18,7 +18,8 @@ class Vectors:
     """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
 
     Each sum is computed once, when it is first asked for. Over the tokens of one utterance, at most a few hundred
-    terms, it runs in the model's precision, or in single precision where that is half; over utterances in float64.
+    terms, it runs in the model's precision, or in single precision where that is half; metrics add up utterances in
+    float64.
 
     Attributes:
         values: the vectors; hidden vectors have one head.
@@ -57,10 +58,10 @@ class Vectors:
         return (inverse.unsqueeze(-2) @ self.values).squeeze(-2)
 
     @cached_property
-    def sum(self) -> Float[Tensor, "run head dim"]:
-        """Σ x over the tokens that count, in float64."""
+    def sum(self) -> Float[Tensor, "utterance head dim"]:
+        """Σ x over the tokens that count."""
         counted = self.tokens.counted.to(self.values.dtype)[:, None, None]
-        return self.tokens.by_run((counted @ self.values).squeeze(-2))
+        return (counted @ self.values).squeeze(-2)
 
     @cached_property
     def type_sums(self) -> Float[Tensor, "utterance head type dim"]:
@@ -69,11 +70,11 @@ class Vectors:
         return masks.unsqueeze(1) @ self.values
 
     @cached_property
-    def counted_type_sums(self) -> Float[Tensor, "run head type dim"]:
-        """Σ x over the tokens of each type that count, in float64."""
+    def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
+        """Σ x over the tokens of each type that count."""
         if self.tokens.silent is None:
             sums = self.type_sums
         else:
             masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
             sums = masks.unsqueeze(1) @ self.values
-        return self.tokens.by_run(sums[:, :, self.tokens.counted_types])
+        return sums[:, :, self.tokens.counted_types]

@@ -12,15 +12,15 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
+from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelSpec
 from analysis_lib.models.loading import load_model
 
 # A shard is what a worker takes at once.
 UTTERANCES_PER_SHARD = 512
 
-# The sums of every metric, by its name and by jackknife group, and what was read.
-Result = tuple[dict[str, dict[int, Sums]], Report]
+# The sums of every metric, by its name, and what was read.
+Result = tuple[dict[str, dict[Key, GroupSums]], Report]
 
 
 @dataclass(frozen=True)

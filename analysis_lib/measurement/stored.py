@@ -26,7 +26,7 @@ from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics.accumulator import GROUPS, Metric, Sums
+from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
 
@@ -163,14 +163,14 @@ class MergedSums:
         self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 
 
-def _write(path: Path, sums: Mapping[str, dict[int, Sums]], report: Report, **more: str | int) -> None:
-    """Write sums by metric and group, and what was read, whole or not at all."""
-    # numpy takes no tuples as names: keys are written as JSON. The groups of a key are one array.
-    arrays = {}
-    for name, groups in sums.items():
-        for key in dict.fromkeys(key for of_group in groups.values() for key in of_group):
-            having = [group for group, of_group in groups.items() if key in of_group]
-            arrays[json.dumps([name, having, *key])] = np.stack([groups[group][key] for group in having])
+def _write(path: Path, sums: Mapping[str, dict[Key, GroupSums]], report: Report, **more: str | int) -> None:
+    """Write sums by metric, and what was read, whole or not at all."""
+    # numpy takes no tuples as names: keys are written as JSON.
+    arrays = {
+        json.dumps([name, groups, *key]): values
+        for name, of_metric in sums.items()
+        for key, (groups, values) in of_metric.items()
+    }
     more["arrays"] = len(arrays)
     scratch = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
     with packages.writing(path.parent):
@@ -193,8 +193,7 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
         raise ValueError("an array is gone")
     for name in names:
         metric, groups, *key = json.loads(name)
-        for group, array in zip(groups, stored[name], strict=True):
-            found[metric].setdefault(group, {})[tuple(key)] = array
+        found[metric][tuple(key)] = GroupSums(tuple(groups), stored[name])
     return found, Report(**json.loads(str(stored["report"])))
 
 

@@ -4,14 +4,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis_lib.capture import Activations, Vectors
+from analysis_lib.capture import Activations, Owners, Vectors
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.models import TOKEN_TYPES
@@ -28,6 +28,18 @@ KEY_TYPES = ["all", *TOKEN_TYPES]
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]
 Columns = dict[str, np.ndarray]
+
+
+class GroupSums(NamedTuple):
+    """A sum over the utterances of each of some jackknife groups, in float64.
+
+    Attributes:
+        groups: those that have utterances so far, or ``WHOLE`` alone.
+        values: of shape group x ..., on the device that summed them; or as arrays.
+    """
+
+    groups: tuple[int, ...]
+    values: Tensor | np.ndarray
 
 
 class Metric(ABC):
@@ -58,10 +70,10 @@ class Metric(ABC):
     :class:`~analysis_lib.capture.Vectors`, whose ``values`` are utterance x head x token x dim, ``norms`` utterance x
     head x token and ``counts`` utterance; hidden states have one head.
 
-    All that changes is in ``sums``: by jackknife group (or ``WHOLE``, see :meth:`add_whole`), a tensor for each key, on
-    the device that summed it. Its size does not depend on the corpus. A key is a tuple of texts and whole numbers; the
-    last is the layer. Other attributes are parameters: set in ``__init__``, never changed, and part of what is kept is
-    known by.
+    All that changes is in ``sums``: for each key, the sums of the jackknife groups (or of all utterances at once, see
+    :meth:`add_whole`). Their size does not depend on the corpus. A key is a tuple of texts and whole numbers; the last
+    is the layer. Other attributes are parameters: set in ``__init__``, never changed, and part of what is kept is known
+    by.
 
     Attributes:
         name: of the table.
@@ -81,7 +93,7 @@ class Metric(ABC):
     on_request: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.sums: dict[int, dict[Key, Tensor]] = {}
+        self.sums: dict[Key, GroupSums] = {}
 
     @abstractmethod
     def update(self, activations: Activations) -> None:
@@ -91,7 +103,7 @@ class Metric(ABC):
     def points(self, sums: Sums) -> pd.DataFrame:
         """The table, without intervals, from sums over groups, as arrays."""
 
-    def fresh(self, sums: dict[int, Sums] | None = None) -> Self:
+    def fresh(self, sums: dict[Key, GroupSums] | None = None) -> Self:
         """An accumulator with the same parameters that is empty, or holds these sums."""
         other = copy.copy(self)
         other.sums = sums or {}
@@ -99,9 +111,12 @@ class Metric(ABC):
 
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
-        for group, sums in other.sums.items():
-            for key, value in sums.items():
-                self._accumulate(group, key, torch.as_tensor(value))
+        for key, (groups, values) in other.sums.items():
+            values = torch.as_tensor(values)
+            if key in self.sums:
+                self._accumulate(key, values, Owners(groups))
+            else:
+                self.sums[key] = GroupSums(groups, values.clone())
 
     def table(self) -> pd.DataFrame:
         """The tidy table of everything summed so far.
@@ -129,21 +144,22 @@ class Metric(ABC):
         return self._without(group, self.total())
 
     def _without(self, group: int, total: Sums) -> pd.DataFrame:
-        rest = dict(total)
-        for key, value in self.sums.get(group, {}).items():
-            rest[key] = rest[key] - value.cpu().numpy()
+        rest = {
+            key: total[key] - values[groups.index(group)].cpu().numpy() if group in groups else total[key]
+            for key, (groups, values) in self.sums.items()
+        }
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.points(rest)
 
-    def arrays(self) -> dict[int, Sums]:
+    def arrays(self) -> dict[Key, GroupSums]:
         """The sums as arrays, wherever they were summed.
 
         Raises:
             AnalysisError: a sum is not finite; the first layer that has such is named.
         """
-        found = {group: {key: sums[key].cpu().numpy() for key in sums} for group, sums in self.sums.items()}
-        bad = [key[-1] for sums in found.values() for key, value in sums.items() if not math.isfinite(value.sum())]
+        found = {key: GroupSums(groups, values.cpu().numpy()) for key, (groups, values) in self.sums.items()}
+        bad = [key[-1] for key, (_, values) in found.items() if not math.isfinite(values.sum())]
         if bad:
             raise AnalysisError(
                 f"{self.name}: layer {min(bad)} has vectors that are not finite (NaN or infinity): "
@@ -155,15 +171,17 @@ class Metric(ABC):
         """The sums over all groups."""
         if not self.sums:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        found: Sums = {}
-        for _, sums in sorted(self.arrays().items()):
-            for key, value in sums.items():
-                found[key] = found[key] + value if key in found else value.copy()
-        return found
+        return {key: values.sum(0) for key, (_, values) in self.arrays().items()}
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
-        return sorted(g for g, sums in self.sums.items() if g != WHOLE and any(value.any() for value in sums.values()))
+        found = {
+            group
+            for groups, values in self.sums.values()
+            for group, occupied in zip(groups, values.reshape(len(groups), -1).any(1).tolist(), strict=True)
+            if occupied
+        }
+        return sorted(found - {WHOLE})
 
     def vectors(self, activations: Activations) -> Iterator[tuple[str, Vectors]]:
         """The spaces that the metric needs, in the order of the tables, and their vectors where the layer has them."""
@@ -172,26 +190,27 @@ class Metric(ABC):
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups."""
-        self.add_runs(key, activations.tokens.by_run(values), activations)
+        self._accumulate(key, values, activations.tokens.owners)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over the utterances of each run already: their first axis is ``tokens.runs``."""
-        for (group, _), part in zip(activations.tokens.runs, values.unbind(), strict=True):
-            self._accumulate(group, key, part)
+        self._accumulate(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval."""
         # In memory, whatever the device: it may have no room for what is so large.
-        self._accumulate(WHOLE, key, values.double().cpu())
+        self._accumulate(key, values.cpu().unsqueeze(0), Owners([WHOLE]))
 
-    def _accumulate(self, group: int, key: Key, part: Tensor) -> None:
-        sums = self.sums.setdefault(group, {})
-        if key in sums:
-            sums[key] += part
-            return
-        # A copy, since several metrics may be given the same sum, and one that may change after the forward pass.
-        with torch.inference_mode(False):
-            sums[key] = part.to(torch.float64, copy=True)
+    def _accumulate(self, key: Key, values: Tensor, owners: Owners) -> None:
+        groups, sums = self.sums.get(key, ((), None))
+        if more := owners.not_in(groups):
+            groups += more
+            # Sums outlive the forward pass, which runs in inference mode.
+            with torch.inference_mode(False):
+                rows = torch.zeros(len(more), *values.shape[1:], dtype=torch.float64, device=values.device)
+                sums = rows if sums is None else torch.cat([sums, rows])
+            self.sums[key] = GroupSums(groups, sums)
+        owners.add_to(sums, groups, values)
 
 
 def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:

@@ -39,7 +39,7 @@ class DimensionMeans(Metric):
         if (hidden := activations.spaces.get("hidden")) is not None:
             tokens, layer = hidden.tokens, activations.layer
             counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
-            self.add_runs(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
+            self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
             self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:

@@ -137,14 +137,13 @@ class Isotropy(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         arrays = self.arrays()
-        by_group = [arrays[group] for group in self.occupied_groups()]
 
         def rows(space: str, layer: int) -> Columns:
             unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
             deviations = _deviations(unit_sum, vectors)
             names = ("unit_sum", "vectors")
-            without = [[sums[n, space, layer] - left.get((n, space, layer), 0) for left in by_group] for n in names]
-            low, high = jackknife_interval(deviations, _deviations(*map(np.array, without)))
+            without = [sums[name, space, layer] - arrays[name, space, layer].values for name in names]
+            low, high = jackknife_interval(deviations, _deviations(*without))
             square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
             with np.errstate(divide="ignore"):
                 effective = 1 / square

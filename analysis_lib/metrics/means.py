@@ -19,7 +19,7 @@ class MeanVector(Metric):
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):
-            self.add_runs(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
             self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
@@ -45,7 +45,7 @@ class HeadMeans(Metric):
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):
-            self.add_runs(("sum", space, activations.layer), vectors.sum, activations)
+            self.add(("sum", space, activations.layer), vectors.sum, activations)
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
@@ -72,7 +72,7 @@ class QueryKeyAlignment(Metric):
             return
         for space in ("query", "key"):
             vectors = activations.spaces[space]
-            self.add_runs((space, activations.layer), vectors.sum, activations)
+            self.add((space, activations.layer), vectors.sum, activations)
             self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:

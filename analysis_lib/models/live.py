@@ -55,7 +55,8 @@ def _weights_hash(model: nn.Module) -> str:
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
     """Inside it a model is in evaluation mode and not compiled; afterwards each of its modules is as it was."""
-    before = [(module, module.training, module._compiled_call_impl) for module in model.modules()]
+    states = ((module, module.training, module._compiled_call_impl) for module in model.modules())
+    before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
     try:
         for module, *_ in before:
             module.training, module._compiled_call_impl = False, None

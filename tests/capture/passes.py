@@ -10,7 +10,7 @@ from analysis_lib.capture.batching import make_batches
 from analysis_lib.corpora import ArrayImage, Sound
 
 EVERYTHING = frozenset({*SPACES, WEIGHTS, SCORES})
-# Utterances of one batch: two lengths, so that there is padding; the longer with rows for the fused kernel or not.
+# Utterances of one batch: two lengths, so that there is padding; the longer with many rows or few.
 SHORT = tiny.TEXTS[:3]
 LONG = (" ".join(tiny.TEXTS * 3), tiny.TEXTS[0])
 
@@ -25,7 +25,7 @@ def first_batch(loaded: LoadedModel, items: tuple, settings: Settings | None = N
 
 def batch_of(loaded: LoadedModel, texts: tuple[str, ...], special_tokens: bool = True) -> Batch:
     ids = loaded.tokenizer(list(texts), truncation=True, max_length=loaded.max_length)["input_ids"]
-    (batch,) = make_batches(loaded, ids, range(len(ids)), special_tokens, 10**6)
+    (batch,) = make_batches(loaded, ids, range(len(ids)), special_tokens, 10**6, most_padding=10**6)
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Attention rows without the weights: formed, fused, and in chunks, they are the same."""
+"""Attention rows without the weights: whatever is taken at once, they are what the weights would give."""
 
 import math
 
@@ -11,84 +11,57 @@ from analysis_lib.models import TOKEN_TYPES
 
 pytestmark = pytest.mark.kernels
 
+UTTERANCES, HEADS, TOKENS, HEAD_DIM = 3, 2, 40, 8
+# How many scores are held at once: all; those of an utterance, and of a head; eleven rows; less than one row.
+ROOMS = (2**19, HEADS * TOKENS**2, TOKENS**2, 11 * TOKENS, 1)
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("sharpness", [0.1, 1.0, 6.0])
-def test_fused_rows_are_formed_rows(dtype, masked, sharpness):
+@pytest.mark.parametrize("seen", ["all", "real", "earlier"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 30.0])
+def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    utterances, heads, tokens, head_dim = 3, 2, 40, 8
-    query, key, value = (
-        torch.randn(utterances, heads, tokens, head_dim, generator=generator, dtype=torch.float64) for _ in range(3)
-    )
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    query, key, value = (drawn(UTTERANCES, HEADS, TOKENS, HEAD_DIM) for _ in range(3))
     query = query * sharpness
-    lengths = torch.tensor([40, 23, 2]) if masked else torch.full((3,), 40)
-    real = torch.arange(tokens) < lengths.unsqueeze(1)
-    mask = real[:, None, None].expand(-1, 1, tokens, -1) if masked else None
-    kinds = functional.one_hot(
-        torch.randint(len(TOKEN_TYPES), (utterances, tokens), generator=generator), len(TOKEN_TYPES)
-    )
-    indicators = (kinds * real.unsqueeze(-1)).transpose(1, 2).double()
-    arguments = (query, key, value, mask, head_dim**-0.5, indicators)
+    bias = drawn(1, HEADS, TOKENS, TOKENS) if biased else None
+    lengths = torch.tensor([40, 23, 2]) if seen == "real" else torch.full((3,), TOKENS)
+    mask = (torch.arange(TOKENS) < lengths.unsqueeze(1))[:, None, None]
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[None, None] if seen == "earlier" else mask
+    kinds = torch.randint(len(TOKEN_TYPES), (UTTERANCES, TOKENS), generator=generator)
+    kinds = functional.one_hot(kinds, len(TOKEN_TYPES)).transpose(1, 2).double()
+    counted = torch.rand(UTTERANCES, TOKENS, generator=generator) < 0.7
 
-    scores = query @ key.transpose(2, 3) * head_dim**-0.5
-    weights = scores.masked_fill(~real[:, None, None], -math.inf).softmax(-1)
-    exact = (weights @ value, torch.special.entr(weights).sum(-1), weights @ indicators.transpose(1, 2).unsqueeze(1))
+    scores = query @ key.mT * HEAD_DIM**-0.5 + (bias if biased else 0)
+    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    entropy = torch.special.entr(weights).sum(-1)
+    exact = weights @ value, entropy, torch.einsum("bhmn,btn,bm->bht", weights, kinds, counted.double())
 
-    cast = tuple(a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a for a in arguments)
-    tolerance = 1e-12 if dtype is torch.float64 else 2e-5
-    for rows in (attention_rows._formed_rows(*cast), attention_rows._fused_rows(*cast)):
-        for found, expected in zip(rows, exact, strict=True):
-            torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_formed_rows_in_chunks_are_formed_rows_at_once(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn(2, 3, 11, 4, generator=generator) for _ in range(3))
-    mask = (torch.arange(11) < torch.tensor([[11], [6]]))[:, None, None].expand(-1, 1, 11, -1)
-    arguments = (query, key, value, mask, 0.5, torch.ones(2, 4, 11))
-    at_once = attention_rows._formed_rows(*arguments)
-    monkeypatch.setattr(attention_rows, "FORMED_ELEMENTS", 2 * 3 * 11 * 3)
-    for found, expected in zip(attention_rows._formed_rows(*arguments), at_once, strict=True):
-        torch.testing.assert_close(found, expected)
+    query, key, value, kinds = (one.to(dtype) for one in (query, key, value, kinds))
+    bias, before = (None, None) if bias is None else (bias.to(dtype), bias.to(dtype, copy=True))
+    arguments = query, key, value, None if seen == "all" else mask, HEAD_DIM**-0.5, kinds, counted, bias
+    tolerance = 1e-12 if dtype is torch.float64 else 1e-4
+    for room in ROOMS:
+        monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
+        for rows in (7, 64):
+            monkeypatch.setattr(attention_rows, "CAUSAL_ROWS", rows)
+            found = attention_rows.attend_with_rows(*arguments, causal=seen == "earlier")
+            for one, expected in zip(found, exact, strict=True):
+                torch.testing.assert_close(one.double(), expected, rtol=tolerance, atol=tolerance)
+            assert (found[1] >= 0).all()
+    assert bias is None or torch.equal(bias, before)
 
 
-def test_rows_with_a_bias_are_formed_in_chunks_or_not(monkeypatch):
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = (torch.randn(2, 3, 11, 4, generator=generator, dtype=torch.float64) for _ in range(3))
-    mask = (torch.arange(11) < torch.tensor([[11], [6]]))[:, None, None].expand(-1, 1, 11, -1)
-    bias = torch.randn(1, 3, 11, 11, generator=generator, dtype=torch.float64)
-    kinds = torch.rand(2, 4, 11, generator=generator, dtype=torch.float64)
-    counted = torch.rand(2, 11, generator=generator) < 0.7
-    weights = (0.5 * query @ key.mT + bias).masked_fill(~mask, -math.inf).softmax(-1)
-    exact = (
-        weights @ value,
-        torch.special.entr(weights).sum(-1),
-        torch.einsum("bhmn,btn,bm->bht", weights, kinds, counted.double()),
-    )
-    before = bias.clone()
-    for elements in (attention_rows.FORMED_ELEMENTS, 2 * 3 * 11 * 2):
-        monkeypatch.setattr(attention_rows, "FORMED_ELEMENTS", elements)
-        found = attention_rows.attend_with_rows(query, key, value, mask, 0.5, kinds, counted, bias)
-        for one, expected in zip(found, exact, strict=True):
-            torch.testing.assert_close(one, expected)
-    assert torch.equal(bias, before)
-
-
-def test_attend_with_rows_chooses_by_length(monkeypatch):
-    monkeypatch.setattr(attention_rows, "_fused_rows", lambda *_: pytest.fail("formed rows were wanted"))
-    attention_rows.attend_with_rows(*_attention(attention_rows.LONGEST_FORMED_ROW))
-    monkeypatch.undo()
-    with monkeypatch.context() as patch:
-        patch.setattr(attention_rows, "_formed_rows", lambda *_: pytest.fail("fused rows were wanted"))
-        attention_rows.attend_with_rows(*_attention(attention_rows.LONGEST_FORMED_ROW + 1))
-    # A bias needs each weight.
-    monkeypatch.setattr(attention_rows, "_fused_rows", lambda *_: pytest.fail("formed rows were wanted"))
-    long = _attention(attention_rows.LONGEST_FORMED_ROW + 1)
-    attention_rows.attend_with_rows(*long, bias=torch.zeros(1, 1, 1, attention_rows.LONGEST_FORMED_ROW + 1))
-
-
-def _attention(tokens: int) -> tuple:
-    vectors = torch.randn(1, 1, tokens, 4, generator=torch.Generator().manual_seed(0))
-    counted = torch.ones(1, tokens, dtype=torch.bool)
-    return vectors, vectors, vectors, None, 0.5, torch.ones(1, 4, tokens), counted
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_row_is_taken_once(room, monkeypatch):
+    monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
+    query, taken = torch.zeros(UTTERANCES, HEADS, TOKENS, HEAD_DIM), torch.zeros(UTTERANCES, HEADS, TOKENS)
+    for causal in (False, True):
+        for part in attention_rows._parts(query, TOKENS, causal):
+            assert taken[part].numel() * TOKENS <= max(room, TOKENS)
+            taken[part] += 1
+    assert (taken == 2).all()

@@ -59,7 +59,7 @@ def eager(loaded: LoadedModel, batch: Batch):
 def test_what_is_captured_is_what_the_model_computes(loaded, texts):
     batch = batch_of(loaded, texts)
     assert not batch.tokens.mask.all()
-    assert (batch.tokens.mask.shape[1] > attention_rows.LONGEST_FORMED_ROW) == (texts is LONG)
+    assert (batch.tokens.mask.shape[1] > attention_rows.CAUSAL_ROWS) == (texts is LONG)
     expected = eager(loaded, batch)
     layers = captured(loaded, batch)
     assert [activations.layer for activations in layers] == [0, 1, 2, 3]

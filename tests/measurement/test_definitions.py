@@ -10,6 +10,7 @@ import torch
 
 from analysis_lib import AnalysisError, metrics
 from analysis_lib.measurement.definitions import definition_hash
+from analysis_lib.metrics.accumulator import GroupSums
 
 CODE = """
 from analysis_lib import metrics
@@ -80,7 +81,7 @@ def test_another_parameter_is_another_metric(one, other):
 
 def test_the_order_of_a_set_and_what_was_summed_change_nothing():
     used = mine()({"a", "b", "c"})
-    used.sums[0] = {("x", 1): torch.ones(3)}
+    used.sums["x", 1] = GroupSums((0,), torch.ones(1, 3))
     assert definition_hash(used) == definition_hash(mine()({"c", "b", "a"}))
 
 

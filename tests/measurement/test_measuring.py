@@ -36,6 +36,7 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, loading
 from analysis_lib.measurement import execution, merging, shards, stored
 from analysis_lib.measurement.tables import Report
+from analysis_lib.metrics.accumulator import GroupSums
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
@@ -248,11 +249,12 @@ def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
     shards._loaded.cache_clear()
     (here, _), (there, _) = shards.measure_shard(shard, twin), shards.measure_shard(shard)
     assert list(here) == FEW.split(",")
-    for name, groups in here.items():
-        assert list(groups) == list(there[name]) == [*range(3)]
-        for group, sums in groups.items():
-            assert list(sums) == list(there[name][group])
-            assert all((sums[key] == there[name][group][key]).all() for key in sums)
+    for name, sums in here.items():
+        assert list(sums) == list(there[name])
+        for key, (groups, values) in sums.items():
+            assert sorted(groups) == [*range(3)]
+            assert groups == there[name][key].groups
+            assert (values == there[name][key].values).all()
 
 
 # --- A metric of one's own ------------------------------------------------------------------------
@@ -573,7 +575,7 @@ def test_workers_read_texts_of_a_large_file_themselves(model, small_shards, clus
 def test_a_shard_carries_no_sums(model, small_shards):
     filled = metrics.resolve(FEW)
     for metric in filled:
-        metric.sums[0] = {("cosine", 0): torch.ones(1)}
+        metric.sums["cosine", 0] = GroupSums((0,), torch.ones(1, 1))
     for shard in shards.make_shards(model, CORPUS, filled, Settings()):
         assert [metric.sums for metric in shard.metrics] == [{}, {}]
 

@@ -333,9 +333,9 @@ def test_merging_two_halves_is_one_pass(passes):
 def assert_untouched(metric, before) -> None:
     after = metric.arrays()
     assert after.keys() == before.keys()
-    for group, sums in before.items():
-        assert sums
-        assert all(np.array_equal(value, after[group][key]) for key, value in sums.items())
+    for key, (groups, values) in before.items():
+        assert after[key].groups == groups
+        assert np.array_equal(after[key].values, values)
 
 
 def test_merging_is_associative_and_leaves_the_other_alone(passes):
