@@ -203,6 +203,6 @@ def test_the_formula_for_what_is_merged_is_that_of_the_sums(name):
     model = load_model(name)
     shard, *_ = make_shards(model, load_corpus("news", limit=2), resolve("all"), Settings())
     sums, report = measure_shard(shard, model)
-    held = sum(array.nbytes for groups in sums.values() for array in groups[0].values())
+    held = sum(found.values[0].nbytes for by_key in sums.values() for found in by_key.values())
     predicted = 8 * defined["numbers"](pd.DataFrame(report.layers).fillna(0)).to_numpy().sum()
     assert 0 < held - predicted < 0.02 * held
