@@ -80,36 +80,72 @@ def measured(model: LoadedModel, corpus: Corpus, metrics: str = "all", **setting
 
 
 def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
-    """The same tables of hidden states and attention as a user would write them: keep all, then numpy."""
-    texts = corpus.texts
+    """All tables of a BERT, without intervals, as a user would write them: keep all, then numpy."""
+    blocks, keep, kept = [block.attention.self for block in model.model.encoder.layer], {}, defaultdict(list)
+    heads, weights = blocks[0].num_attention_heads, [block.key.weight.detach().double().numpy() for block in blocks]
 
-    def run() -> dict[str, list]:
+    def forward() -> None:
         model.model.set_attn_implementation("eager")
-        found: dict[str, list] = {"hidden": [], "attention": []}
+        handles = [
+            getattr(block, space).register_forward_hook(lambda *call, at=(space, layer): keep.update({at: call[-1]}))
+            for layer, block in enumerate(blocks, 1)
+            for space in ("query", "key", "value")
+        ]
+        kept.clear()
         with torch.inference_mode():
-            for start in range(0, len(texts), 32):
-                inputs = model.tokenizer(texts[start : start + 32], padding=True, truncation=True, return_tensors="pt")
+            for start in range(0, len(corpus), 32):
+                texts = corpus.texts[start : start + 32]
+                inputs = model.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
                 output = model.model(**inputs, output_hidden_states=True, output_attentions=True)
+                keep.update({("hidden", layer): values for layer, values in enumerate(output.hidden_states)})
                 for i, mask in enumerate(inputs["attention_mask"].bool()):
-                    found["hidden"].append([layer[i, mask].numpy() for layer in output.hidden_states])
-                    found["attention"].append([layer[i][:, mask][:, :, mask].numpy() for layer in output.attentions])
+                    kept["types"].append(model.token_types(inputs["input_ids"])[i, mask].numpy())
+                    for at, values in keep.items():
+                        split = values.unflatten(-1, (1 if at[0] == "hidden" else heads, -1))
+                        kept[at].append(split[i, mask].double().numpy())
+                    for layer, values in enumerate(output.attentions, 1):
+                        kept["weights", layer].append(values[i][:, mask][:, :, mask].double().numpy())
+        for handle in handles:
+            handle.remove()
         model.model.set_attn_implementation("sdpa")
-        rows: dict[str, list] = {"cosine": [], "mean": [], "entropy": []}
-        for layer in range(len(found["hidden"][0])):
-            vectors = np.concatenate([text[layer] for text in found["hidden"]]).astype(np.float64)
-            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-            count = len(unit)
-            rows["cosine"].append((np.square(unit.sum(0)).sum() - count) / (count * (count - 1)))
-            rows["mean"].append(vectors.mean(0))
-        for layer in range(len(found["attention"][0])):
-            entropies = []
-            for text in found["attention"]:
-                weights = text[layer].astype(np.float64)
-                entropies.append(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1))
-            rows["entropy"].append(np.concatenate(entropies, 1).mean(1))
-        return rows
+
+    def run() -> dict[tuple, object]:
+        forward()
+        found, types = {}, kept["types"]
+        for at in [at for at in kept if at[0] in ("hidden", "query", "key", "value")]:
+            vectors = np.concatenate(kept[at])
+            unit = [text / np.linalg.norm(text, axis=-1, keepdims=True) for text in kept[at]]
+            found["anisotropy", *at] = cosine_of_pairs(np.concatenate(unit))
+            found["utterance_similarity", *at] = np.mean([cosine_of_pairs(text) for text in unit], 0)
+            found["head_means", *at], norms = vectors.mean(0), np.linalg.norm(vectors, axis=-1)
+            found["mean_vector", *at] = np.linalg.norm(vectors.mean(0), axis=-1), norms.mean(0)
+            for kind in np.unique(np.concatenate(types)) if at[0] == "hidden" else ():
+                found["dimension_means", *at, kind] = vectors[np.concatenate(types) == kind].mean(0)
+        for layer, weight in enumerate(weights, 1):
+            query, key = found["head_means", "query", layer], found["head_means", "key", layer]
+            found["qk_alignment", layer] = (query * key).sum(-1)
+            rows = kept["weights", layer]
+            entropies = [-(text * np.log(np.where(text > 0, text, 1))).sum(-1).sum(-1) for text in rows]
+            found["attention_entropy", layer] = sum(entropies)
+            for kind in np.unique(np.concatenate(types)):
+                mass, scores = 0, 0
+                for text, queries, hidden, ours in zip(
+                    rows, kept["query", layer], kept["hidden", layer - 1], types, strict=True
+                ):
+                    mass += text[:, :, ours == kind].sum((1, 2))
+                    gradient = np.einsum("he,hed->hd", queries.sum(0), weight.reshape(heads, -1, weight.shape[-1]))
+                    scores += gradient * hidden[ours == kind, 0].sum(0)
+                found["attention_by_token_type", layer, kind] = mass
+                found["score_contributions", layer, kind] = scores
+        return found
 
     return run
+
+
+def cosine_of_pairs(unit: np.ndarray) -> np.ndarray:
+    """The mean over pairs of unit vectors of shape token x head x width."""
+    count = len(unit)
+    return (np.square(unit.sum(0)).sum(-1) - count) / (count * (count - 1))
 
 
 def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict]) -> Call:
