@@ -26,11 +26,11 @@ class Owners:
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
-        """The groups, in their order, each once."""
+        """The groups that occur, in order."""
         return tuple(sorted(set(self.groups)))
 
     def not_in(self, groups: tuple[int, ...]) -> tuple[int, ...]:
-        """The groups that are not among these."""
+        """The groups that occur and are not among these."""
         return () if groups in self._places else tuple(group for group in self.distinct if group not in groups)
 
     def add_to(self, sums: Float[Tensor, "group *rest"], groups: tuple[int, ...], values: Tensor) -> None:
@@ -45,9 +45,13 @@ class Owners:
         if sums.device.type == "cpu":
             sums.index_add_(0, places, values)
         else:
-            # Elsewhere index_add_ adds in any order, and no two runs would have the same bytes.
-            members = functional.one_hot(places, len(groups)).to(sums.dtype)
-            sums += (members.T @ values.flatten(1)).view_as(sums)
+            _add_in_order(sums, places, values)
+
+
+def _add_in_order(sums: Tensor, places: Tensor, values: Tensor) -> None:
+    """Like ``index_add_``, which adds in any order on a GPU, so that no two runs would have the same bytes."""
+    members = functional.one_hot(places, len(sums)).to(sums.dtype)
+    sums += (members.T @ values.reshape(len(values), -1)).view_as(sums)
 
 
 @dataclass(eq=False)
