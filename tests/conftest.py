@@ -120,8 +120,9 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    # For one module: while it is there, no other event loop can run in this process.
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         stop = pytest.fail if os.environ.get("CI") else pytest.skip
