@@ -19,6 +19,7 @@ from analysis_lib import Corpus, LoadedModel, load_corpus, load_model, measure
 from analysis_lib.capture import Batch, Settings
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.measurement import stored
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models.loading import located
 
 Call = Callable[[], object]
@@ -98,8 +99,9 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
                 inputs = model.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
                 output = model.model(**inputs, output_hidden_states=True, output_attentions=True)
                 keep.update({("hidden", layer): values for layer, values in enumerate(output.hidden_states)})
+                types = model.token_types(inputs["input_ids"])
                 for i, mask in enumerate(inputs["attention_mask"].bool()):
-                    kept["types"].append(model.token_types(inputs["input_ids"])[i, mask].numpy())
+                    kept["types"].append(types[i, mask].numpy())
                     for at, values in keep.items():
                         split = values.unflatten(-1, (1 if at[0] == "hidden" else heads, -1))
                         kept[at].append(split[i, mask].double().numpy())
@@ -111,41 +113,36 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
 
     def run() -> dict[tuple, object]:
         forward()
-        found, types = {}, kept["types"]
+        found, types, every = {}, kept["types"], np.concatenate(kept["types"])
+        kinds, mass, scores = np.unique(every), defaultdict(float), defaultdict(float)
         for at in [at for at in kept if at[0] in ("hidden", "query", "key", "value")]:
             vectors = np.concatenate(kept[at])
             unit = [text / np.linalg.norm(text, axis=-1, keepdims=True) for text in kept[at]]
-            found["anisotropy", *at] = cosine_of_pairs(np.concatenate(unit))
-            found["utterance_similarity", *at] = np.mean([cosine_of_pairs(text) for text in unit], 0)
+            found["anisotropy", *at] = mean_pair_cosine(np.concatenate(unit).sum(0), np.array(len(vectors)))
+            found["utterance_similarity", *at] = np.mean(
+                [mean_pair_cosine(text.sum(0), np.array(len(text))) for text in unit], 0
+            )
             found["head_means", *at], norms = vectors.mean(0), np.linalg.norm(vectors, axis=-1)
             found["mean_vector", *at] = np.linalg.norm(vectors.mean(0), axis=-1), norms.mean(0)
-            for kind in np.unique(np.concatenate(types)) if at[0] == "hidden" else ():
-                found["dimension_means", *at, kind] = vectors[np.concatenate(types) == kind].mean(0)
+            for kind in kinds if at[0] == "hidden" else ():
+                found["dimension_means", *at, kind] = vectors[every == kind].mean(0)
         for layer, weight in enumerate(weights, 1):
             query, key = found["head_means", "query", layer], found["head_means", "key", layer]
             found["qk_alignment", layer] = (query * key).sum(-1)
             rows = kept["weights", layer]
             entropies = [-(text * np.log(np.where(text > 0, text, 1))).sum(-1).sum(-1) for text in rows]
             found["attention_entropy", layer] = sum(entropies)
-            for kind in np.unique(np.concatenate(types)):
-                mass, scores = 0, 0
-                for text, queries, hidden, ours in zip(
-                    rows, kept["query", layer], kept["hidden", layer - 1], types, strict=True
-                ):
-                    mass += text[:, :, ours == kind].sum((1, 2))
-                    gradient = np.einsum("he,hed->hd", queries.sum(0), weight.reshape(heads, -1, weight.shape[-1]))
-                    scores += gradient * hidden[ours == kind, 0].sum(0)
-                found["attention_by_token_type", layer, kind] = mass
-                found["score_contributions", layer, kind] = scores
+            weight = weight.reshape(heads, -1, weight.shape[-1])
+            texts = zip(rows, kept["query", layer], kept["hidden", layer - 1], types, strict=True)
+            for text, queries, hidden, ours in texts:
+                gradient = np.einsum("he,hed->hd", queries.sum(0), weight)
+                for kind in kinds:
+                    mass[layer, kind] += text[:, :, ours == kind].sum((1, 2))
+                    scores[layer, kind] += gradient * hidden[ours == kind, 0].sum(0)
+        found["attention_by_token_type"], found["score_contributions"] = mass, scores
         return found
 
     return run
-
-
-def cosine_of_pairs(unit: np.ndarray) -> np.ndarray:
-    """The mean over pairs of unit vectors of shape token x head x width."""
-    count = len(unit)
-    return (np.square(unit.sum(0)).sum(-1) - count) / (count * (count - 1))
 
 
 def collected(model: LoadedModel, corpus: Corpus, forward: Callable[[dict], dict]) -> Call:
