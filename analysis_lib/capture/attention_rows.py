@@ -67,7 +67,7 @@ def attend_with_rows(
     keys, width = value.shape[2:]
     indicators = type_masks.transpose(1, 2).unsqueeze(1).expand(-1, heads, -1, -1)
     values = torch.cat([value, indicators], -1)
-    added = _added_to_scores(mask, bias, query.dtype)
+    added = added_to_scores(mask, bias, query.dtype)
     added = None if added is None else added.expand(utterances, heads, tokens, keys)
     mixed, entropy = query.new_empty(*query.shape[:3], values.shape[-1]), query.new_empty(query.shape[:3])
     for part in _parts(query, keys, causal):
@@ -98,7 +98,7 @@ def _parts(query: Tensor, keys: int, causal: bool) -> Iterator[tuple[slice, slic
         yield tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
 
 
-def _added_to_scores(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def added_to_scores(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but finite."""
     if mask is None:
         return bias

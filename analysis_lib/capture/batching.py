@@ -85,13 +85,14 @@ def make_batches(
         # A GPU takes longer to begin with a batch than over its padding.
         most_padding = tokens_per_batch
     chunks: list[list[int]] = []
-    longest, tokens = 0, 0
+    tokens = 0
     for i in sorted(range(len(token_ids)), key=lambda i: len(token_ids[i])):
-        longest, tokens = len(token_ids[i]), tokens + len(token_ids[i])
-        size = (len(chunks[-1]) + 1) * longest if chunks else 0
+        length = len(token_ids[i])
+        tokens += length
+        size = (len(chunks[-1]) + 1) * length if chunks else 0
         if not chunks or size > tokens_per_batch or size - tokens > most_padding:
             chunks.append([])
-            tokens = longest
+            tokens = length
         chunks[-1].append(i)
     chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
     return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks]

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
-from analysis_lib.capture.attention_rows import AttentionRows, attend_with_rows
+from analysis_lib.capture.attention_rows import AttentionRows, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
@@ -157,9 +157,7 @@ def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | N
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
     """Mask and bias in one tensor, for the fused kernel."""
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return torch.where(mask, bias, torch.finfo(bias.dtype).min)
+    return mask if bias is None else added_to_scores(mask, bias, bias.dtype)
 
 
 def _whole_mask(*args, **kwargs) -> Tensor | None:
