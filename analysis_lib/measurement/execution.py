@@ -141,17 +141,19 @@ def _in_branches(
                 branches[-1].merged = submit(merge_packed, metrics, list(branches[-1]))
         first = branches[0]
         if not first.one_by_one and first.merged is not None and first.merged.done():
-            yield len(first), branches.popleft().merged.result()
+            running.difference_update(branches.popleft())
+            yield len(first), first.merged.result()
             continue
         first.one_by_one |= due is not None and due()
         while first.one_by_one and first and first[0].done():
-            yield 1, first.popleft().result()
-        if first or first.merged is None:
+            running.discard(ended := first.popleft())
+            yield 1, ended.result()
+        if first:
             for future in wait({*running, *([first.merged] if first.merged and not first.one_by_one else ())}):
                 running.discard(future)
                 if future.status == "error":
                     future.result()
-        else:
+        elif first.merged is not None:
             branches.popleft()
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import distributed
 import numpy as np
@@ -600,6 +601,31 @@ def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_br
     assert four_branches == [1] * 27 + [32, 32]
     assert_same_bytes(found, expected)
     assert found.report == expected.report
+
+
+@pytest.mark.parametrize("due", [False, True])
+@pytest.mark.parametrize("begun", [0, 37])
+def test_branches_of_workers_that_are_done_before_they_are_asked(begun, due):
+    """Whatever ends between two questions: here, all of it."""
+    submitted = []
+
+    class Ended(SimpleNamespace):
+        status, __hash__ = "finished", object.__hash__
+
+        def done(self) -> bool:
+            return True
+
+        def result(self) -> int:
+            return self.work
+
+    def submit(call: Callable, *given) -> Ended:
+        submitted.append(call)
+        return Ended(work=len(submitted))
+
+    rest = [SimpleNamespace(index=index, metrics=()) for index in range(begun, 100)]
+    parts = execution._in_branches(rest, submit, lambda: 2, lambda running: {*running}, lambda: due)
+    assert sum(count for count, _ in parts) == len(rest)
+    assert submitted.count(execution.measure_packed) == len(rest)
 
 
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])
