@@ -3,7 +3,7 @@
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
@@ -46,10 +46,10 @@ class Vectors:
         # Not "> 0", which would count NaN as zero and hide it.
         return (self.norms != 0).sum(-1).double()
 
-    @cached_property
-    def zeros(self) -> int:
+    @property
+    def zeros(self) -> Int[Tensor, ""]:
         """How many vectors that count are zero, in all utterances and heads."""
-        return int((self.counts.unsqueeze(1) - self.nonzero).sum())
+        return (self.counts.unsqueeze(1) - self.nonzero).sum().long()
 
     @cached_property
     def unit_sum(self) -> Float[Tensor, "utterance head dim"]:

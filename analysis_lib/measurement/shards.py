@@ -61,6 +61,7 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
         for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
             capture.run(model, batch, needs, receive, shard.settings.maps)
     release_freed_memory()
+    report.close()
     return {metric.name: metric.arrays() for metric in metrics}, report
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.inputs import Reading
@@ -58,19 +60,28 @@ class Report(Reading):
         return replace(other, zero_vectors=self.zero_vectors | other.zero_vectors, layers=layers)
 
     def add(self, activations: Activations) -> None:
-        """Count what a layer of a batch holds."""
+        """Count what a layer of a batch holds, where the activations are: see :meth:`close`."""
         if activations.layer == 0:
             hidden = activations.spaces.get("hidden")
             tokens = activations.tokens if hidden is None else hidden.tokens
-            self.tokens += int(tokens.mask.sum())
-            self.counted += int(tokens.counts.sum())
+            self.tokens += tokens.mask.sum()
+            self.counted += tokens.counts.sum().long()
         if activations.layer == len(self.layers):
             self.layers.append(_layer(activations))
         for space, vectors in activations.spaces.items():
             # Only where a metric computed the norms: counting alone is not worth them.
-            if space != "attention_input" and "norms" in vars(vectors) and vectors.zeros:
+            if space != "attention_input" and "norms" in vars(vectors):
                 key = f"{space} {activations.layer}"
                 self.zero_vectors[key] = self.zero_vectors.get(key, 0) + vectors.zeros
+
+    def close(self) -> None:
+        """End the counting: all counts come over from the device at once, as numbers, and zeros are forgotten."""
+        if isinstance(self.tokens, Tensor):
+            # The layers of one model can lie on several devices.
+            zeros = [count.to(self.tokens.device) for count in self.zero_vectors.values()]
+            self.tokens, self.counted, *zeros = torch.stack([self.tokens, self.counted, *zeros]).tolist()
+            pairs = zip(self.zero_vectors, zeros, strict=True)
+            self.zero_vectors = {key: count for key, count in pairs if count}
 
 
 def _layer(activations: Activations) -> dict:
