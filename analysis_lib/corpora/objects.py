@@ -1,7 +1,7 @@
 """Texts that a program holds, or makes as it goes: a list, a column of a table, or anything that gives texts."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -24,14 +24,13 @@ class TextFile(Sequence):
     Another process reads those of a file that is kept from there; of one that is not, they are sent as a list.
 
     Args:
-        file: batches of ``_BATCH`` texts, the last of them perhaps shorter.
+        batch: the texts of a batch by its number: ``_BATCH`` of them, of the last perhaps fewer.
         places: which of the texts, in order.
         path: of a file that is kept.
     """
 
-    def __init__(self, file: pa.ipc.RecordBatchFileReader, places: range, path: Path | None = None):
-        self._places, self._batch = places, lru_cache(1)(lambda number: file.get_batch(number)["text"].to_pylist())
-        self._file, self._path = file, path
+    def __init__(self, batch: Callable[[int], list[str]], places: range, path: Path | None = None):
+        self._batch, self._places, self._path = batch, places, path
 
     @classmethod
     def written(cls, texts: Iterator[str]) -> "TextFile":
@@ -39,7 +38,7 @@ class TextFile(Sequence):
         with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
             count = _write(Path(file.name), texts)
             # What is open stays readable without its name.
-            return cls(pa.ipc.open_file(pa.OSFile(file.name)), range(count))
+            return cls(_batches(pa.OSFile(file.name)), range(count))
 
     @classmethod
     def kept(cls, texts: Sequence[str], sha256: str) -> "TextFile":
@@ -56,7 +55,7 @@ class TextFile(Sequence):
             AnalysisError: there is no such file: this process may be on another machine.
         """
         try:
-            return cls(pa.ipc.open_file(pa.memory_map(str(path))), places, path)
+            return cls(_batches(pa.memory_map(str(path))), places, path)
         except OSError as error:
             remedy = "let ANALYSIS_LIB_DATA name a folder that every worker sees, or run again if it was deleted"
             raise AnalysisError(f"{path}, in which the texts are, cannot be read here: {remedy}") from error
@@ -66,12 +65,18 @@ class TextFile(Sequence):
 
     def __getitem__(self, place: int | slice) -> "str | TextFile":
         if isinstance(place, slice):
-            return TextFile(self._file, self._places[place], self._path)
+            # What is in memory is shared: parts that kept a batch each would hold the whole corpus in the end.
+            return TextFile(self._batch, self._places[place], self._path)
         batch, row = divmod(self._places[place], _BATCH)
         return self._batch(batch)[row]
 
     def __reduce__(self) -> tuple:
         return (list, ([*self],)) if self._path is None else (TextFile.part, (self._path, self._places))
+
+
+def _batches(source: pa.NativeFile) -> Callable[[int], list[str]]:
+    file = pa.ipc.open_file(source)
+    return lru_cache(1)(lambda number: file.get_batch(number)["text"].to_pylist())
 
 
 def _write(path: Path, texts: Iterator[str]) -> int:

@@ -4,6 +4,7 @@ import copy
 import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,17 @@ def test_a_stream_is_read_once_and_lies_in_a_file():
     assert (corpus.items[29_999], [*corpus.items[5:7]]) == ("text 29999", ["text 5", "text 6"])
     assert corpus.sha256 == Corpus("listed", [f"text {n}" for n in range(30_000)]).sha256
     assert load_corpus(texts(), limit=3).items[2] == "text 2"
+
+
+def test_parts_of_texts_that_a_program_gives_do_not_pile_up_in_memory():
+    corpus = load_corpus(f"{i} {'word ' * 100}" for i in range(20_000))
+    parts = [corpus.items[start : start + 500] for start in range(0, len(corpus), 500)]
+    tracemalloc.start()
+    assert [part[0].split()[0] for part in parts] == [str(start) for start in range(0, len(corpus), 500)]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Of 10 MB.
+    assert held < 1e6
 
 
 STREAM = """
