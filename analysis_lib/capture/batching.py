@@ -94,8 +94,6 @@ def make_batches(
             chunks.append([])
             tokens = length
         chunks[-1].append(i)
-    # The largest first: what a batch needs then fits where the one before was, and the process grows less.
-    chunks.sort(key=lambda chunk: len(chunk) * len(token_ids[chunk[-1]]), reverse=True)
     chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
     return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks]
 
