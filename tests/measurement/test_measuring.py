@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -609,18 +610,12 @@ def test_branches_of_workers_that_are_done_before_they_are_asked(begun, due):
     """Whatever ends between two questions: here, all of it."""
     submitted = []
 
-    class Ended(SimpleNamespace):
-        status, __hash__ = "finished", object.__hash__
-
-        def done(self) -> bool:
-            return True
-
-        def result(self) -> int:
-            return self.work
-
-    def submit(call: Callable, *given) -> Ended:
+    def submit(call: Callable, *given) -> futures.Future:
         submitted.append(call)
-        return Ended(work=len(submitted))
+        ended = futures.Future()
+        ended.set_result(None)
+        ended.status = "finished"
+        return ended
 
     rest = [SimpleNamespace(index=index, metrics=()) for index in range(begun, 100)]
     parts = execution._in_branches(rest, submit, lambda: 2, lambda running: {*running}, lambda: due)
