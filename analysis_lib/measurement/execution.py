@@ -46,17 +46,17 @@ def results(
     if scheduler is not None and shards:
         return _on_cluster(shards, scheduler, worker_timeout, due, kept)
     if workers > 1 and len(shards) > 1:
-        return _in_pool(shards, min(workers, len(shards)), kept)
+        return _in_pool(shards, model, min(workers, len(shards)), kept)
     return ((1, measure_shard(shard, model)) for shard in shards)
 
 
-def _in_pool(shards: list[Shard], workers: int, kept: str) -> Iterator[Part]:
-    """Shards in a pool of processes. A worker that is killed breaks its pool: another is tried for the rest."""
+def _in_pool(shards: list[Shard], model: LoadedModel, workers: int, kept: str) -> Iterator[Part]:
+    """Shards in this process and a pool of others. A worker that is killed breaks its pool: another is tried."""
     handed_on = 0
     for attempts_left in (2, 1, 0):
         try:
-            with processes.pool(workers, shards[0].threads) as pool:
-                for part in in_order(pool, shards[handed_on:], 2 * workers):
+            with processes.pool(workers - 1, shards[0].threads) as pool:
+                for part in in_order(pool, model, shards[handed_on:], 2 * workers):
                     handed_on += 1
                     yield part
             return
@@ -168,17 +168,23 @@ class _Branch(deque):
     merged, one_by_one = None, False
 
 
-def in_order(executor: futures.Executor, shards: list[Shard], window: int) -> Iterator[Part]:
-    """Shards in their order, with at most ``window`` under way or waiting for their turn."""
-    waiting = [*shards]
+def in_order(executor: futures.Executor, model: LoadedModel, shards: list[Shard], window: int) -> Iterator[Part]:
+    """Shards in their order, with at most ``window`` under way or waiting for their turn.
+
+    While the others work, and while they start, this process measures too: it has the model already.
+    """
+    waiting = deque(shards)
     running: dict[futures.Future, int] = {}
     done: dict[int, Result] = {}
     for shard in shards:
         while shard.index not in done:
-            while waiting and len(running) + len(done) < window:
-                following = waiting.pop(0)
+            here = waiting.popleft() if waiting and len(running) + len(done) < window else None
+            while waiting and len(running) < min(window - 2, window - 1 - len(done)):
+                following = waiting.popleft()
                 running[executor.submit(measure_packed, packed(following, following.metrics))] = following.index
-            for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
+            if here is not None:
+                done[here.index] = measure_shard(here, model)
+            for future in futures.wait(running, 0 if here else None, futures.FIRST_COMPLETED).done:
                 done[running.pop(future)] = future.result()
         yield 1, done.pop(shard.index)
 

@@ -72,7 +72,7 @@ def measure(
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
         tokens_per_batch: how many tokens, padding included, go through the model at once.
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
-        workers: processes on this machine.
+        workers: processes on this machine, this one among them.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
         checkpoints: a folder in which what is merged is kept about every minute; a run that was interrupted goes on
