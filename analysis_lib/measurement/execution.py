@@ -179,6 +179,7 @@ def in_order(executor: futures.Executor, model: LoadedModel, shards: list[Shard]
     for shard in shards:
         while shard.index not in done:
             here = waiting.popleft() if waiting and len(running) + len(done) < window else None
+            # The window has two places for each process, and those of this one are not for the others.
             while waiting and len(running) < min(window - 2, window - 1 - len(done)):
                 following = waiting.popleft()
                 running[executor.submit(measure_packed, packed(following, following.metrics))] = following.index
