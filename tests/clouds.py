@@ -19,7 +19,7 @@ def tokens_of(types: list[list[int]], groups: list[int] | None = None, special_t
     mask = torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in types])
     padded = torch.tensor([row + [OTHER] * (longest - len(row)) for row in types])
     groups = list(range(len(types))) if groups is None else groups
-    return Tokens(mask, padded, torch.tensor(groups), special_tokens)
+    return Tokens(mask, padded, tuple(groups), special_tokens)
 
 
 def activations_of(

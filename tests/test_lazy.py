@@ -39,3 +39,11 @@ def test_what_needs_no_model_imports_no_torch(arguments):
     code += "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_does_not_wait_for_parts_of_scipy_that_it_does_not_use():
+    # They take half a second, an eighth of what a worker takes to start: `import scipy` loads a part when it is used.
+    code = (
+        "import sys, analysis_lib.measurement.shards; print(sorted({'scipy.stats', 'scipy.signal'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

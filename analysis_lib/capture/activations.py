@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from analysis_lib.capture.attention_rows import AttentionRows
@@ -68,16 +69,22 @@ class CurrentLayer:
         """Tokens without padding; the same object for the same numbers."""
         key = (count, class_tokens)
         if key not in self._unpadded:
-            self._unpadded[key] = unpadded(self.batch.groups, count, class_tokens, self.batch.special_tokens)
+            batch = self.batch
+            self._unpadded[key] = unpadded(batch.groups, count, class_tokens, batch.special_tokens, batch.device)
         return self._unpadded[key]
 
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
         """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
         # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
-        known = self._previous
+        known, tokens = self._previous, tokens.on(values.device)
         if known is None or known.tokens is not tokens or known.values.data_ptr() != values.data_ptr():
             self._previous = Vectors(wide(values).unsqueeze(1), tokens)
         return self._previous
+
+    def queries(self, device: torch.device) -> Tokens:
+        """The tokens of the queries, which follow the model to the device that holds this part of it."""
+        self.activations.tokens = self.activations.tokens.on(device)
+        return self.activations.tokens
 
     def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, keys: Tokens) -> None:
         """Record the vectors of the layer's attention that are needed; ``keys`` are the tokens of the keys."""
@@ -89,14 +96,15 @@ class CurrentLayer:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 
-    def visibility(self, mask: Tensor | None, queries: int, keys: int) -> tuple[Visibility, Tensor | None]:
+    def visibility(self, mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor | None]:
         """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share."""
-        tokens = self.activations.tokens
-        key = (id(mask), id(tokens), keys)
-        if key not in self._visibilities:
+        tokens, count = self.queries(query.device), key.shape[2]
+        place = (id(mask), id(tokens), count)
+        if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
             filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
-            visibility = Visibility.from_mask(mask, tokens, tokens if keys == queries else self.unpadded(keys))
+            keys = tokens if count == query.shape[2] else self.unpadded(count).on(query.device)
+            visibility = Visibility.from_mask(mask, tokens, keys)
             # The mask is kept because its id may be given to another mask once it is freed.
-            self._visibilities[key] = (mask, visibility, filled)
-        return self._visibilities[key][1:]
+            self._visibilities[place] = (mask, visibility, filled)
+        return self._visibilities[place][1:]

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy import signal
 from torch import Tensor, nn
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings
@@ -95,28 +95,29 @@ def make_batches(
             tokens = length
         chunks[-1].append(i)
     chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
-    return [_pad(loaded, [token_ids[i] for i in c], [groups[i] for i in c], special_tokens) for c in chunks]
+    return [_pad(loaded, [token_ids[i] for i in c], tuple(groups[i] for i in c), special_tokens) for c in chunks]
 
 
-def _pad(loaded: LoadedModel, token_ids: list[list], groups: list[int], special_tokens: bool) -> Batch:
+def _pad(loaded: LoadedModel, token_ids: list[list], groups: tuple[int, ...], special_tokens: bool) -> Batch:
     pad = getattr(loaded.tokenizer, "pad_token_id", None)
     # A word of characters is padded with zeros; some causal models have no padding token, and any id will do.
     pad = pad if isinstance(pad, int) else 0
     rows = [torch.tensor(ids) for ids in token_ids]
-    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad).to(loaded.device)
+    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(ids) for ids in token_ids])
-    mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).to(loaded.device)
-    owners = torch.tensor(groups, device=loaded.device)
+    mask = torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)
     inputs = {"input_ids": input_ids, "attention_mask": mask.long()}
-    batch = Batch(inputs, owners, special_tokens)
-    batch.tokens = Tokens(mask, loaded.token_types(input_ids), owners, special_tokens)
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
-        shifted = loaded.model._shift_right(input_ids)
-        inputs |= {"decoder_input_ids": shifted, "decoder_attention_mask": mask.long()}
-        batch.shifted = Tokens(mask, loaded.token_types(shifted), owners, special_tokens)
+        inputs |= {"decoder_input_ids": loaded.model._shift_right(input_ids), "decoder_attention_mask": mask.long()}
+    tokens = [
+        Tokens(mask, loaded.token_types(ids), groups, special_tokens).on(loaded.device)
+        for name, ids in inputs.items()
+        if name.endswith("input_ids")
+    ]
+    inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False
-    return batch
+    return Batch(inputs, groups, special_tokens, *tokens)
 
 
 # --- Images ---------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
     samples = recorded.samples
     if recorded.rate != rate:
         common = math.gcd(recorded.rate, rate)
-        samples = signal.resample_poly(samples, rate // common, recorded.rate // common).astype("float32")
+        samples = scipy.signal.resample_poly(samples, rate // common, recorded.rate // common).astype("float32")
     shortest = _shortest(loaded)
     if len(samples) < shortest:
         raise AnalysisError(

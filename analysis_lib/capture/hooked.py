@@ -41,14 +41,15 @@ class HookedAttention:
         heads = getattr(module, spec.heads)
         query, key, value = projected_by_head(module, spec, call.projected, heads)
         self.windows.append(Window(query, key, value, call.key_input, wide(args[0]).view(*query.shape[:3], -1)))
-        tokens = layer.activations.tokens
+        tokens = layer.queries(query.device)
         if sum(window.query.shape[2] for window in self.windows) < tokens.mask.shape[1]:
             return  # CANINE's local attention has more windows to come.
         windows, self.windows = self.windows, []
         query, key, value, key_input = joined(windows)
         keys = tokens
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
-            keys = layer.unpadded(key.shape[2], int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum()))
+            class_tokens = int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum())
+            keys = layer.unpadded(key.shape[2], class_tokens).on(key.device)
         visibility = visibility_of_windows(windows, tokens, keys)
         layer.take(query, key, value, key_input, visibility.keys)
         if SCORES in layer.needs:

@@ -85,7 +85,7 @@ class Batch:
     """
 
     inputs: dict[str, Tensor]
-    groups: Int[Tensor, " utterance"]
+    groups: tuple[int, ...]
     special_tokens: bool = True
     tokens: Tokens | None = None
     shifted: Tokens | None = None
@@ -97,7 +97,12 @@ class Batch:
     ) -> "Batch":
         """A batch of features of one shape, such as pixels, which are the model's argument ``name``."""
         inputs = {name: torch.cat(features).to(loaded.device, loaded.model.dtype)}
-        return cls(inputs, torch.tensor(groups, device=loaded.device), settings.special_tokens)
+        return cls(inputs, tuple(groups), settings.special_tokens)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the inputs are."""
+        return next(iter(self.inputs.values())).device
 
     def head(self, utterances: int) -> "Batch":
         """The first few utterances."""

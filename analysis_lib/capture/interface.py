@@ -67,7 +67,7 @@ class InterfaceAttention:
         """The output of a module's attention; what is needed of it is captured."""
         layer, call, dtype = self.layer, self.projections.call, query.dtype
         bias = None if bias is None else wide(bias)
-        visibility, mask = layer.visibility(mask, query.shape[2], key.shape[2])
+        visibility, mask = layer.visibility(mask, query, key)
         # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)

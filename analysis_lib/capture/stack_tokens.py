@@ -26,7 +26,7 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
         return batch.tokens if rule == "text" else batch.shifted
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
     class_tokens = {"patches": loaded.layout.class_tokens, "molecules": 1, "frames": 0, "windows": 0, "blocks": 0}[rule]
-    tokens = unpadded(batch.groups, count, class_tokens, batch.special_tokens)
+    tokens = unpadded(batch.groups, count, class_tokens, batch.special_tokens, batch.device)
     if rule == "blocks" and args[1] is not None:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1)

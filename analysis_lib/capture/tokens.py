@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -19,9 +19,8 @@ SPECIAL_TYPES = ("cls", "sep")
 class Owners:
     """The jackknife groups that the entries of a tensor's first axis belong to."""
 
-    def __init__(self, groups: Iterable[int], device: torch.device | str = "cpu"):
+    def __init__(self, groups: Iterable[int]):
         self.groups = tuple(groups)
-        self.device = device
         self._places: dict[tuple[int, ...], Int[Tensor, " entry"]] = {}
 
     @cached_property
@@ -40,7 +39,7 @@ class Owners:
             sums: one for each of ``groups``, among which are those of all entries.
         """
         if groups not in self._places:
-            self._places[groups] = torch.tensor([groups.index(group) for group in self.groups], device=self.device)
+            self._places[groups] = torch.tensor([groups.index(group) for group in self.groups]).to(sums.device)
         places, values = self._places[groups], values.to(sums.dtype)
         if sums.device.type == "cpu":
             sums.index_add_(0, places, values)
@@ -71,9 +70,20 @@ class Tokens:
 
     mask: Bool[Tensor, "utterance token"]
     types: Int[Tensor, "utterance token"]
-    groups: Int[Tensor, " utterance"]
+    groups: tuple[int, ...]
     special_tokens: bool = True
     silent: Bool[Tensor, "utterance token"] | None = None
+    _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device) -> "Tokens":
+        """The same tokens on a device, such as the one that holds a part of the model; each has them once."""
+        if device == self.mask.device:
+            return self
+        if device not in self._elsewhere:
+            parts = {name: getattr(self, name) for name in ("mask", "types", "silent")}
+            parts = {name: part.to(device) for name, part in parts.items() if part is not None}
+            self._elsewhere[device] = replace(self, **parts)
+        return self._elsewhere[device]
 
     @cached_property
     def type_masks(self) -> Float[Tensor, "utterance type token"]:
@@ -91,19 +101,19 @@ class Tokens:
     def runs(self) -> list[tuple[int, slice]]:
         """Neighbouring utterances of one jackknife group: the group, and where they are in the batch."""
         found, start = [], 0
-        for group, same in itertools.groupby(self.owners.groups):
+        for group, same in itertools.groupby(self.groups):
             found.append((group, slice(start, start := start + len([*same]))))
         return found
 
     @cached_property
     def owners(self) -> Owners:
         """Of the utterances."""
-        return Owners(self.groups.tolist(), self.groups.device)
+        return Owners(self.groups)
 
     @cached_property
     def owners_of_runs(self) -> Owners:
         """Of the runs."""
-        return Owners([group for group, _ in self.runs], self.groups.device)
+        return Owners(group for group, _ in self.runs)
 
     def split(self, values: Shaped[Tensor, "utterance *rest"]) -> tuple[Shaped[Tensor, "_ *rest"], ...]:
         """Values of the utterances, a part for each run."""
@@ -126,9 +136,15 @@ class Tokens:
         return Tokens(*parts, self.special_tokens, silent)
 
 
-def unpadded(groups: Tensor, count: int, class_tokens: int = 0, special_tokens: bool = True) -> Tokens:
+def unpadded(
+    groups: tuple[int, ...],
+    count: int,
+    class_tokens: int = 0,
+    special_tokens: bool = True,
+    device: torch.device | str = "cpu",
+) -> Tokens:
     """``count`` tokens for each utterance: ``class_tokens`` of type cls, then others."""
-    types = torch.full((len(groups), count), TOKEN_TYPES.index("other"), device=groups.device)
+    types = torch.full((len(groups), count), TOKEN_TYPES.index("other"), device=device)
     types[:, :class_tokens] = TOKEN_TYPES.index("cls")
     return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
 
@@ -154,12 +170,14 @@ class Visibility:
         cls, mask: Bool[Tensor, "#utterance 1 #token #key"] | None, queries: Tokens, keys: Tokens
     ) -> "Visibility":
         """The visibility that an attention mask allows; None allows all pairs."""
-        real = queries.mask[:, None, :, None] & keys.mask[:, None, None, :]
-        if mask is None or (mask & queries.mask[:, None, :, None] == real).all():
+        if mask is None:
             return cls(queries, keys)
-        square = real.shape[2] == real.shape[3]
-        if square and (mask & queries.mask[:, None, :, None] == real.tril()).all():
-            return cls(queries, keys, causal=True)
+        real = queries.mask[:, None, :, None] & keys.mask[:, None, None, :]
+        seen = mask & queries.mask[:, None, :, None]
+        # Asked together: each answer waits for all that the device still has to do.
+        everyone, causal = torch.stack([(seen == real).all(), (seen == real.tril()).all()]).tolist()
+        if everyone or (causal and real.shape[2] == real.shape[3]):
+            return cls(queries, keys, causal=not everyone)
         return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
 
     @property

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pandas as pd
+import scipy
 import torch
 from jaxtyping import Float
-from scipy import stats
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
@@ -45,7 +45,7 @@ def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95
     if dimensions < 2:
         raise AnalysisError(f"{dimensions} dimensions were given: random directions have an angle in 2 or more")
     half = (dimensions - 1) / 2
-    return float(2 * stats.beta.ppf(probability, half, half) - 1)
+    return float(2 * scipy.stats.beta.ppf(probability, half, half) - 1)
 
 
 def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import scipy
 from jaxtyping import Float
-from scipy import stats
 
 CONFIDENCE = 0.95
 # Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
@@ -40,7 +40,7 @@ def jackknife_interval(
     several = np.where(groups > 1, groups, np.nan)
     mean = np.where(part, left_out, 0).sum(0) / several
     spread = np.sqrt((several - 1) / several * np.where(part, (left_out - mean) ** 2, 0).sum(0))
-    reach = np.asarray(stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread)
+    reach = np.asarray(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread)
     return np.asarray(point - reach), np.asarray(point + reach)
 
 
@@ -55,7 +55,7 @@ def mean_interval(values: Iterable[float], fewest: int = 2) -> tuple[float, floa
     values = np.asarray([*values], dtype=float)
     mean, reach = float(values.mean()) if len(values) else math.nan, math.nan
     if len(values) >= fewest:
-        reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * stats.sem(values))
+        reach = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * scipy.stats.sem(values))
     return mean, mean - reach, mean + reach
 
 
@@ -94,7 +94,7 @@ def two_sided_p(value: float, low: float, high: float, bound: float, draws: floa
     distance, reach = abs(value - bound), value - low if value > bound else high - value
     if not reach > 0:
         return math.nan if math.isnan(reach) else float(distance == 0)
-    law = stats.t(draws - 1) if math.isfinite(draws) else stats.norm
+    law = scipy.stats.t(draws - 1) if math.isfinite(draws) else scipy.stats.norm
     return float(2 * law.sf(law.ppf((1 + CONFIDENCE) / 2) * distance / reach))
 
 
@@ -117,7 +117,7 @@ def wilson(correct: int, items: int) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in wilson(10, 10)]
     [0.722, 1.0]
     """
-    interval = stats.binomtest(correct, items).proportion_ci(CONFIDENCE, method="wilson")
+    interval = scipy.stats.binomtest(correct, items).proportion_ci(CONFIDENCE, method="wilson")
     return float(interval.low), float(interval.high)
 
 

@@ -243,4 +243,4 @@ def test_shapes_are_enforced_while_tests_run():
     with pytest.raises(jaxtyping.TypeCheckError):
         attention_rows.attend_with_rows(values, values, values, None, 0.5, torch.zeros(2, 4, 5), torch.ones(2, 3) > 0)
     with pytest.raises(jaxtyping.TypeCheckError):
-        Tokens(torch.ones(2, 3) > 0, torch.zeros(2, 4).long(), torch.zeros(2).long())
+        Tokens(torch.ones(2, 3) > 0, torch.zeros(2, 4).long(), (0, 0))

@@ -39,7 +39,7 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
     def receive(activations: capture.Activations) -> None:
         if activations.layer == last:
             vectors = activations.spaces["hidden"].values[:, 0, 0].double().cpu().numpy()
-            found.update(zip(activations.tokens.groups.tolist(), vectors, strict=True))
+            found.update(zip(activations.tokens.groups, vectors, strict=True))
 
     # The group of an utterance is its place: batches come in an order of their own.
     for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):

@@ -249,7 +249,7 @@ def sweep(
 
 def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd.DataFrame]:
     metrics, statistics, counts = [Anisotropy(), MeanVector()], [], 0
-    tokens = unpadded(torch.tensor([0]), block.inputs.shape[1])
+    tokens = unpadded((0,), block.inputs.shape[1])
     for hidden in block.biased(norm):
         output, query, key, scores = attend(block, hidden)
         spaces = {"hidden": hidden.unsqueeze(1)}, {"hidden": output.unsqueeze(1), "query": query, "key": key}
