@@ -21,7 +21,7 @@ class Owners:
 
     def __init__(self, groups: Iterable[int]):
         self.groups = tuple(groups)
-        self._places: dict[tuple[int, ...], Int[Tensor, " entry"]] = {}
+        self._places: dict[tuple[int, ...], Int[Tensor, " entry"] | Float[Tensor, "group entry"]] = {}
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
@@ -38,19 +38,24 @@ class Owners:
         Args:
             sums: one for each of ``groups``, among which are those of all entries.
         """
+        on_cpu, values = sums.device.type == "cpu", values.to(sums.dtype)
         if groups not in self._places:
-            self._places[groups] = torch.tensor([groups.index(group) for group in self.groups]).to(sums.device)
-        places, values = self._places[groups], values.to(sums.dtype)
-        if sums.device.type == "cpu":
-            sums.index_add_(0, places, values)
+            places = torch.tensor([groups.index(group) for group in self.groups])
+            self._places[groups] = places if on_cpu else _membership(places, sums)
+        if on_cpu:
+            sums.index_add_(0, self._places[groups], values)
         else:
-            _add_in_order(sums, places, values)
+            _add_in_order(sums, self._places[groups], values)
 
 
-def _add_in_order(sums: Tensor, places: Tensor, values: Tensor) -> None:
+def _membership(places: Int[Tensor, " entry"], sums: Float[Tensor, "group *rest"]) -> Float[Tensor, "group entry"]:
+    """1 where an entry is to join a sum, else 0."""
+    return functional.one_hot(places, len(sums)).T.to(sums.device, sums.dtype)
+
+
+def _add_in_order(sums: Tensor, members: Float[Tensor, "group entry"], values: Tensor) -> None:
     """Like ``index_add_``, which adds in any order on a GPU, so that no two runs would have the same bytes."""
-    members = functional.one_hot(places, len(sums)).to(sums.dtype)
-    sums += (members.T @ values.reshape(len(values), -1)).view_as(sums)
+    sums.view(len(sums), -1).addmm_(members, values.reshape(len(values), -1))
 
 
 @dataclass(eq=False)
