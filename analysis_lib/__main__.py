@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
     add("--device", **device)
-    add("--device-map", help="auto: what the device cannot hold lies in memory, and then on disk, until it is used")
+    add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
     add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
     add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")

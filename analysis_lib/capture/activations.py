@@ -9,13 +9,15 @@ from torch import Tensor
 from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.score_sums import ScoreSums
-from analysis_lib.capture.tokens import Tokens, Visibility, unpadded
+from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
 # What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
 SPACES = ("hidden", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 SCORES = "scores"
+# More than the layers of any model share at a time.
+MASKS_KEPT = 4
 
 
 @dataclass(eq=False)
@@ -69,8 +71,7 @@ class CurrentLayer:
         """Tokens without padding; the same object for the same numbers."""
         key = (count, class_tokens)
         if key not in self._unpadded:
-            batch = self.batch
-            self._unpadded[key] = unpadded(batch.groups, count, class_tokens, batch.special_tokens, batch.device)
+            self._unpadded[key] = self.batch.unpadded(count, class_tokens)
         return self._unpadded[key]
 
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
@@ -81,8 +82,8 @@ class CurrentLayer:
             self._previous = Vectors(wide(values).unsqueeze(1), tokens)
         return self._previous
 
-    def queries(self, device: torch.device) -> Tokens:
-        """The tokens of the queries, which follow the model to the device that holds this part of it."""
+    def moved_queries(self, device: torch.device) -> Tokens:
+        """Move the tokens of the queries to the device that holds this part of the model, and return them."""
         self.activations.tokens = self.activations.tokens.on(device)
         return self.activations.tokens
 
@@ -97,14 +98,19 @@ class CurrentLayer:
         self.activations.attended = True
 
     def visibility(self, mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor | None]:
-        """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share."""
-        tokens, count = self.queries(query.device), key.shape[2]
+        """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share.
+
+        Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
+        """
+        tokens, count = self.moved_queries(query.device), key.shape[2]
         place = (id(mask), id(tokens), count)
         if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
             filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
             keys = tokens if count == query.shape[2] else self.unpadded(count).on(query.device)
             visibility = Visibility.from_mask(mask, tokens, keys)
+            if len(self._visibilities) == MASKS_KEPT:
+                del self._visibilities[next(iter(self._visibilities))]
             # The mask is kept because its id may be given to another mask once it is freed.
             self._visibilities[place] = (mask, visibility, filled)
         return self._visibilities[place][1:]

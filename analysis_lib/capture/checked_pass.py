@@ -77,7 +77,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
         return math.nan
     tokens = batch.shifted or batch.tokens
     if tokens is not None and plain.shape[:2] == tokens.mask.shape:
-        captured, plain = captured[tokens.mask], plain[tokens.mask]
+        mask = tokens.on(plain.device).mask
+        captured, plain = captured[mask], plain[mask]
     difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
     return difference / plain.abs().max().item() if difference else 0.0
 

@@ -41,7 +41,7 @@ class HookedAttention:
         heads = getattr(module, spec.heads)
         query, key, value = projected_by_head(module, spec, call.projected, heads)
         self.windows.append(Window(query, key, value, call.key_input, wide(args[0]).view(*query.shape[:3], -1)))
-        tokens = layer.queries(query.device)
+        tokens = layer.moved_queries(query.device)
         if sum(window.query.shape[2] for window in self.windows) < tokens.mask.shape[1]:
             return  # CANINE's local attention has more windows to come.
         windows, self.windows = self.windows, []

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 
@@ -84,7 +84,7 @@ class Batch:
         lengths: of each sound, in samples.
     """
 
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Tensor | bool]
     groups: tuple[int, ...]
     special_tokens: bool = True
     tokens: Tokens | None = None
@@ -102,7 +102,11 @@ class Batch:
     @property
     def device(self) -> torch.device:
         """Where the inputs are."""
-        return next(iter(self.inputs.values())).device
+        return next(value.device for value in self.inputs.values() if isinstance(value, Tensor))
+
+    def unpadded(self, count: int, class_tokens: int = 0) -> Tokens:
+        """The tokens of utterances that all have ``count``; see :func:`~analysis_lib.capture.tokens.unpadded`."""
+        return unpadded(self.groups, count, class_tokens, self.special_tokens, self.device)
 
     def head(self, utterances: int) -> "Batch":
         """The first few utterances."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from analysis_lib.capture.inputs import Batch
-from analysis_lib.capture.tokens import Tokens, unpadded
+from analysis_lib.capture.tokens import Tokens
 from analysis_lib.models import LoadedModel
 
 
@@ -26,10 +26,10 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
         return batch.tokens if rule == "text" else batch.shifted
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
     class_tokens = {"patches": loaded.layout.class_tokens, "molecules": 1, "frames": 0, "windows": 0, "blocks": 0}[rule]
-    tokens = unpadded(batch.groups, count, class_tokens, batch.special_tokens, batch.device)
+    tokens = batch.unpadded(count, class_tokens)
     if rule == "blocks" and args[1] is not None:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
-        tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1)
+        tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
     if rule == "windows":
         # Whisper pads a sound with silence to its window; each vector stands for two hops of the spectrogram.
         ends = -(-batch.lengths // (2 * loaded.processor.hop_length))

@@ -21,7 +21,8 @@ class Owners:
 
     def __init__(self, groups: Iterable[int]):
         self.groups = tuple(groups)
-        self._places: dict[tuple[int, ...], Int[Tensor, " entry"] | Float[Tensor, "group entry"]] = {}
+        # By the groups of the sums: the place of the sum that each entry joins; on a GPU, its :func:`_membership`.
+        self._joins: dict[tuple[int, ...], Tensor] = {}
 
     @cached_property
     def distinct(self) -> tuple[int, ...]:
@@ -30,7 +31,7 @@ class Owners:
 
     def not_in(self, groups: tuple[int, ...]) -> tuple[int, ...]:
         """The groups that occur and are not among these."""
-        return () if groups in self._places else tuple(group for group in self.distinct if group not in groups)
+        return () if groups in self._joins else tuple(group for group in self.distinct if group not in groups)
 
     def add_to(self, sums: Float[Tensor, "group *rest"], groups: tuple[int, ...], values: Tensor) -> None:
         """Add each entry of ``values`` to the sum of its group, in the precision of the sums.
@@ -39,13 +40,13 @@ class Owners:
             sums: one for each of ``groups``, among which are those of all entries.
         """
         on_cpu, values = sums.device.type == "cpu", values.to(sums.dtype)
-        if groups not in self._places:
+        if groups not in self._joins:
             places = torch.tensor([groups.index(group) for group in self.groups])
-            self._places[groups] = places if on_cpu else _membership(places, sums)
+            self._joins[groups] = places if on_cpu else _membership(places, sums)
         if on_cpu:
-            sums.index_add_(0, self._places[groups], values)
+            sums.index_add_(0, self._joins[groups], values)
         else:
-            _add_in_order(sums, self._places[groups], values)
+            _add_in_order(sums, self._joins[groups], values)
 
 
 def _membership(places: Int[Tensor, " entry"], sums: Float[Tensor, "group *rest"]) -> Float[Tensor, "group entry"]:
@@ -81,7 +82,7 @@ class Tokens:
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
-        """The same tokens on a device, such as the one that holds a part of the model; each has them once."""
+        """The same tokens on a device, such as one that holds a part of the model; copied to each device once."""
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
@@ -181,8 +182,10 @@ class Visibility:
         seen = mask & queries.mask[:, None, :, None]
         # Asked together: each answer waits for all that the device still has to do.
         everyone, causal = torch.stack([(seen == real).all(), (seen == real.tril()).all()]).tolist()
-        if everyone or (causal and real.shape[2] == real.shape[3]):
-            return cls(queries, keys, causal=not everyone)
+        if everyone:
+            return cls(queries, keys)
+        if causal and real.shape[2] == real.shape[3]:
+            return cls(queries, keys, causal=True)
         return cls(queries, keys, seen_by=mask[:, 0].expand(len(queries.mask), -1, -1).float())
 
     @property

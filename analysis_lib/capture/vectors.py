@@ -28,7 +28,7 @@ class Vectors:
 
     def __init__(self, values: Float[Tensor, "utterance head token dim"], tokens: Tokens):
         self.values = values
-        self.tokens = tokens.on(values.device)
+        self.tokens = tokens
 
     @property
     def counts(self) -> Float[Tensor, " utterance"]:

@@ -54,8 +54,9 @@ def load_model(
         dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
             the memory, and what it computes is summed in single precision and then in float64.
         device: a torch device; by default a GPU where there is one.
-        device_map: for a model that is larger than its device. ``auto``: what does not fit there lies in memory, and
-            what does not fit there on disk, until it is used; or parts of the model by device, as in transformers.
+        device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs; what does not fit
+            there lies in memory, and what does not fit there on disk, until it is used. Or parts of the model by
+            device, as in transformers.
         processor: of a model that is at hand, its tokenizer, image processor or feature extractor.
 
     Raises:
@@ -81,8 +82,6 @@ def load_model(
     parts = {*getattr(model, "hf_device_map", {}).values()}
     if parts and not model._no_split_modules:
         raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
-    if len(parts - {"cpu", "disk"}) > 1:
-        raise AnalysisError(f"{name} would lie on several GPUs: let it see one, as with CUDA_VISIBLE_DEVICES=0")
     model = model if parts else model.to(device)
     processor, spec = _read_processor(name, folder, layout.kind), ModelSpec(name, revision, dtype, device, device_map)
     return LoadedModel(name, identity, model.eval(), processor, spec, files)

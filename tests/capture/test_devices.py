@@ -1,90 +1,59 @@
-"""A pass over a device that works behind the program's back, and over two of them.
+"""A pass over a device that works on its own, as a GPU does, and over two of them: see ``simulated_devices.py``."""
 
-PyTorch's meta device stands for a GPU. Its tensors have shapes and no values, so that whatever asks for a value, and
-on a GPU would wait until all work is done, fails.
-"""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import tiny
-import torch
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from passes import batch_of
 
-from analysis_lib import LoadedModel, load_model
-from analysis_lib.capture import Activations, Batch, Visibility
-from analysis_lib.capture.forward_pass import captured_pass
-from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics import METRICS, Metric
-
-META = torch.device("meta")
-BIDIRECTIONAL = ["bert", "modernbert"]
-CAUSAL = ["gpt2", "gpt_neox", "qwen3"]
-
-
-@pytest.fixture
-def asked(monkeypatch) -> list[torch.Tensor | None]:
-    """The masks of which it is asked what they allow."""
-    masks = []
-
-    def from_mask(mask, queries, keys):
-        masks.append(mask)
-        return Visibility(queries, keys, causal=mask is not None)
-
-    monkeypatch.setattr(Visibility, "from_mask", from_mask)
-    return masks
+# How many masks the layers of a model share. BEiT, CvT and MANTa wait for their device in each layer.
+MASKS = {
+    "bert": 1,
+    "albert": 1,
+    "mpnet": 0,
+    "deberta": 0,
+    "modernbert": 2,
+    "gpt2": 1,
+    "qwen3": 1,
+    "t5": 2,
+    "canine": 0,
+    "character_bert": 1,
+    "wav2vec2": 1,
+    "whisper": 1,
+    "vit": 1,
+    "segformer": 3,
+    "resnet-basic": 0,
+    "convnext": 0,
+}
 
 
-def summed(loaded: LoadedModel, batch: Batch) -> tuple[list[Metric], Report]:
-    # The moments of isotropy are summed in memory: a device may have no room for them.
-    metrics, report = [METRICS[name]() for name in METRICS if name != "isotropy"], Report()
-
-    def receive(activations: Activations) -> None:
-        for metric in metrics:
-            metric.update(activations)
-        report.add(activations)
-
-    captured_pass(loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive)
-    return metrics, report
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[dict]]:
+    script = Path(__file__).with_name("simulated_devices.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, script, *MASKS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-def devices(metrics: list[Metric]) -> dict[int, set[str]]:
-    """Where the sums of each layer are."""
-    found = {}
-    for metric in metrics:
-        assert metric.sums
-        for (*_, layer), (_, values) in metric.sums.items():
-            found.setdefault(layer, set()).add(values.device.type)
-    return found
-
-
-@pytest.mark.parametrize("name", BIDIRECTIONAL + CAUSAL)
-def test_no_layer_waits_for_the_device(name, tmp_path, monkeypatch, asked):
-    loaded = load_model(tiny.save(tmp_path, name))
-    monkeypatch.setattr(LoadedModel, "device", META)
-    loaded.model.to(META)
-    batch = batch_of(loaded, tiny.TEXTS)
-    if name in BIDIRECTIONAL:
-        # transformers itself asks whether there is padding.
-        del batch.inputs["attention_mask"]
-    (blocks,) = loaded.stacks.values()
-    metrics, report = summed(loaded, batch)
-    assert devices(metrics) == {layer: {"meta"} for layer in range(len(blocks) + 1)}
-    assert report.tokens.device == report.counted.device == META
+@pytest.mark.parametrize("name", MASKS)
+def test_no_layer_waits_for_its_device(name, found):
+    on_one, _ = found[name]
+    assert "error" not in on_one, on_one["error"]
+    assert {*map(tuple, on_one["layers"])} == {("npy:0",)}
     # What a mask allows is asked once, not in each layer.
-    assert len({*map(id, asked)}) == len(asked) <= 2
+    assert on_one["masks"] == MASKS[name]
 
 
-@pytest.mark.parametrize("name", BIDIRECTIONAL + CAUSAL)
-def test_what_is_measured_follows_a_model_over_its_devices(name, tmp_path, asked):
-    loaded = load_model(tiny.save(tmp_path, name))
-    (blocks,) = loaded.stacks.values()
-    after = [
-        module
-        for path, module in loaded.model.named_children()
-        if path in ("pooler", "final_norm", "ln_f", "norm", "final_layer_norm")
-    ]
-    for module in (blocks[-1], *after):
-        add_hook_to_module(module.to(META), AlignDevicesHook(META))
-    metrics, _ = summed(loaded, batch_of(loaded, ["texts of one length", "texts of one length"]))
-    *first, last = range(len(blocks) + 1)
-    assert devices(metrics) == {layer: {"cpu"} for layer in first} | {last: {"meta"}}
+# transformers does not spread CANINE.
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "canine"])
+def test_each_layer_is_measured_where_it_lies(name, found):
+    on_one, on_two = found[name]
+    assert "error" not in on_two, on_two["error"]
+    assert len(on_two["layers"]) == len(on_one["layers"])
+    devices = [device for (device,) in on_two["layers"]]
+    assert devices == sorted(devices)
+    assert {*devices} == {"npy:0", "npy:1"}
