@@ -64,7 +64,7 @@ async def execute(
     Args:
         key: kept in the copy, so that :func:`build_book` can tell whether it is up to date.
         threads: cores that the kernel uses; all unless given.
-        on_cell: called after each code cell.
+        on_cell: called after each code cell of the notebook, but not after the one that changes its parameters.
         line_file: where the line of a bar that runs inside a cell is kept.
         failed: where to write what was executed of a notebook that fails.
     """
@@ -135,7 +135,8 @@ async def _run(
             if cell.cell_type == "code":
                 begun = cell
                 await client.async_execute_cell(cell, index)
-                on_cell()
+                if not _injected(cell):
+                    on_cell()
     except Exception as error:
         if asyncio.current_task().cancelling():
             # nbclient takes whatever cancels a cell for the death of its kernel.
@@ -149,6 +150,10 @@ async def _run(
                 busy = sum(psutil.Process(manager.provisioner.pid).cpu_times()[:4])
             await manager.shutdown_kernel(now=True)
     return begun, failure, busy
+
+
+def _injected(cell: nbformat.NotebookNode) -> bool:
+    return "injected-parameters" in cell.metadata.get("tags", [])
 
 
 def _executed(cell: nbformat.NotebookNode) -> bool:
@@ -172,7 +177,7 @@ def _complaint(
     """In lines, what a reader needs to find the error: the cell, the parameters and the end of the traceback."""
     where, tail = "failed before its first cell", []
     if cell:
-        authored = [c for c in copy.cells if "injected-parameters" not in c.metadata.get("tags", [])]
+        authored = [c for c in copy.cells if not _injected(c)]
         number = next((n for n, c in enumerate(authored, 1) if c is cell), 0)
         where, tail = f"failed in cell {number}: {cell.source.strip().partition(chr(10))[0]}", _traceback(cell)
     values = ", ".join(f"{name} = {value!r}" for name, value in parameters.items())

@@ -32,7 +32,11 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
         "print(layers, limit, open('here.txt').read(), os.environ['OMP_NUM_THREADS'])",
     ]
     notebook = write(tmp_path / "n.ipynb", *code)
-    out = asyncio.run(execute(notebook, {"layers": [2, 3]}, tmp_path / "new" / "out.ipynb", threads=1))
+    done, changed = [], {"layers": [2, 3]}
+    run = execute(notebook, changed, tmp_path / "new" / "out.ipynb", threads=1, on_cell=lambda: done.append(1))
+    out = asyncio.run(run)
+    # A bar that counts them ends full: parameters and code, without the cell that changes parameters.
+    assert len(done) == 1 + len(code)
     assert outputs(out) == "[2, 3] 10 found 1\n"
     assert str(tmp_path) not in out.read_text()
     assert nbformat.read(out, 4).metadata.analysis_lib.parameters["limit"] == 10
