@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from analysis_lib.capture.attention_rows import AttentionRows
@@ -77,22 +76,17 @@ class CurrentLayer:
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:
         """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
         # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
-        known, tokens = self._previous, tokens.on(values.device)
+        known = self._previous
         if known is None or known.tokens is not tokens or known.values.data_ptr() != values.data_ptr():
             self._previous = Vectors(wide(values).unsqueeze(1), tokens)
         return self._previous
 
-    def moved_queries(self, device: torch.device) -> Tokens:
-        """Move the tokens of the queries to the device that holds this part of the model, and return them."""
-        self.activations.tokens = self.activations.tokens.on(device)
-        return self.activations.tokens
-
-    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, keys: Tokens) -> None:
-        """Record the vectors of the layer's attention that are needed; ``keys`` are the tokens of the keys."""
-        spaces = self.activations.spaces
+    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, visibility: Visibility) -> None:
+        """Record the vectors of the layer's attention that are needed."""
+        spaces, keys = self.activations.spaces, visibility.keys
         for name, values in (("query", query), ("key", key), ("value", value)):
             if name in self.needs:
-                spaces[name] = Vectors(values, self.activations.tokens if name == "query" else keys)
+                spaces[name] = Vectors(values, visibility.queries if name == "query" else keys)
         if "attention_input" in self.needs:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
@@ -102,7 +96,7 @@ class CurrentLayer:
 
         Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
         """
-        tokens, count = self.moved_queries(query.device), key.shape[2]
+        tokens, count = self.activations.tokens.on(query.device), key.shape[2]
         place = (id(mask), id(tokens), count)
         if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.

@@ -106,14 +106,11 @@ def _pad(loaded: LoadedModel, token_ids: list[list], groups: tuple[int, ...], sp
     input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     lengths = torch.tensor([len(ids) for ids in token_ids])
     mask = torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)
-    inputs = {"input_ids": input_ids, "attention_mask": mask.long()}
+    inputs, read = {"input_ids": input_ids, "attention_mask": mask.long()}, [input_ids]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
-        inputs |= {"decoder_input_ids": loaded.model._shift_right(input_ids), "decoder_attention_mask": mask.long()}
-    tokens = [
-        Tokens(mask, loaded.token_types(ids), groups, special_tokens).on(loaded.device)
-        for name, ids in inputs.items()
-        if name.endswith("input_ids")
-    ]
+        read.append(loaded.model._shift_right(input_ids))
+        inputs |= {"decoder_input_ids": read[-1], "decoder_attention_mask": mask.long()}
+    tokens = [Tokens(mask, loaded.token_types(ids), groups, special_tokens).on(loaded.device) for ids in read]
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False

@@ -132,10 +132,11 @@ class _Blocks:
         activations = self.layer.activations
         if stack.attention is not None and activations.part and not activations.attended:
             self.missed.append(activations.part)
-        tokens = activations.tokens
+        # A part of the model may lie on a device of its own, which is known once it has computed.
+        tokens = activations.tokens = activations.tokens.on(hidden.device)
         if self.loaded.layout.maps:
             hidden = map_vectors(hidden, args, self.maps)
-            tokens = self.layer.unpadded(hidden.shape[1])
+            tokens = self.layer.unpadded(hidden.shape[1]).on(hidden.device)
         if "hidden" in self.layer.needs:
             activations.spaces["hidden"] = self.layer.vectors(hidden, tokens)
         self.receive(activations)

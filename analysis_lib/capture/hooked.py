@@ -41,7 +41,7 @@ class HookedAttention:
         heads = getattr(module, spec.heads)
         query, key, value = projected_by_head(module, spec, call.projected, heads)
         self.windows.append(Window(query, key, value, call.key_input, wide(args[0]).view(*query.shape[:3], -1)))
-        tokens = layer.moved_queries(query.device)
+        tokens = layer.activations.tokens.on(query.device)
         if sum(window.query.shape[2] for window in self.windows) < tokens.mask.shape[1]:
             return  # CANINE's local attention has more windows to come.
         windows, self.windows = self.windows, []
@@ -51,7 +51,7 @@ class HookedAttention:
             class_tokens = int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum())
             keys = layer.unpadded(key.shape[2], class_tokens).on(key.device)
         visibility = visibility_of_windows(windows, tokens, keys)
-        layer.take(query, key, value, key_input, visibility.keys)
+        layer.take(query, key, value, key_input, visibility)
         if SCORES in layer.needs:
             position, position_query = _position_terms(module, call.arguments, query, tokens)
             inputs = layer.vectors(key_input, visibility.keys)

@@ -106,7 +106,7 @@ class Batch:
 
     def unpadded(self, count: int, class_tokens: int = 0) -> Tokens:
         """The tokens of utterances that all have ``count``; see :func:`~analysis_lib.capture.tokens.unpadded`."""
-        return unpadded(self.groups, count, class_tokens, self.special_tokens, self.device)
+        return unpadded(self.groups, count, class_tokens, self.special_tokens).on(self.device)
 
     def head(self, utterances: int) -> "Batch":
         """The first few utterances."""

@@ -71,7 +71,7 @@ class InterfaceAttention:
         # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
-        layer.take(query, key, value, call.key_input, visibility.keys)
+        layer.take(query, key, value, call.key_input, visibility)
         if SCORES in layer.needs:
             position = None if bias is None else bias / scaling
             inputs = layer.vectors(call.key_input, visibility.keys)
@@ -83,7 +83,7 @@ class InterfaceAttention:
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
-        counted, indicators = layer.activations.tokens.counted, visibility.keys.type_masks.to(query.dtype)
+        counted, indicators = visibility.queries.counted, visibility.keys.type_masks.to(query.dtype)
         output, entropy, mass = attend_with_rows(
             query, key, value, mask, scaling, indicators, counted, bias, visibility.causal
         )

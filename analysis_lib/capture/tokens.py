@@ -142,15 +142,9 @@ class Tokens:
         return Tokens(*parts, self.special_tokens, silent)
 
 
-def unpadded(
-    groups: tuple[int, ...],
-    count: int,
-    class_tokens: int = 0,
-    special_tokens: bool = True,
-    device: torch.device | str = "cpu",
-) -> Tokens:
+def unpadded(groups: tuple[int, ...], count: int, class_tokens: int = 0, special_tokens: bool = True) -> Tokens:
     """``count`` tokens for each utterance: ``class_tokens`` of type cls, then others."""
-    types = torch.full((len(groups), count), TOKEN_TYPES.index("other"), device=device)
+    types = torch.full((len(groups), count), TOKEN_TYPES.index("other"))
     types[:, :class_tokens] = TOKEN_TYPES.index("cls")
     return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
 

@@ -190,11 +190,11 @@ class Metric(ABC):
 
     def add(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values, whose first axis is the utterance of the batch, to the sums of the utterances' groups."""
-        self._accumulate(key, values, activations.tokens.on(values.device).owners)
+        self._accumulate(key, values, activations.tokens.owners)
 
     def add_runs(self, key: Key, values: Tensor, activations: Activations) -> None:
         """Add values that are summed over the utterances of each run already: their first axis is ``tokens.runs``."""
-        self._accumulate(key, values, activations.tokens.on(values.device).owners_of_runs)
+        self._accumulate(key, values, activations.tokens.owners_of_runs)
 
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum over all utterances of the batch that is too large to keep once per group: it has no interval."""
