@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
-    from analysis_lib import capture, load_corpus, load_model, measure
+    from analysis_lib import load_corpus, load_model, measure
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_senseless
     from analysis_lib.metrics import resolve
@@ -201,7 +201,6 @@ def _measure(options: argparse.Namespace) -> None:
     checked_options(options.dtype, options.device, options.device_map)
     settings = Settings(options.special_tokens == "keep", options.long_texts, options.tokens_per_batch, options.maps)
     corpus = load_corpus(options.data, options.limit, options.seed)
-    _note(corpus.blank, f"blank entries of {options.data} were left out")
     refuse_senseless(options.model, corpus, options.metrics, settings, options.workers)
     with _sole_writer(options.out):
         model = load_model(
@@ -225,14 +224,6 @@ def _measure(options: argparse.Namespace) -> None:
         with suppress(OSError):
             tables.checkpoints.unlink()
     report = tables.report
-    kind = "sound" if model.kind == "audio" else model.kind
-    longer = f"{kind}s are longer than the {capture.longest(model)} the model reads and were"
-    _note(report.cut, f"{longer} cut there")
-    _note(report.windowed, f"{longer} read in windows")
-    _note(report.unknown, f"of {report.tokens} tokens are unknown to the model's tokenizer")
-    for name, reason in tables.run["left_out"].items():
-        _note(1, f"table was left out: {name} ({reason})")
-    _note(sum(report.zero_vectors.values()), "zero vectors have no direction and enter no cosine (see run.json)")
     read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
     print(f"wrote {_count(len(tables), 'table')} of {read} to {options.out}")
 
@@ -457,11 +448,6 @@ def _sole_writer(folder: Path) -> Iterator[None]:
             raise AnalysisError(f"another run is writing to {folder}: wait for it, or give another --out") from None
         finally:
             os.close(descriptor)
-
-
-def _note(count: int, words: str) -> None:
-    if count:
-        print(f"note: {count} {words}", file=sys.stderr)
 
 
 if __name__ == "__main__":

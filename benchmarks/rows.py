@@ -21,6 +21,7 @@ from analysis_lib.capture.batching import make_batches
 from analysis_lib.measurement import stored
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.models.loading import located
+from analysis_lib.models.tokenization import encoded
 
 Call = Callable[[], object]
 WITHOUT_ATTENTION = "anisotropy,mean_vector,utterance_similarity,qk_alignment,head_means,dimension_means"
@@ -52,7 +53,8 @@ def bert_base() -> LoadedModel:
 
 def full_batches(model: LoadedModel, corpus: Corpus) -> list[Batch]:
     """The texts by length, in batches as full as they can be, whatever their padding."""
-    texts = model.tokenizer(corpus.texts, truncation=True, max_length=model.max_length)["input_ids"]
+    whole = encoded(model.name, model.tokenizer, corpus.texts, model.max_length)
+    texts = [text.beginning(model.max_length) for text in whole]
     size = Settings.tokens_per_batch
     return make_batches(model, texts, [0] * len(texts), True, size, most_padding=size)
 
@@ -96,10 +98,12 @@ def by_hand(model: LoadedModel, corpus: Corpus) -> Call:
         with torch.inference_mode():
             for start in range(0, len(corpus), 32):
                 texts = corpus.texts[start : start + 32]
-                inputs = model.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+                inputs = model.tokenizer(
+                    texts, padding=True, truncation=True, return_tensors="pt", return_special_tokens_mask=True
+                )
+                types = model.token_types(inputs["input_ids"], inputs.pop("special_tokens_mask").bool())
                 output = model.model(**inputs, output_hidden_states=True, output_attentions=True)
                 keep.update({("hidden", layer): values for layer, values in enumerate(output.hidden_states)})
-                types = model.token_types(inputs["input_ids"])
                 for i, mask in enumerate(inputs["attention_mask"].bool()):
                     kept["types"].append(types[i, mask].numpy())
                     for at, values in keep.items():

@@ -21,9 +21,9 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-KEY_TYPES = ("cls", "sep", "first", "punct", "other")
+KEY_TYPES = ("cls", "sep", "register", "first", "punct", "other")
 TERMS = ("content", "position_query", "key_bias", "position")
-SPACES = ("hidden", "query", "key", "value")
+SPACES = ("hidden", "final", "query", "key", "value")
 JACKKNIFE_GROUPS = 20
 PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
@@ -180,7 +180,7 @@ class Family:
         inputs: what queries and keys and values are made from, from the call.
         position: from the model, the call, the queries (heads x tokens x d') and the scaling.
         tokens: what the vectors of a stack stand for: ``text``, ``shifted`` (the same, one later), ``molecules``,
-            or how many class tokens stand before others.
+            or how many class tokens, or which tokens, stand before others.
         run: runs the model on what the processor made.
         maps: whether hidden states are maps of features.
     """
@@ -192,7 +192,7 @@ class Family:
     scaling: Callable[[nn.Module, int], float] = lambda module, width: width**-0.5
     inputs: Callable[[Call], tuple[Tensor, Tensor, Tensor]] = lambda call: (call.read,) * 3
     position: Callable[..., Position] = lambda *_: Position()
-    tokens: Callable[[nn.Module, Step], str | int] = lambda model, step: "text"
+    tokens: Callable[[nn.Module, Step], str | int | list[str]] = lambda model, step: "text"
     run: Callable[[nn.Module, dict], object] = lambda model, inputs: model(**inputs)
     maps: bool = False
 
@@ -399,7 +399,7 @@ def _encoder_only(model: nn.Module, inputs: dict) -> object:
 def _canine(model: nn.Module, inputs: dict) -> object:
     # The mask in float64, too: transformers multiplies it with the lowest number of the scores' precision.
     mask = torch.ones(inputs["input_ids"].shape, dtype=torch.float64)
-    return model(**inputs, attention_mask=mask)
+    return model(**{**inputs, "attention_mask": mask})
 
 
 def _bert(attention: str = "attention.self", names=("query", "key", "value"), **settings) -> Family:
@@ -416,7 +416,7 @@ _SPEECH = _bert(
 )
 
 
-def _vision(cls: int, blocks: str = r"layers\.\d+", **settings) -> Family:
+def _vision(cls: int | list[str], blocks: str = r"layers\.\d+", **settings) -> Family:
     return _bert(
         "attention", _PROJ, blocks=blocks, output="attention.o_proj", tokens=lambda model, step: cls, **settings
     )
@@ -494,7 +494,8 @@ FAMILIES = {
     "vit": _vision(1),
     "beit": _vision(1, position=_beit_position),
     "deit": _vision(2),
-    **dict.fromkeys(("dinov2", "dinov2_with_registers"), _vision(1, r"encoder\.layer\.\d+")),
+    "dinov2": _vision(1, r"encoder\.layer\.\d+"),
+    "dinov2_with_registers": _vision(["cls", *["register"] * 4], r"encoder\.layer\.\d+"),
     "segformer": _vision(0, r"stages\.\d+\.blocks\.\d+", inputs=_reduced),
     "efficientnet_lite": _maps(r"_blocks\.\d+"),
     **dict.fromkeys(("resnet", "convnext", "convnextv2", "van"), _maps(r"encoder\.stages\.\d+\.layers\.\d+")),
@@ -544,12 +545,16 @@ class Attention:
 
 @dataclass
 class Layer:
-    """The hidden vectors of a layer, tokens x width, their types, and the attention that its block begins with."""
+    """The hidden vectors of a layer, tokens x width, their types, and the attention that its block begins with.
+
+    ``final``, of the last layer of a stack, is what the model gives out instead, where these are not the same.
+    """
 
     hidden: np.ndarray
     types: np.ndarray
     counted: np.ndarray
     attention: Attention | None = None
+    final: np.ndarray | None = None
 
     @property
     def vectors(self) -> np.ndarray:
@@ -684,9 +689,10 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
 
 
 def _token_types(family: Family, model: nn.Module, step: Step, count: int) -> np.ndarray:
-    """Of tokens that are no text: so many class tokens, then others."""
+    """Of tokens that are no text: so many class tokens, or those that are named, then others."""
     first = family.tokens(model, step)
-    return np.array(["cls"] * first + ["other"] * (count - first))
+    first = first if isinstance(first, list) else ["cls"] * first
+    return np.array([*first, *["other"] * (count - len(first))])
 
 
 # --- The tables -----------------------------------------------------------------------------------
@@ -715,10 +721,9 @@ class Reference:
         self.utterances: list[Utterance] = []
         if self.model.main_input_name == "input_ids":
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            self._read_frame()
             for index, text in enumerate(items):
-                for ids in self._sequences(text, long_texts, max_length):
-                    self._run(index, {"input_ids": torch.tensor([ids])}, ids)
+                for inputs, special in self._sequences(text, long_texts, max_length):
+                    self._run(index, inputs, special=special)
         elif self.model.main_input_name == "pixel_values":
             processor = transformers.AutoImageProcessor.from_pretrained(folder)
             for index, image in enumerate(items):
@@ -731,84 +736,109 @@ class Reference:
         self.layers = range(len(first))
         self.attending = [layer for layer in self.layers if first[layer].attention is not None]
 
-    def _read_frame(self) -> None:
-        """What the tokenizer puts before and after a text, and which of it is of type cls and sep."""
-        body = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = self.tokenizer("a")["input_ids"]
-        start = next(i for i in range(len(whole)) if whole[i : i + len(body)] == body)
-        self.prefix, self.suffix = whole[:start], whole[start + len(body) :]
-        self.cls, self.sep = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        if self.cls is None and self.prefix == [self.tokenizer.bos_token_id]:
-            self.cls = self.tokenizer.bos_token_id
-        if self.sep is None and self.suffix == [self.tokenizer.eos_token_id]:
-            self.sep = self.tokenizer.eos_token_id
+    def _sequences(
+        self, item: str | tuple[str, str], long_texts: str, max_length: int
+    ) -> list[tuple[dict, np.ndarray]]:
+        """What the model reads of an item, as transformers documents it, and which tokens the tokenizer put there.
 
-    def _sequences(self, text: str, long_texts: str, max_length: int) -> list[list[int]]:
-        """The token ids of a text: one sequence, or a window after the other."""
-        body = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        size = max_length - len(self.prefix) - len(self.suffix)
-        parts = [body[i : i + size] for i in range(0, len(body), size)] or [[]]
-        if long_texts == "cut":
-            parts = parts[:1]
-        return [[*self.prefix, *part, *self.suffix] for part in parts]
+        One sequence, or a window after the other, each framed as the whole is.
+        """
+        sides = (item,) if isinstance(item, str) else item
+        whole = self.tokenizer(*sides, return_special_tokens_mask=True)
+        length = len(whole["input_ids"])
+        special = np.array(whole.pop("special_tokens_mask"), bool)
+        parts = [list(range(length))]
+        if length > max_length:
+            inside = np.flatnonzero(~special)
+            before, after = range(inside[0]), range(inside[-1] + 1, length)
+            body, size = range(inside[0], inside[-1] + 1), max_length - len(before) - len(after)
+            parts = [[*before, *body[i : i + size], *after] for i in range(0, len(body), size)]
+            if long_texts == "cut":
+                parts = parts[:1]
+        return [
+            ({name: torch.tensor([[values[i] for i in part]]) for name, values in whole.items()}, special[part])
+            for part in parts
+        ]
 
-    def _type(self, index: int) -> str:
-        if index == self.cls:
-            return "cls"
-        if index == self.sep:
-            return "sep"
-        # Sub-word tokenizers mark a blank before the token.
+    def _text_types(self, ids: list, special: np.ndarray) -> list[str]:
+        """Of the tokens of a text: those that the tokenizer put there begin, end or divide it."""
+        known = self.tokenizer
+        begin = [known.cls_token_id, getattr(known, "bos_token_id", None)]
+        end = [known.sep_token_id, getattr(known, "eos_token_id", None)]
+        types, leading = [], True
+        for place, (index, framing) in enumerate(zip(ids, special, strict=True)):
+            leading = leading and framing
+            if framing and index in begin and (leading or index not in end):
+                types.append("cls")
+            elif framing and index in end:
+                types.append("sep")
+            elif place == 0:
+                types.append("first")
+            else:
+                types.append("punct" if self._is_punctuation(index) else "other")
+        return types
+
+    def _is_punctuation(self, index: int | list[int]) -> bool:
         if isinstance(index, list):
             # The characters of a word: bytes are numbered from 1.
             token = bytes(character - 1 for character in index if 0 < character <= 256).decode()
         else:
             token = self.tokenizer.convert_ids_to_tokens(index)
-        return "punct" if token.strip("Ġ▁") in PUNCTUATION else "other"
+        # Sub-word tokenizers mark a blank before the token.
+        return token.strip("Ġ▁") in PUNCTUATION
 
-    def _types(self, step: Step, count: int, ids: list[int] | None) -> np.ndarray:
+    def _types(self, step: Step, count: int, ids: list[int] | None, special: np.ndarray | None) -> np.ndarray:
         kind = self.family.tokens(self.model, step)
-        if kind in ("text", "shifted"):
+        if kind == "text":
+            return np.array(self._text_types(ids, special))
+        if kind == "shifted":
             # A decoder reads its start token, then all but the last.
-            types = [self._type(i) for i in ids] if kind == "text" else ["other", *(self._type(i) for i in ids[:-1])]
-            if self.cls is None and types[0] != "sep":
-                types[0] = "first"
-            return np.array(types)
+            start = self.model.config.decoder_start_token_id
+            return np.array(self._text_types([start, *ids[:-1]], np.array([False, *special[:-1]])))
         if kind == "molecules":
             return np.array(["cls"] + ["other"] * (count - 1))
         return _token_types(self.family, self.model, step, count)
 
     @torch.no_grad()
-    def _run(self, item: int, inputs: dict, ids: list[int] | None = None, samples: int | None = None) -> None:
+    def _run(self, item: int, inputs: dict, special: np.ndarray | None = None, samples: int | None = None) -> None:
+        # What the tokens of the item are known from.
+        about = (inputs["input_ids"][0].tolist() if "input_ids" in inputs else None, special, samples)
         inputs = {name: x.double() if x.is_floating_point() else x for name, x in inputs.items()}
         with Trace(self.model, self.family) as trace:
-            self.family.run(self.model, inputs)
+            output = self.family.run(self.model, inputs)
             steps = trace.steps
             layers = []
             for i, step in enumerate(steps):
                 if i == 0 or step.stack != steps[i - 1].stack:
-                    layers.append(self._layer(step, step.read, ids, samples))
+                    layers.append(self._layer(step, step.read, about))
                 gave = step.gave
                 if self.model.config.model_type == "deberta-v2" and i + 1 < len(steps):
                     # DeBERTa-v2-xlarge adds a convolution to what the first block gives.
                     gave = steps[i + 1].read
-                layer = self._layer(step, gave, ids, samples)
+                layer = self._layer(step, gave, about)
                 if step.call is not None:
                     count = step.call.mixed.shape[1]
-                    types, counted = self._tokens(step, count, ids, samples)
+                    types, counted = self._tokens(step, count, about)
                     layer.attention = _attention(self.family, self.model, step, types, counted)
                 layers.append(layer)
+                if i + 1 == len(steps) or step.stack != steps[i + 1].stack:
+                    whole = output if i + 1 == len(steps) else output.get("encoder_last_hidden_state")
+                    given = getattr(whole, "last_hidden_state", whole)
+                    if given is not None and not self.family.maps and given.shape == gave.shape:
+                        layer.final = None if torch.equal(given, gave) else _array(given[0])
         self.utterances.append(Utterance(item, layers))
 
-    def _tokens(self, step: Step, count: int, ids, samples) -> tuple[np.ndarray, np.ndarray]:
+    def _tokens(self, step: Step, count: int, about: tuple) -> tuple[np.ndarray, np.ndarray]:
         """The types of tokens, and which of them count as vectors and as queries."""
-        types = self._types(step, count, ids)
-        counted = np.array([self.special_tokens or kind not in ("cls", "sep") for kind in types])
+        ids, special, samples = about
+        types = self._types(step, count, ids, special)
+        counted = np.array([self.special_tokens or kind not in ("cls", "sep", "register") for kind in types])
         if self.model.config.model_type == "whisper":
             # A frame is 20 ms; after the end of the sound it stands for nothing.
             counted &= np.arange(count) * 320 < samples
         return types, counted
 
-    def _layer(self, step: Step, hidden: Tensor, ids, samples) -> Layer:
+    def _layer(self, step: Step, hidden: Tensor, about: tuple) -> Layer:
         vectors = _array(hidden[0])
         if self.family.maps:
             if vectors.ndim == 3:
@@ -819,7 +849,7 @@ class Reference:
                 vectors = vectors[self.family.tokens(self.model, step) :]
             vectors = vectors.reshape(1, -1) if self.maps == "flatten" else vectors
             return Layer(vectors, np.array(["other"] * len(vectors)), np.ones(len(vectors), bool))
-        return Layer(vectors, *self._tokens(step, len(vectors), ids, samples))
+        return Layer(vectors, *self._tokens(step, len(vectors), about))
 
     # Vectors of a space: each utterance's counted tokens, heads x tokens x d (one head for hidden).
 
@@ -827,6 +857,8 @@ class Reference:
         layers = [u.layers[layer] for u in self.utterances]
         if space == "hidden":
             return [at.vectors[None] for at in layers]
+        if space == "final":
+            return [at.final[at.counted][None] for at in layers]
         return [
             at.attention.spaces[space][:, at.attention.counted if space == "query" else at.attention.counted_keys]
             for at in layers
@@ -839,7 +871,9 @@ class Reference:
         return range(len(self._attentions(layer)[0].weights))
 
     def _spaces(self) -> list[tuple[str, int]]:
-        return [(space, layer) for space in SPACES for layer in (self.layers if space == "hidden" else self.attending)]
+        final = [layer for layer in self.layers if self.utterances[0].layers[layer].final is not None]
+        places = {"hidden": self.layers, "final": final}
+        return [(space, layer) for space in SPACES for layer in places.get(space, self.attending)]
 
     def _rows(self, space: str, layer: int, **columns: np.ndarray) -> list[dict]:
         heads = len(next(iter(columns.values())))
@@ -847,7 +881,7 @@ class Reference:
             {
                 "space": space,
                 "layer": layer,
-                "head": pd.NA if space == "hidden" else head + 1,
+                "head": pd.NA if space in ("hidden", "final") else head + 1,
                 **{name: values[head] for name, values in columns.items()},
             }
             for head in range(heads)
@@ -945,7 +979,7 @@ class Reference:
         """The mean query, key and value of each head."""
         rows = []
         for space, layer in self._spaces():
-            if space != "hidden":
+            if space not in ("hidden", "final"):
                 means = np.concatenate(self._vectors(space, layer), axis=1).mean(1)
                 for (head, dimension), mean in np.ndenumerate(means):
                     about = {"space": space, "layer": layer, "head": head + 1, "dimension": dimension}

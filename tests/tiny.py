@@ -270,26 +270,34 @@ def _unigram(special: list[str]) -> tokenizers.Tokenizer:
     return backend
 
 
-# By kind: how it cuts words, its special tokens, and the template of a sequence.
+# By kind: how it cuts words, its special tokens, and the templates of a text and of a pair of texts.
 _TOKENIZERS = {
-    "wordpiece": (_wordpiece, _BERT_TOKENS, "[CLS] $A [SEP]"),
-    "bpe": (_bytes, _ROBERTA_TOKENS, "<s> $A </s>"),
-    "unigram": (_unigram, _ROBERTA_TOKENS, "<s> $A </s>"),
-    "gpt2": (_bytes, {"eos": "<|endoftext|>"}, "$A"),
-    "llama": (_unigram, {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}, "<s> $A"),
-    "t5": (_unigram, {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, "$A </s>"),
+    "wordpiece": (_wordpiece, _BERT_TOKENS, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    "bpe": (_bytes, _ROBERTA_TOKENS, "<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "unigram": (_unigram, _ROBERTA_TOKENS, "<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "gpt2": (_bytes, {"eos": "<|endoftext|>"}, "$A", "$A $B"),
+    "llama": (_unigram, {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}, "<s> $A", "<s> $A <s> $B"),
+    "t5": (_unigram, {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}, "$A </s>", "$A </s> $B </s>"),
 }
 
 
 def tokenizer(kind: str) -> transformers.PreTrainedTokenizerFast:
     """A tokenizer of the given kind that knows every word of ``TEXTS`` and spells out the others."""
-    cut, special, template = _TOKENIZERS[kind]
-    backend = cut(list(special.values()))
-    added = [token for token in template.split() if token != "$A"]
+    cut, special, single, pair = _TOKENIZERS[kind]
+    return framed(cut(list(special.values())), special, single, pair)
+
+
+def framed(
+    backend: tokenizers.Tokenizer, special: dict[str, str], single: str, pair: str
+) -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer with special tokens, which its templates put around a text and a pair; segments where they differ."""
+    added = {part.partition(":")[0] for part in single.split() + pair.split()} - {"$A", "$B"}
     backend.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[(token, backend.token_to_id(token)) for token in added]
+        single=single, pair=pair, special_tokens=[(token, backend.token_to_id(token)) for token in sorted(added)]
     )
     names = {f"{name}_token": token for name, token in special.items()}
+    if ":1" in pair:
+        names["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 

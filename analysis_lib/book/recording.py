@@ -1,11 +1,13 @@
-"""What figures are drawn from, which they carry as CSV: an extension of IPython for the kernels of a build."""
+"""What pages carry besides: figures their data as CSV, cells the library's notes: IPython's extension of a build."""
 
 import functools
 import io
+import logging
 from collections.abc import Callable
 
 import pandas as pd
 import seaborn as sns
+from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from analysis_lib import figures
@@ -19,6 +21,21 @@ def load_ipython_extension(_: object) -> None:
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
     Figure._repr_mimebundle_ = lambda figure, **_: _as_csv(drawn(figure))
+    logging.getLogger("analysis_lib").addHandler(_Notes())
+
+
+class _Notes(logging.Handler):
+    """Shows on the page, once, what the library has to say of what was measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        words = record.getMessage().removeprefix("note: ")
+        if words not in self.said:
+            self.said.add(words)
+            display(Markdown(f":::{{note}}\n{words}\n:::"))
 
 
 def _noting(draw: Callable) -> Callable:

@@ -1,6 +1,6 @@
 """What a metric can ask for and receives, the activations of one layer for one batch, and how they are gathered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
 # What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
-SPACES = ("hidden", "attention_input", "query", "key", "value")
+SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 SCORES = "scores"
 # More than the layers of any model share at a time.
@@ -29,6 +29,8 @@ class Activations:
         part: the path of the block below the model; empty for the input of a stack.
         tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a feature map.
         spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the layer (one head);
+            ``final`` is what a model gives out, where a norm follows its last block (one head): that comes alone, after
+            the last layer of its stack, and has the number of that layer;
             ``attention_input`` is what its attention projects to keys (one head); ``query``, ``key`` and ``value``
             are by head, as they enter attention: after bias, normalisation and rotation.
         rows: summaries of the attention rows, if a metric asked for ``weights``.
@@ -63,14 +65,14 @@ class CurrentLayer:
         self.needs = needs
         self.activations: Activations | None = None
         self._previous: Vectors | None = None
-        self._unpadded: dict[tuple[int, int], Tokens] = {}
+        self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
 
-    def unpadded(self, count: int, class_tokens: int = 0) -> Tokens:
+    def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """Tokens without padding; the same object for the same numbers."""
-        key = (count, class_tokens)
+        key = (count, tuple(leading))
         if key not in self._unpadded:
-            self._unpadded[key] = self.batch.unpadded(count, class_tokens)
+            self._unpadded[key] = self.batch.unpadded(count, leading)
         return self._unpadded[key]
 
     def vectors(self, values: Tensor, tokens: Tokens) -> Vectors:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 import scipy
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.tokenization import text_frame, token_ids
+from analysis_lib.models.tokenization import Encoded, encoded, padded
 
 # How many padding tokens a batch of texts may have: about as many as take the time that one more batch takes.
 MOST_PADDING = 64
@@ -53,22 +54,33 @@ def longest(loaded: LoadedModel) -> str:
 
 
 def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
-    prefix, suffix = text_frame(loaded.tokenizer)
-    limit, unknown = loaded.max_length - len(prefix) - len(suffix), getattr(loaded.tokenizer, "unk_token_id", None)
-    ids, owners = [], []
-    for body, group in zip(token_ids(loaded.tokenizer, texts), groups, strict=True):
-        parts = reading.split(len(body), limit, settings.long_texts == "window")
-        reading.unknown += 0 if unknown is None else list(body).count(unknown)
-        sequences = [[*prefix, *body[part], *suffix] for part in parts]
-        ids += [sequence for sequence in sequences if sequence]
-        owners += [group] * (len(ids) - len(owners))
-    reading.utterances += len(ids)
-    yield from make_batches(loaded, ids, owners, settings.special_tokens, settings.tokens_per_batch)
+    tokenizer, limit = loaded.tokenizer, loaded.max_length
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
+    found, owners = [], []
+    for text, group in zip(encoded(loaded.name, tokenizer, texts, limit), groups, strict=True):
+        if all(text.special):
+            reading.empty += 1
+            continue
+        windows = settings.long_texts == "window"
+        parts = text.windows(limit) if windows else [text.beginning(limit)]
+        reading.windowed += windows and len(text) > limit
+        reading.cut += not windows and len(text) > limit
+        for part in parts:
+            own = [index for index, framing in zip(part.ids, part.special, strict=True) if not framing]
+            reading.unknown += own.count(unknown)
+            reading.spelt += sum(own.count(index) for index in special)
+        start = text.body.start
+        reading.doubled += start > 0 and text.ids[start - 1] == text.ids[start]
+        found += parts
+        owners += [group] * len(parts)
+    reading.utterances += len(found)
+    yield from make_batches(loaded, found, owners, settings.special_tokens, settings.tokens_per_batch)
 
 
 def make_batches(
     loaded: LoadedModel,
-    token_ids: Sequence[list],
+    texts: Sequence[Encoded],
     groups: Sequence[int],
     special_tokens: bool,
     tokens_per_batch: int,
@@ -76,8 +88,9 @@ def make_batches(
 ) -> list[Batch]:
     """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
 
-    If padding would change what the model computes, all texts of a batch have one length. A text that is longer than
-    ``tokens_per_batch`` is a batch of its own. Texts of one group are neighbours in their batch.
+    If padding would change what the model computes, all texts of a batch have one length; if it computes longer texts
+    in another way, none is with shorter ones. A text that is longer than ``tokens_per_batch`` is a batch of its own.
+    Texts of one group are neighbours in their batch.
     """
     if loaded.layout.equal_lengths:
         most_padding = 0
@@ -86,31 +99,30 @@ def make_batches(
         most_padding = tokens_per_batch
     chunks: list[list[int]] = []
     tokens = 0
-    for i in sorted(range(len(token_ids)), key=lambda i: len(token_ids[i])):
-        length = len(token_ids[i])
+    for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
+        length = len(texts[i])
         tokens += length
         size = (len(chunks[-1]) + 1) * length if chunks else 0
-        if not chunks or size > tokens_per_batch or size - tokens > most_padding:
+        apart = chunks and any(len(texts[chunks[-1][0]]) <= end < length for end in loaded.length_boundaries)
+        if not chunks or apart or size > tokens_per_batch or size - tokens > most_padding:
             chunks.append([])
             tokens = length
         chunks[-1].append(i)
     chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
-    return [_pad(loaded, [token_ids[i] for i in c], tuple(groups[i] for i in c), special_tokens) for c in chunks]
+    return [_pad(loaded, [texts[i] for i in c], tuple(groups[i] for i in c), special_tokens) for c in chunks]
 
 
-def _pad(loaded: LoadedModel, token_ids: list[list], groups: tuple[int, ...], special_tokens: bool) -> Batch:
-    pad = getattr(loaded.tokenizer, "pad_token_id", None)
-    # A word of characters is padded with zeros; some causal models have no padding token, and any id will do.
-    pad = pad if isinstance(pad, int) else 0
-    rows = [torch.tensor(ids) for ids in token_ids]
-    input_ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(ids) for ids in token_ids])
-    mask = torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)
-    inputs, read = {"input_ids": input_ids, "attention_mask": mask.long()}, [input_ids]
+def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], special_tokens: bool) -> Batch:
+    inputs = padded([text.columns for text in texts], loaded.pad_id)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+    special = nn.utils.rnn.pad_sequence([torch.tensor(text.special) for text in texts], batch_first=True)
+    read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
-        read.append(loaded.model._shift_right(input_ids))
-        inputs |= {"decoder_input_ids": read[-1], "decoder_attention_mask": mask.long()}
-    tokens = [Tokens(mask, loaded.token_types(ids), groups, special_tokens).on(loaded.device) for ids in read]
+        # No token of a text stands for the one that a decoder starts with.
+        read.append((loaded.model._shift_right(ids), functional.pad(special[:, :-1], (1, 0))))
+        inputs |= {"decoder_input_ids": read[1][0], "decoder_attention_mask": inputs["attention_mask"]}
+    types = [loaded.token_types(*part) for part in read]
+    tokens = [Tokens(mask, part, groups, special_tokens).on(loaded.device) for part in types]
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers.utils import ModelOutput
 
 from analysis_lib.capture.activations import Activations, CurrentLayer, Receive
 from analysis_lib.capture.hooked import HookedAttention
@@ -18,6 +19,7 @@ from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, a
 from analysis_lib.capture.projections import ProjectionHooks
 from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.parts import Stack
@@ -36,14 +38,15 @@ def captured_pass(
     """
     blocks = _Blocks(loaded, batch, needs, receive, maps)
     with loaded.lock, torch.inference_mode(), _capturing(loaded, blocks):
-        output = loaded.model(**batch.inputs).last_hidden_state
+        output = loaded.model(**batch.inputs)
+        blocks.finish(output)
     if blocks.missed:
         count = sum(len(blocks) for blocks in loaded.stacks.values())
         raise AnalysisError(
             f"{loaded.name}: attention was captured in {count - len(set(blocks.missed))} of {count} layers: "
             f"this model does not call transformers' attention interface in {blocks.missed[0]}; give another model"
         )
-    return output
+    return output.last_hidden_state
 
 
 @contextmanager
@@ -83,6 +86,8 @@ class _Blocks:
         self._tokens: dict[tuple[str, int], Tokens] = {}
         # First blocks whose output another module changes before the second reads it.
         self._amended: set[nn.Module] = set()
+        # The latest layer of each stack, and its output.
+        self._latest: dict[str, tuple[Activations, Tensor]] = {}
 
     def attach(self) -> Iterator[RemovableHandle]:
         """Attach all hooks; the caller removes the handles."""
@@ -122,7 +127,7 @@ class _Blocks:
 
     def _stack_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
         if self.loaded.layout.maps:
-            return self.layer.unpadded(token_count(hidden), class_tokens(hidden, args))
+            return self.layer.unpadded(token_count(hidden), ["cls"] * class_tokens(hidden, args))
         key = (stack.name, hidden.shape[1])
         if key not in self._tokens:
             self._tokens[key] = stack_tokens(self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args)
@@ -137,6 +142,18 @@ class _Blocks:
         if self.loaded.layout.maps:
             hidden = map_vectors(hidden, args, self.maps)
             tokens = self.layer.unpadded(hidden.shape[1]).on(hidden.device)
+        elif "final" in self.layer.needs:
+            self._latest[stack.name] = activations, hidden
         if "hidden" in self.layer.needs:
             activations.spaces["hidden"] = self.layer.vectors(hidden, tokens)
         self.receive(activations)
+
+    def finish(self, output: ModelOutput) -> None:
+        """Hand on what the model gives out of a stack, where that is not the output of its last block."""
+        *_, last = self.loaded.stacks
+        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: output.last_hidden_state}
+        for name, (layer, hidden) in self._latest.items():
+            final = given.get(name)
+            if final is not None and final.shape == hidden.shape and final.data_ptr() != hidden.data_ptr():
+                spaces = {"final": Vectors(wide(final).unsqueeze(1), layer.tokens.on(final.device))}
+                self.receive(Activations(layer.layer, name, "", layer.tokens, spaces))

@@ -49,7 +49,7 @@ class HookedAttention:
         keys = tokens
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
             class_tokens = int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum())
-            keys = layer.unpadded(key.shape[2], class_tokens).on(key.device)
+            keys = layer.unpadded(key.shape[2], ["cls"] * class_tokens).on(key.device)
         visibility = visibility_of_windows(windows, tokens, keys)
         layer.take(query, key, value, key_input, visibility)
         if SCORES in layer.needs:

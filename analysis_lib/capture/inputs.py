@@ -49,15 +49,21 @@ class Reading:
 
     Attributes:
         utterances: sequences that went through the model; each window is one.
+        empty: texts of which the tokenizer makes no token; they are left out.
         cut: items longer than the model's limit, of which only the beginning was read.
         windowed: items longer than the model's limit that were read in windows.
         unknown: tokens that stand for what the tokenizer does not know.
+        spelt: special tokens that are spelt out in a text, and are tokens of that text.
+        doubled: texts that begin with the token that the tokenizer puts before them anyway.
     """
 
     utterances: int = 0
+    empty: int = 0
     cut: int = 0
     windowed: int = 0
     unknown: int = 0
+    spelt: int = 0
+    doubled: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
         """The parts of an item to read: one if it fits; else its beginning, or every window. The item is counted."""
@@ -104,9 +110,9 @@ class Batch:
         """Where the inputs are."""
         return next(value.device for value in self.inputs.values() if isinstance(value, Tensor))
 
-    def unpadded(self, count: int, class_tokens: int = 0) -> Tokens:
+    def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """The tokens of utterances that all have ``count``; see :func:`~analysis_lib.capture.tokens.unpadded`."""
-        return unpadded(self.groups, count, class_tokens, self.special_tokens).on(self.device)
+        return unpadded(self.groups, count, leading, self.special_tokens).on(self.device)
 
     def head(self, utterances: int) -> "Batch":
         """The first few utterances."""

@@ -24,9 +24,10 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
+    registers = getattr(loaded.model.config, "num_register_tokens", 0)
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
-    class_tokens = {"patches": loaded.layout.class_tokens, "molecules": 1, "frames": 0, "windows": 0, "blocks": 0}[rule]
-    tokens = batch.unpadded(count, class_tokens)
+    leading = {"patches": ["cls"] * loaded.layout.class_tokens + ["register"] * registers, "molecules": ["cls"]}
+    tokens = batch.unpadded(count, leading.get(rule, ()))
     if rule == "blocks" and args[1] is not None:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)

@@ -1,7 +1,7 @@
 """What the vectors of a layer stand for, and which of them a query may see."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from analysis_lib.models import TOKEN_TYPES
 
 # The leading entries of TOKEN_TYPES.
-SPECIAL_TYPES = ("cls", "sep")
+SPECIAL_TYPES = ("cls", "sep", "register")
 
 
 class Owners:
@@ -69,7 +69,7 @@ class Tokens:
         mask: True at a token, False at padding.
         types: the type of each token, an index into ``TOKEN_TYPES``; meaningless at padding.
         groups: the jackknife group of each utterance.
-        special_tokens: whether [CLS] and [SEP] count.
+        special_tokens: whether tokens of ``SPECIAL_TYPES`` count.
         silent: True at tokens that the model attends to but that are not part of the item, such as the silence that
             Whisper appends to a short sound; these do not count.
     """
@@ -142,10 +142,10 @@ class Tokens:
         return Tokens(*parts, self.special_tokens, silent)
 
 
-def unpadded(groups: tuple[int, ...], count: int, class_tokens: int = 0, special_tokens: bool = True) -> Tokens:
-    """``count`` tokens for each utterance: ``class_tokens`` of type cls, then others."""
+def unpadded(groups: tuple[int, ...], count: int, leading: Sequence[str] = (), special_tokens: bool = True) -> Tokens:
+    """``count`` tokens for each utterance: some of the types that ``leading`` names, then others."""
     types = torch.full((len(groups), count), TOKEN_TYPES.index("other"))
-    types[:, :class_tokens] = TOKEN_TYPES.index("cls")
+    types[:, : len(leading)] = torch.tensor([TOKEN_TYPES.index(name) for name in leading], dtype=torch.long)
     return Tokens(torch.ones_like(types, dtype=torch.bool), types, groups, special_tokens)
 
 

@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import itertools
+import logging
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from analysis_lib.capture import SCORES, SPACES, WEIGHTS
+from analysis_lib.capture import SCORES, SPACES, WEIGHTS, longest
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
@@ -21,11 +22,14 @@ from analysis_lib.measurement.shards import make_shards
 from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, measuring_code
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
-from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import MODEL_LAYOUTS, Layout
 from analysis_lib.progress import bar
+
+# The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
+SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
 
 
 def measure(
@@ -106,10 +110,12 @@ def measure(
             report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
+        _say(run["notes"])
         for metric in missing:
             finished.keep(metric, report, run)
     tables = Tables(empty, report, run, kept.path)
     run["left_out"] = tables.leave_out_what_fails() if metrics == "all" else {}
+    _say(f"the table {name} is left out: {reason}" for name, reason in run["left_out"].items())
     return tables
 
 
@@ -140,8 +146,9 @@ def measured(name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], *
     known = [finished.load(metric) for metric in empty]
     if metrics == "all" or None in known:
         return None
-    report = functools.reduce(Report.joined, (read for read, _ in known))
-    return Tables(empty, report, known[0][1] | {"sources": measuring_code(empty)})
+    report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
+    _say(run["notes"])
+    return Tables(empty, report, run | {"sources": measuring_code(empty)})
 
 
 def _measure(
@@ -190,7 +197,7 @@ def _applicable(
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
-    lacking = set() if layout.has_attention else {*SPACES, WEIGHTS, SCORES} - {"hidden"}
+    lacking = set() if layout.has_attention else {*SPACES, WEIGHTS, SCORES} - {*WHOLE_SPACES}
     whole_maps = layout.maps and settings.maps == "flatten"
     senseless = {m.name: "it has no attention" for m in metrics if m.needs <= lacking}
     if whole_maps:
@@ -200,6 +207,32 @@ def _applicable(
         name, reason = next(iter(senseless.items()))
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
     return [metric for metric in metrics if metric.name not in senseless]
+
+
+def _notes(model: LoadedModel, corpus: Corpus, report: Report) -> list[str]:
+    """What whoever reads the tables should know of how the corpus was read."""
+    items, reads = (
+        f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}",
+        f"the {longest(model)} that {model.name} reads",
+    )
+    unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
+    little = ", so that its numbers say little of these texts" if unknown > MUCH_UNKNOWN else ""
+    found = {
+        f"{corpus.blank + report.empty} {items} are blank or hold no token, and are left out": corpus.blank
+        + report.empty,
+        f"{report.cut} {items} are longer than {reads}, and are cut there": report.cut,
+        f"{report.windowed} {items} are longer than {reads}, and are read in windows": report.windowed,
+        f"{unknown:.0%} of the tokens are unknown to the tokenizer of {model.name}{little}": unknown >= SOME_UNKNOWN,
+        f"{report.spelt} special tokens are spelt out in the texts, and count as their own": report.spelt,
+        f"{report.doubled} texts begin with a token that the tokenizer puts before them: leave it out": report.doubled,
+        f"{zeros} zero vectors have no direction and enter no cosine": zeros,
+    }
+    return [words for words, applies in found.items() if applies]
+
+
+def _say(notes: Iterable[str]) -> None:
+    for words in notes:
+        logging.getLogger(__name__).warning("note: %s", words)
 
 
 def _description(
@@ -219,6 +252,7 @@ def _description(
         "settings": asdict(settings) | ({} if model.layout.maps else {"maps": None}),
         "threads": torch.get_num_threads(),
         "report": {name: value for name, value in asdict(report).items() if name != "layers"},
+        "notes": _notes(model, corpus, report),
         "layers": report.layers,
         "versions": {name: importlib.metadata.version(name) for name in versions},
         "seconds": round(seconds, 3),

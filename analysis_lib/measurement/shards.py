@@ -57,7 +57,9 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
 
     def receive(activations: capture.Activations) -> None:
         for metric in metrics:
-            metric.update(activations)
+            # What a model gives out comes alone, after its last layer.
+            if "final" not in activations.spaces or "final" in metric.needs:
+                metric.update(activations)
         report.add(activations)
 
     with processes.threads(shard.threads):

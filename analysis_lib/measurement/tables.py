@@ -5,7 +5,7 @@ import operator
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from analysis_lib.metrics.intervals import jackknife_interval
 Statistic = Callable[..., float | Sequence[float]]
 # The endings of the files of tables.
 FORMATS = ("parquet", "csv")
+# What adds up of a report.
+COUNTS = (*(part.name for part in fields(Reading)), "tokens", "counted")
 _SIZES = ("width", "heads", "key_heads", "head_width")
 
 
@@ -45,7 +47,7 @@ class Report(Reading):
     layers: list[dict] = field(default_factory=list)
 
     def merge(self, other: "Report") -> None:
-        for name in ("utterances", "cut", "windowed", "unknown", "tokens", "counted"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for key, count in other.zero_vectors.items():
             self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count

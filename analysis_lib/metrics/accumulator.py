@@ -21,7 +21,9 @@ GROUPS = 20
 # The group of sums that are kept over all groups at once.
 WHOLE = -1
 # The spaces whose vectors are compared, in the order of the tables.
-VECTOR_SPACES = ("hidden", "query", "key", "value")
+VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
+# Of these, spaces without heads.
+WHOLE_SPACES = ("hidden", "final")
 # In the order of the tables.
 KEY_TYPES = ["all", *TOKEN_TYPES]
 
@@ -239,11 +241,11 @@ def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.Dat
 def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:
     """The rows of one layer, or of one of its spaces, from columns of one value per head.
 
-    Heads count from 1. Hidden states have none.
+    Heads count from 1. ``WHOLE_SPACES`` have none.
     """
     count = len(next(iter(columns.values())))
     places = {} if space is None else {"space": np.full(count, space, dtype=object)}
-    heads = np.zeros(count, int) if space == "hidden" else np.arange(1, count + 1)
+    heads = np.zeros(count, int) if space in WHOLE_SPACES else np.arange(1, count + 1)
     return {**places, "layer": np.full(count, layer), "head": heads, **columns}
 
 

@@ -63,8 +63,8 @@ def refuse_few_vectors(table: pd.DataFrame, name: str, remedy: str) -> None:
 class Anisotropy(Metric):
     """Expected cosine of two distinct token vectors drawn uniformly from the corpus (Godey et al. 2024, sec. 3).
 
-    Exact: every pair counts, within an utterance and across. Columns: space (hidden, query, key, value), layer,
-    head (missing for hidden), cosine in [−1/(N−1), 1], its 95 % interval, and tokens, N. A zero vector has no
+    Exact: every pair counts, within an utterance and across. Columns: space (hidden, final, query, key, value), layer,
+    head (missing for the first two), cosine in [−1/(N−1), 1], its 95 % interval, and tokens, N. A zero vector has no
     direction: it is left out, and ``tokens`` is smaller for it.
     """
 
@@ -96,7 +96,7 @@ class UtteranceSimilarity(Metric):
     """Mean cosine of the token pairs of an utterance, averaged over utterances (Fosse et al. 2023, eq. 3).
 
     For an utterance of n tokens it is (‖Σ u_i‖² − n) / (n (n − 1)); only utterances of two tokens or more
-    count, each once, however long. Columns: space, layer, head (missing for hidden), similarity in
+    count, each once, however long. Columns: space, layer, head (missing for hidden and final), similarity in
     [−1, 1], its 95 % interval, and utterances, how many counted.
     """
 

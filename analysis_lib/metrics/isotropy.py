@@ -77,7 +77,7 @@ class Isotropy(Metric):
     Godey et al. 2024, app. B, leave "isotropy metrics that are grounded to isotropic cosine-similarity
     distributions" to future work. In an isotropic cloud in d dimensions the cosine of a pair has mean 0 and variance
     1/d, which gives two measures, alongside the IsoScore of Rudman et al. 2022. Columns: space, layer, head (missing
-    for hidden), then
+    for hidden and final), then
 
     - dimensions, d;
     - deviations, √d times the mean cosine: how many standard deviations of an isotropic pair's cosine lie between
@@ -96,7 +96,7 @@ class Isotropy(Metric):
     ``deviations``, which does without them, has an interval.
 
     Args:
-        spaces: which of hidden, query, key and value to measure.
+        spaces: which of hidden, final, query, key and value to measure.
     """
 
     name = "isotropy"

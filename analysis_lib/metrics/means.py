@@ -10,7 +10,7 @@ from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sum
 class MeanVector(Metric):
     """The norm of the mean vector, ‖x̄‖₂, called drift, and the mean norm (Godey et al. 2024, sec. 3.3).
 
-    Columns: space, layer, head (missing for hidden), norm_of_mean and mean_norm, both in the units of the
+    Columns: space, layer, head (missing for hidden and final), norm_of_mean and mean_norm, both in the units of the
     vectors; 0 ≤ norm_of_mean ≤ mean_norm. Zero vectors count.
     """
 

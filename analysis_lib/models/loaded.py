@@ -8,22 +8,26 @@ from functools import cached_property
 
 import torch
 import transformers
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import weights
 from analysis_lib.models.parts import Layout, Stack, layout_for
-from analysis_lib.models.tokenization import Tokenizer, text_frame
+from analysis_lib.models.tokenization import Tokenizer
 
-# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2), and the first
-# token where the model has no [CLS], which causal models use as a sink of attention in its place.
-TOKEN_TYPES = ("cls", "sep", "first", "punct", "other")
+# The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
+# of vision transformers; and the first token where that is no [CLS], which causal models use as a sink of attention.
+TOKEN_TYPES = ("cls", "sep", "register", "first", "punct", "other")
+# Which of a tokenizer's special tokens begin what a model reads, and which end or divide it.
+ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
 # Under these names a configuration says how many tokens its model reads.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_length_inputs")
+# A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files of another kind.
+LEAST_SHARE = 10
 # A model without a limit of its own (T5's positions are relative) reads this many tokens at once.
 LONGEST_TEXT = 1024
 
@@ -113,45 +117,71 @@ class LoadedModel:
     def max_length(self) -> int:
         """How many tokens of a text the model reads at once, special tokens included."""
         config = self.model.config
-        limits = [self.tokenizer.model_max_length]
-        limits += [getattr(config, name, None) or math.inf for name in _LENGTHS]
+        limits = {"model_max_length": self.tokenizer.model_max_length}
+        limits |= {name: getattr(config, name, None) or math.inf for name in _LENGTHS}
         for name, module in self.model.named_modules():
             if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
                 # RoBERTa counts positions from the padding index on, which its table leaves unused.
                 offset = 0 if module.padding_idx is None else module.padding_idx + 1
-                limits.append(module.num_embeddings - offset)
-        longest = min(limits)
+                limits[name] = module.num_embeddings - offset
+        for name, length in limits.items():
+            if not isinstance(length, int | float) or not length >= 1:
+                raise AnalysisError(f"{self.name}: its {name} is {length!r}: give a number of tokens")
+        longest = min(limits.values())
         # Tokenizers without a limit say so with a number like 1e30.
         return int(longest) if longest < 1e9 else LONGEST_TEXT
 
     @cached_property
-    def special_ids(self) -> dict[str, list[int | list[int]]]:
-        """The token ids of the types cls, sep and punct. A model without [CLS] or [SEP] may put <s> and </s> there."""
+    def length_boundaries(self) -> list[int]:
+        """The lengths beyond which a text is rotated by other angles (``longrope``)."""
+        parameters = getattr(self.model.config, "rope_parameters", None) or {}
+        every = [parameters] if "rope_type" in parameters else [each for each in parameters.values() if each]
+        return [each["original_max_position_embeddings"] for each in every if each.get("rope_type") == "longrope"]
+
+    @cached_property
+    def pad_id(self) -> int:
+        """What stands after the end of a text in a batch; it is masked, so that any id that is embedded will do."""
+        wanted = (getattr(owner, "pad_token_id", None) for owner in (self.tokenizer, self.model.config))
+        return next((index for index in wanted if isinstance(index, int) and 0 <= index < _embedded(self.model)), 0)
+
+    @cached_property
+    def _typed_ids(self) -> dict[str, list]:
+        """The ids of tokens that can be punctuation, or begin or end what the model reads."""
         tokenizer = self.tokenizer
-        ids = {"cls": tokenizer.cls_token_id, "sep": tokenizer.sep_token_id}
-        if isinstance(tokenizer, CharacterBertTokenizer):
-            return {"punct": [tokenizer.word_ids(sign) for sign in PUNCTUATION], **{n: [ids[n]] for n in ids}}
-        if ids["cls"] is None and tokenizer.bos_token_id in text_frame(tokenizer)[0]:
-            ids["cls"] = tokenizer.bos_token_id
-        if ids["sep"] is None and tokenizer.eos_token_id in text_frame(tokenizer)[1]:
-            ids["sep"] = tokenizer.eos_token_id
-        found = {name: [index] for name, index in ids.items() if index is not None}
+        named = {end: [getattr(tokenizer, f"{name}_token_id", None) for name in ENDS[end]] for end in ENDS}
+        found = {end: [index for index in ids if index is not None] for end, ids in named.items()}
         return {**found, "punct": _punctuation_ids(tokenizer)}
 
-    def token_types(self, ids: Int[Tensor, "utterance token *character"]) -> Int[Tensor, "utterance token"]:
-        """The type of every token, as an index into ``TOKEN_TYPES``; a token is an id, or a word of characters."""
+    def token_types(
+        self, ids: Int[Tensor, "utterance token *character"], special: Bool[Tensor, "utterance token"]
+    ) -> Int[Tensor, "utterance token"]:
+        """The type of every token, as an index into ``TOKEN_TYPES``.
+
+        Args:
+            ids: of the tokens; of a word of characters, those of its characters.
+            special: True at tokens that the tokenizer has put around or between texts. Only these are cls and sep.
+        """
+        known = {name: _among(ids, values) for name, values in self._typed_ids.items()}
+        leading = special.cumprod(1).bool()
         types = torch.full(ids.shape[:2], TOKEN_TYPES.index("other"), device=ids.device)
-        # Special tokens last: what a tokenizer says of a token goes before how it reads, and where it stands.
-        for name in ("punct", "first", "sep", "cls"):
-            if name == "first" and "cls" not in self.special_ids:
-                types[:, 0] = TOKEN_TYPES.index("first")
-            for index in self.special_ids.get(name, ()):
-                found = ids == torch.tensor(index, device=ids.device)
-                types[found.all(-1) if isinstance(index, list) else found] = TOKEN_TYPES.index(name)
+        types[known["punct"]] = TOKEN_TYPES.index("punct")
+        types[:, 0] = TOKEN_TYPES.index("first")
+        types[special & known["sep"]] = TOKEN_TYPES.index("sep")
+        # Where one token stands at both ends, its place decides.
+        types[special & known["cls"] & (leading | ~known["sep"])] = TOKEN_TYPES.index("cls")
         return types
 
 
-def _punctuation_ids(tokenizer: Tokenizer) -> list[int]:
+def _among(ids: Int[Tensor, "utterance token *character"], values: list) -> Bool[Tensor, "utterance token"]:
+    """Where a token is one of some ids, or words of characters."""
+    if ids.dim() == 2:
+        return torch.isin(ids, torch.tensor(values, dtype=ids.dtype, device=ids.device))
+    return (ids.unsqueeze(2) == torch.tensor(values, device=ids.device)).all(-1).any(-1)
+
+
+def _punctuation_ids(tokenizer: Tokenizer) -> list:
+    if isinstance(tokenizer, CharacterBertTokenizer):
+        return [tokenizer.word_ids(sign) for sign in PUNCTUATION]
     if isinstance(tokenizer, transformers.CanineTokenizer):
         # Its tokens are code points: a vocabulary of a million.
         return [ord(sign) for sign in PUNCTUATION]
@@ -178,14 +208,27 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
             )
 
 
+def _embedded(model: nn.Module) -> int | float:
+    """How many token ids a model embeds; infinitely many where they are hashed, or no text is read."""
+    try:
+        return getattr(model.get_input_embeddings(), "num_embeddings", math.inf)
+    except NotImplementedError:  # CANINE's are of hashes.
+        return math.inf
+
+
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
-    """A tokenizer with more tokens than the model embeds would stop a measurement at the first of them."""
+    """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it does not embed."""
     if not isinstance(loaded.processor, transformers.PreTrainedTokenizerFast):
         return
-    words = loaded.model.get_input_embeddings().num_embeddings
-    largest = max(loaded.processor.get_vocab().values(), default=-1)
-    if largest >= words:
+    words, remedy = _embedded(loaded.model), "give the tokenizer that belongs to the weights"
+    # Padding is masked.
+    ids = {*loaded.processor.get_vocab().values()} - {loaded.processor.pad_token_id}
+    if (largest := max(ids, default=-1)) >= words:
         raise AnalysisError(
-            f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: "
-            f"give the tokenizer that belongs to the weights"
+            f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: {remedy}"
+        )
+    if len(ids) < words / LEAST_SHARE:
+        raise AnalysisError(
+            f"{loaded.name}: its tokenizer, a {type(loaded.processor).__name__}, knows {len(ids)} tokens and it embeds "
+            f"{words}: {remedy}, as its save_pretrained writes it"
         )

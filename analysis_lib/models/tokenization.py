@@ -1,8 +1,12 @@
-"""Texts and pairs of texts as token ids, and the special tokens around and between them."""
+"""Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put around them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 
+import torch
 import transformers
+from torch import Tensor, nn
 
 from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
@@ -11,36 +15,125 @@ from analysis_lib.models.architectures import CharacterBertTokenizer
 Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
 
 
-def text_frame(tokenizer: Tokenizer) -> tuple[list, list]:
-    """The ids of the special tokens that the tokenizer puts before and after a text."""
-    bare, framed = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    start = next(i for i in range(len(framed) + 1) if framed[i : i + len(bare)] == bare)
-    return framed[:start], framed[start + len(bare) :]
+@dataclass(frozen=True)
+class Encoded:
+    """A text or a pair of texts, or a part of one, in tokens.
+
+    Attributes:
+        columns: what the model reads of each token, by the name of its argument: ``input_ids``, and whatever else the
+            tokenizer gives, such as ``token_type_ids``.
+        special: of each token, whether the tokenizer has put it around or between the texts. A special token that is
+            spelt out in a text is a token of that text.
+    """
+
+    columns: Mapping[str, Sequence]
+    special: Sequence[bool]
+
+    @property
+    def ids(self) -> Sequence:
+        """The token ids, or the character ids of each word."""
+        return self.columns["input_ids"]
+
+    def __len__(self) -> int:
+        return len(self.special)
+
+    @property
+    def body(self) -> range:
+        """The places between what frames a text; the separator of a pair is among them."""
+        before, after = (len([*takewhile(bool, marks)]) for marks in (self.special, reversed(self.special)))
+        return range(before, max(before, len(self) - after))
+
+    def take(self, places: Sequence[int]) -> "Encoded":
+        """Some of the tokens."""
+        columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
+        return Encoded(columns, [self.special[i] for i in places])
+
+    def windows(self, length: int) -> list["Encoded"]:
+        """The whole, framed anew in every ``length`` tokens; itself if it is no longer."""
+        if len(self) <= length:
+            return [self]
+        body, room = self.body, length - len(self) + len(self.body)
+        parts = [body[start : start + room] for start in range(0, len(body), room)]
+        return [self.take([*range(body.start), *part, *range(body.stop, len(self))]) for part in parts]
+
+    def beginning(self, length: int) -> "Encoded":
+        """The first ``length`` tokens with their frame; of a pair, the longer text loses its end first."""
+        if len(self) <= length:
+            return self
+        runs: list[list[int]] = [[]]
+        for place, special in enumerate(self.special):
+            if special and runs[-1]:
+                runs.append([])
+            elif not special:
+                runs[-1].append(place)
+        runs, room = [run for run in runs if run], length - sum(self.special)
+        if len(runs) == 2:
+            short = min(*map(len, runs), room // 2)
+            sizes = (short, room - short) if len(runs[0]) <= len(runs[1]) else (room - short, short)
+        else:
+            sizes = (room,)
+        kept = {place for run, size in zip(runs, sizes, strict=True) for place in run[:size]}
+        return self.take([i for i, special in enumerate(self.special) if special or i in kept])
 
 
-def _separator(tokenizer: Tokenizer) -> list:
-    """The ids of the special tokens between the two texts of a pair; its separator if it does not know pairs."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    prefix, suffix = text_frame(tokenizer)
-    framed = tokenizer("a", "a")["input_ids"]
-    between = framed[len(prefix) + len(bare) : len(framed) - len(suffix) - len(bare)]
-    if not between and (separator := getattr(tokenizer, "sep_token_id", None)) is not None:
-        return [separator]
-    if not between:
-        raise AnalysisError(
-            f"a {type(tokenizer).__name__} puts no separator between the texts of a pair: give a model that has one"
-        )
-    return between
+def encoded(name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length: int) -> list[Encoded]:
+    """Texts, or pairs of texts, as the tokenizer gives them, whole.
 
-
-def token_ids(tokenizer: Tokenizer, texts: Sequence[str | Pair]) -> list[list]:
-    """The ids of texts, and of pairs with the tokenizer's own separator in between, without what frames them.
+    Args:
+        name: of the model, for errors.
+        length: how many tokens the model reads at once.
 
     Raises:
-        AnalysisError: a pair, and a tokenizer that has no separator.
+        AnalysisError: the tokenizer cannot read a text, puts nothing between the texts of a pair, or leaves no room for
+            a text.
     """
-    if not any(isinstance(text, Pair) for text in texts):
-        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    firsts, seconds = (tokenizer([pair[i] for pair in texts], add_special_tokens=False)["input_ids"] for i in range(2))
-    separator = _separator(tokenizer)
-    return [[*first, *separator, *second] for first, second in zip(firsts, seconds, strict=True)]
+    pairs = isinstance(texts[0], Pair)
+    sides = [[*side] for side in zip(*texts, strict=True)] if pairs else [[*texts]]
+    try:
+        found = dict(tokenizer(*sides, return_special_tokens_mask=True))
+        alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
+    except Exception as error:  # Those of the tokenizers' own language, too.
+        raise AnalysisError(
+            f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or a tokenizer with an "
+            f"unknown token"
+        ) from error
+    special = [[*map(bool, marks)] for marks in found.pop("special_tokens_mask")]
+    # A mask of our own goes with the padding.
+    found.pop("attention_mask", None)
+    if pairs and sum(special[0]) <= alone:
+        raise AnalysisError(
+            f"{name}: its tokenizer puts nothing between the texts of a pair: give a model whose tokenizer does"
+        )
+    most = max(map(sum, special))
+    if most >= length:
+        raise AnalysisError(
+            f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: mend the length in "
+            f"its tokenizer_config.json"
+        )
+    return [
+        Encoded(dict(zip(found, columns, strict=True)), marks)
+        for *columns, marks in zip(*found.values(), special, strict=True)
+    ]
+
+
+def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tensor]:
+    """The arguments of a model for texts that are padded to one length.
+
+    Args:
+        texts: of each, what is read of its tokens, by the name of the argument.
+        pad: the id that stands after the end of a text; what else is read of its tokens is 0 there.
+
+    Returns:
+        By name, one row for each text; ``attention_mask`` is 1 at a token, 0 at padding.
+    """
+    found = {
+        name: nn.utils.rnn.pad_sequence(
+            [torch.as_tensor(text[name]) for text in texts],
+            batch_first=True,
+            padding_value=pad if name == "input_ids" else 0,
+        )
+        for name in texts[0]
+    }
+    lengths = torch.tensor([len(text["input_ids"]) for text in texts])
+    found["attention_mask"] = (torch.arange(found["input_ids"].shape[1]) < lengths.unsqueeze(1)).long()
+    return found

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from analysis_lib.corpora import load_corpus
 from analysis_lib.metrics.intervals import ratio_interval, wilson
+from analysis_lib.models.tokenization import padded
 from analysis_lib.progress import bar
 from analysis_lib.training import loop
 from analysis_lib.training.settings import RECORD, Recipe, versions
@@ -164,7 +165,7 @@ class NextToken(Task):
         }
 
     def inputs(self, examples: Sequence[Tensor]) -> dict[str, Tensor]:
-        inputs = padded(examples, self.preprocessor.pad_token_id)
+        inputs = padded([{"input_ids": ids} for ids in examples], self.preprocessor.pad_token_id)
         return {**inputs, "labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORED)}
 
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
@@ -195,13 +196,6 @@ def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTra
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOUNDARY} $A", special_tokens=[(BOUNDARY, 0)])
     roles = dict.fromkeys(("bos_token", "eos_token", "pad_token"), BOUNDARY)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles)
-
-
-def padded(sequences: Sequence[Int[Tensor, " token"]], pad: int) -> dict[str, Tensor]:
-    """The inputs of a model: token ids of one length, ``pad`` after their end, and a mask that is 0 there."""
-    ids = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True, padding_value=pad)
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).long()}
 
 
 TASKS = {task.__name__: task for task in (Digits, NextToken)}

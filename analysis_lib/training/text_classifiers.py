@@ -21,14 +21,13 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.intervals import wilson
 from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.models.tokenization import Tokenizer, text_frame, token_ids
+from analysis_lib.models.tokenization import Encoded, Tokenizer, encoded, padded
 from analysis_lib.training import loop
 from analysis_lib.training.settings import finished, holds, require_whole, versions, write
-from analysis_lib.training.tasks import padded
 from analysis_lib.training.wordpiece import word_pieces
 
 # Counts changes of how classifiers are trained that the settings do not show.
-VERSION = 3
+VERSION = 4
 DESCRIPTION, TABLE = "classifier.json", "epochs.csv"
 COLUMNS = ("epoch", "loss", "accuracy")
 # Folders of a classifier of self-attention before its first epoch, and after its last.
@@ -230,8 +229,8 @@ def _refuse_classes(train: Corpus, validation: Corpus) -> None:
         raise AnalysisError(f"{validation.name} has the class {unknown[0]}, which {train.name} lacks: leave it out")
 
 
-# Token ids of each text, special tokens included, and its class.
-Examples = tuple[list[Int[Tensor, " token"]], list[int]]
+# The texts, and the class of each.
+Examples = tuple[list[Encoded], list[int]]
 
 
 def _fit(
@@ -273,24 +272,22 @@ def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
     return [chunks[i].tolist() for i in torch.randperm(len(chunks))]
 
 
-def inputs(model: transformers.PreTrainedModel, texts: Sequence[Tensor], chosen: Sequence[int]) -> dict[str, Tensor]:
+def inputs(model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen: Sequence[int]) -> dict[str, Tensor]:
     """The inputs of a model for some of the texts, on its device."""
-    parts = padded([texts[i] for i in chosen], model.config.pad_token_id or 0)
+    parts = padded([texts[i].columns for i in chosen], model.config.pad_token_id or 0)
     return {name: part.to(model.device) for name, part in parts.items()}
 
 
-def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Int[Tensor, " token"]]:
+def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Encoded]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
-    prefix, suffix = text_frame(tokenizer)
-    room = longest - len(prefix) - len(suffix)
-    return [torch.tensor([*prefix, *body[:room], *suffix]) for body in token_ids(tokenizer, corpus.items)]
+    return [text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest)]
 
 
 def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:
     return min(longest, getattr(model.config, "max_position_embeddings", None) or longest)
 
 
-def predict_encoded(model: transformers.PreTrainedModel, texts: Sequence[Tensor]) -> Int[Tensor, " text"]:
+def predict_encoded(model: transformers.PreTrainedModel, texts: Sequence[Encoded]) -> Int[Tensor, " text"]:
     """The class that the model predicts for each text."""
     predicted = torch.empty(len(texts), dtype=torch.long)
     with torch.inference_mode():

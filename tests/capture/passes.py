@@ -8,6 +8,7 @@ from analysis_lib import LoadedModel
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS, Activations, Batch, Reading, Settings, batches, run
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.corpora import ArrayImage, Sound
+from analysis_lib.models.tokenization import encoded
 
 EVERYTHING = frozenset({*SPACES, WEIGHTS, SCORES})
 # Utterances of one batch: two lengths, so that there is padding; the longer with many rows or few.
@@ -24,8 +25,9 @@ def first_batch(loaded: LoadedModel, items: tuple, settings: Settings | None = N
 
 
 def batch_of(loaded: LoadedModel, texts: tuple[str, ...], special_tokens: bool = True) -> Batch:
-    ids = loaded.tokenizer(list(texts), truncation=True, max_length=loaded.max_length)["input_ids"]
-    (batch,) = make_batches(loaded, ids, range(len(ids)), special_tokens, 10**6, most_padding=10**6)
+    whole = encoded(loaded.name, loaded.tokenizer, texts, loaded.max_length)
+    parts = [text.beginning(loaded.max_length) for text in whole]
+    (batch,) = make_batches(loaded, parts, range(len(parts)), special_tokens, 10**6, most_padding=10**6)
     return batch
 
 

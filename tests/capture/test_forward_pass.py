@@ -70,7 +70,7 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
         hidden = activations.spaces["hidden"].values.squeeze(1)
         torch.testing.assert_close(hidden[batch.tokens.mask], expected.hidden_states[layer][batch.tokens.mask], **close)
     for layer, activations in enumerate(layers[1:], 1):
-        assert set(activations.spaces) == set(SPACES)
+        assert set(activations.spaces) == {*SPACES} - {"final"}
         read = activations.spaces["attention_input"].values.squeeze(1)
         torch.testing.assert_close(
             read[batch.tokens.mask], expected.hidden_states[layer - 1][batch.tokens.mask], **close
@@ -185,7 +185,9 @@ def test_only_what_is_needed_is_captured(loaded):
 
 def test_only_what_is_needed_is_captured_of_other_models(other):
     loaded, batch = other
-    attending = [bool(activations.attended) for activations in captured(loaded, batch)]
+    # What the model gives out comes alone.
+    every = [activations for activations in captured(loaded, batch) if "final" not in activations.spaces]
+    attending = [bool(activations.attended) for activations in every]
     layers = captured(loaded, batch, frozenset({"key", SCORES}))
     assert [set(activations.spaces) for activations in layers] == [{"key"} if a else set() for a in attending]
     assert [activations.scores is not None for activations in layers] == attending
@@ -197,8 +199,13 @@ def test_layers_of_several_stacks_number_on(tiny_folder):
     """An encoder of two blocks and a decoder of three, each after its own input; the decoder reads one token later."""
     loaded = load_model(str(tiny_folder("t5")), dtype="float64")
     batch = batch_of(loaded, SHORT)
-    layers = captured(loaded, batch)
+    *layers, encoded, decoded = captured(loaded, batch)
     assert [a.layer for a in layers] == list(range(7))
+    # A norm follows each stack.
+    assert [(a.layer, a.stack, {*a.spaces}) for a in (encoded, decoded)] == [
+        (2, "encoder", {"final"}),
+        (6, "decoder", {"final"}),
+    ]
     assert [a.stack for a in layers] == ["encoder"] * 3 + ["decoder"] * 4
     assert [bool(a.part) for a in layers] == [False, True, True, False, True, True, True]
     assert [a.part for a in layers if a.part] == [f"encoder.block.{i}" for i in range(2)] + [

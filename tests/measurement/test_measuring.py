@@ -683,7 +683,7 @@ def test_what_is_interrupted_while_a_shard_is_merged_counts_it_once(model, small
 
 
 def test_a_group_without_anything_that_counts_has_no_part_in_an_interval(model):
-    corpus = Corpus("one of nothing", [*tiny.TEXTS[:4], "[CLS]"])
+    corpus = Corpus("one of nothing", [*tiny.TEXTS[:4], "\u200b"])
     tables = measure(model, corpus, [Share(1.0)], special_tokens=False, progress=False)
     assert len(tables.groups) == 4
     for group in range(5):

@@ -302,9 +302,9 @@ def test_an_untrained_character_embedding_tells_words_apart():
 
 def test_words_and_their_ids():
     tokenizer = CharacterBertTokenizer()
-    assert tokenizer.tokens("Où est-ce?  東京", add_special_tokens=False) == ["ou", "est", "-", "ce", "?", "東", "京"]
+    assert tokenizer.words("Où est-ce?  東京") == ["ou", "est", "-", "ce", "?", "東", "京"]
     cased = CharacterBertTokenizer(do_lower_case=False)
-    assert cased.tokens("Où") == ["[CLS]", "Où", "[SEP]"]
+    assert cased.words("Où") == ["Où"]
     # Bytes between begin (258) and end (259), then padding (260); ids are one more.
     assert tokenizer.word_ids("hi") == [259, 105, 106, 260, *[261] * 46]
     assert cased.word_ids("ù")[:4] == [259, 0xC3 + 1, 0xB9 + 1, 260]
@@ -322,7 +322,7 @@ def test_the_tokenizer_comes_with_the_folder(tmp_path):
     CharacterBertTokenizer(do_lower_case=False, max_word_length=12).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert type(tokenizer) is CharacterBertTokenizer
-    assert tokenizer.tokens("Hi") == ["[CLS]", "Hi", "[SEP]"]
+    assert tokenizer.words("Hi") == ["Hi"]
     assert [len(word) for word in tokenizer("Hi")["input_ids"]] == [12] * 3
 
 
@@ -337,7 +337,7 @@ def test_the_published_tokenizer_file_is_read_and_its_code_left_alone(tmp_path):
         "auto_map": {"AutoTokenizer": ["tokenization_character_bert.CharacterBertTokenizer", None]},
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(written))
-    assert AutoTokenizer.from_pretrained(tmp_path).tokens("Hi") == ["[CLS]", "hi", "[SEP]"]
+    assert AutoTokenizer.from_pretrained(tmp_path).words("Hi") == ["hi"]
 
 
 # --- MANTa-LM -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from analysis_lib.models.architectures import (
     SelfAttentionConfig,
     SelfAttentionForSequenceClassification,
 )
-from analysis_lib.models.tokenization import token_ids
+from analysis_lib.models.tokenization import encoded
 from analysis_lib.training import accuracy, finetune, loop, predict, self_attention, text_classifiers
 from analysis_lib.training.wordpiece import word_pieces
 
@@ -267,7 +267,8 @@ def test_what_a_model_reads_is_brought_to_its_device(reviews):
     model = SelfAttentionForSequenceClassification(SelfAttentionConfig(vocab_size=80)).to("meta")
     texts = text_classifiers.encode(reviews, word_pieces(GOOD + BAD, 80), 64)
     inputs = text_classifiers.inputs(model, texts, [0, 5])
-    assert {name: part.device.type for name, part in inputs.items()} == {"input_ids": "meta", "attention_mask": "meta"}
+    assert {"input_ids", "attention_mask"} <= {*inputs}
+    assert {part.device.type for part in inputs.values()} == {"meta"}
 
 
 # --- Measured ---------------------------------------------------------------------------------------
@@ -314,24 +315,24 @@ def test_measure_gives_equation_3_on_a_saved_classifier(reviews, tmp_path):
 def test_a_pair_is_read_as_the_tokenizer_reads_it(tmp_path):
     pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
     tokenizer = word_pieces(GOOD + BAD, 80)
-    encoded = text_classifiers.encode(pairs, tokenizer, 64)
-    assert [ids.tolist() for ids in encoded] == tokenizer(list(GOOD), list(BAD))["input_ids"]
+    found, wanted = text_classifiers.encode(pairs, tokenizer, 64), tokenizer(list(GOOD), list(BAD))
+    for name in ("input_ids", "token_type_ids"):
+        assert [text.columns[name] for text in found] == wanted[name]
     cut = text_classifiers.encode(pairs, tokenizer, 9)
-    assert {len(ids) for ids in cut} == {9}
-    assert {int(ids[-1]) for ids in cut} == {tokenizer.sep_token_id}
+    wanted = tokenizer(list(GOOD), list(BAD), truncation=True, max_length=9)
+    assert {len(text) for text in cut} == {9}
+    for name in ("input_ids", "token_type_ids"):
+        assert [text.columns[name] for text in cut] == wanted[name]
 
 
-def test_a_tokenizer_that_knows_no_pairs_puts_its_separator():
-    tokenizer = tiny.tokenizer("wordpiece")
-    bare = tokenizer(["film", "dull"], add_special_tokens=False)["input_ids"]
-    assert token_ids(tokenizer, [Pair("film", "dull")]) == [[*bare[0], tokenizer.sep_token_id, *bare[1]]]
-
-
-def test_a_pair_of_words_of_characters_has_the_separator_between():
+def test_a_pair_of_words_of_characters_is_read_as_bert_reads_it():
     tokenizer = CharacterBertTokenizer()
     pairs = [Pair("A warm film", "dull, tired"), Pair("loud", "a thing")]
-    words = [["a", "warm", "film", "[SEP]", "dull", ",", "tired"], ["loud", "[SEP]", "a", "thing"]]
-    assert token_ids(tokenizer, pairs) == [[tokenizer.word_ids(word) for word in text] for text in words]
+    words = ["[CLS] a warm film [SEP] dull , tired [SEP]", "[CLS] loud [SEP] a thing [SEP]"]
+    found = encoded("bert", tokenizer, pairs, 64)
+    assert [text.ids for text in found] == [[tokenizer.word_ids(word) for word in text.split()] for text in words]
+    assert [text.columns["token_type_ids"] for text in found] == [[0] * 5 + [1] * 4, [0] * 3 + [1] * 3]
+    assert [text.special for text in found] == [[word[0] == "[" for word in text.split()] for text in words]
 
 
 def test_measure_reads_pairs_of_words_of_characters(tmp_path):
@@ -343,7 +344,8 @@ def test_measure_reads_pairs_of_words_of_characters(tmp_path):
     for text in words:
         ids = torch.tensor([[loaded.tokenizer.word_ids(word) for word in text]])
         with torch.no_grad():
-            output = loaded.model(ids, torch.ones(ids.shape[:2], dtype=torch.long))
+            types = torch.tensor([[0] * (text.index("[SEP]") + 1) + [1] * (len(text) - text.index("[SEP]") - 1)])
+            output = loaded.model(ids, torch.ones(ids.shape[:2], dtype=torch.long), token_type_ids=types)
         rows = torch.nn.functional.normalize(output.last_hidden_state[0], dim=-1).numpy()
         similarities.append((rows @ rows.T)[np.triu_indices(len(rows), 1)].mean())
     last = found[found["space"] == "hidden"].iloc[-1]
@@ -362,7 +364,7 @@ def test_a_model_without_a_head_on_cls_is_not_finetuned(reviews, tmp_path, name)
 def test_a_tokenizer_without_a_separator_refuses_pairs(tmp_path):
     tiny.save(tmp_path / "gpt2", "gpt2")
     pairs = table(tmp_path / "pairs.csv", list(zip(GOOD, BAD, strict=True)), list("abab"), ("one", "two"))
-    with pytest.raises(AnalysisError, match="no separator"):
+    with pytest.raises(AnalysisError, match="puts nothing between the texts of a pair: give a model"):
         measure(load_model(str(tmp_path / "gpt2")), pairs, "anisotropy", progress=False)
 
 

@@ -132,8 +132,8 @@ class CharacterBertTokenizer:
     A word is the first bytes of its UTF-8 encoding between a begin and an end sign, padded to ``max_word_length`` ids.
 
     >>> tokenizer = CharacterBertTokenizer()
-    >>> tokenizer.tokens("Hello, world")
-    ['[CLS]', 'hello', ',', 'world', '[SEP]']
+    >>> tokenizer.words("Hello, world")
+    ['hello', ',', 'world']
     >>> tokenizer("Hi")["input_ids"][1][:5]
     [259, 105, 106, 260, 261]
     """
@@ -161,16 +161,28 @@ class CharacterBertTokenizer:
         characters += [_PADDING] * (self.max_word_length - len(characters))
         return [character + 1 for character in characters]
 
-    def tokens(self, text: str, add_special_tokens: bool = True) -> list[str]:
+    def words(self, text: str) -> list[str]:
         """The words of a text."""
-        words = [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
-        return [self.cls_token, *words, self.sep_token] if add_special_tokens else words
+        return [word for word, _ in self._splitter.pre_tokenize_str(self._normalizer.normalize_str(text))]
 
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, list]:
-        """The ids of a text, [word, character], or of each text in a list."""
+    def __call__(self, text: str | list[str], text_pair: str | list[str] | None = None, **_: object) -> dict[str, list]:
+        """What BERT reads of a text or a pair, or of each in a list: the ids of a word are those of its characters.
+
+        Returns:
+            ``input_ids``, ``token_type_ids`` and ``special_tokens_mask``, as of transformers' tokenizers.
+        """
         if not isinstance(text, str):
-            return {"input_ids": [self(one, add_special_tokens)["input_ids"] for one in text]}
-        return {"input_ids": [self.word_ids(word) for word in self.tokens(text, add_special_tokens)]}
+            found = [self(*sides) for sides in zip(*filter(None, (text, text_pair)), strict=True)]
+            return {name: [one[name] for one in found] for name in found[0]}
+        sides = [[self.cls_token, *self.words(text), self.sep_token]]
+        if text_pair is not None:
+            sides.append([*self.words(text_pair), self.sep_token])
+        places = [(side, word) for side, words in enumerate(sides) for word in words]
+        return {
+            "input_ids": [self.word_ids(word) for _, word in places],
+            "token_type_ids": [side for side, _ in places],
+            "special_tokens_mask": [int(word in _SPECIAL_WORDS) for _, word in places],
+        }
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write ``tokenizer_config.json``, which holds all settings."""

@@ -37,7 +37,7 @@ class OneBlock:
 
     def read(self, corpus: Corpus) -> Iterator[Int[np.ndarray, " token"]]:
         """The tokens of each text, as in training."""
-        return (ids.numpy() for ids in encode(corpus, self.tokenizer, Classification.longest))
+        return (np.array(text.ids) for text in encode(corpus, self.tokenizer, Classification.longest))
 
     def weights(self, ids: Int[np.ndarray, " token"]) -> Float[np.ndarray, " token"]:
         """The attention weights a_0j of [CLS], the first of these tokens."""
