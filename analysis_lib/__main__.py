@@ -98,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         add("--seed", type=int, help="draw the --limit items at random with this seed")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
+        add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
+        add(
+            "--tokenizer",
+            type=expanduser,
+            help="a name or folder to read the tokenizer from, where it is not the model's",
+        )
+        add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
+        add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -108,11 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
     add("--worker-timeout", type=float, default=60, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
-    add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
     add("--device", **device)
     add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
-    add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
-    add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
     add("--tokens-per-batch", type=int, default=2048, help="default 2048")
 
@@ -148,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--limit", type=int, default=128, help="number of texts (default 128)")
     add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
+    add("--tokenizer", type=expanduser, help="where the tokenizer is, if not with the run: a name or folder")
 
     add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
     known = "a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label"
@@ -192,33 +198,19 @@ def _measure(options: argparse.Namespace) -> None:
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
 
-    if options.special_tokens not in ("keep", "drop"):
-        raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
     checked_options(options.dtype, options.device, options.device_map)
-    settings = Settings(options.special_tokens == "keep", options.long_texts, options.tokens_per_batch, options.maps)
+    settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
     corpus = load_corpus(options.data, options.limit, options.seed)
-    refuse_senseless(options.model, corpus, options.metrics, settings, options.workers)
+    refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
     with _sole_writer(options.out):
-        model = load_model(
-            options.model, options.revision, dtype=options.dtype, device=options.device, device_map=options.device_map
-        )
-        tables = measure(
-            model,
-            corpus,
-            options.metrics,
-            special_tokens=options.special_tokens == "keep",
-            long_texts=options.long_texts,
-            tokens_per_batch=options.tokens_per_batch,
-            maps=options.maps,
-            workers=options.workers,
-            scheduler=options.scheduler,
-            worker_timeout=options.worker_timeout,
-            checkpoints=options.out,
-        )
+        given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
+        work = {name: getattr(options, name) for name in ("workers", "scheduler", "worker_timeout")}
+        model = load_model(options.model, processor=options.tokenizer, **given)
+        tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
         tables.run.update(limit=options.limit, seed=options.seed)
         tables.save(options.out, options.format)
         with suppress(OSError):
@@ -228,15 +220,23 @@ def _measure(options: argparse.Namespace) -> None:
     print(f"wrote {_count(len(tables), 'table')} of {read} to {options.out}")
 
 
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    """How texts are read, as ``measure`` takes it."""
+    if options.special_tokens not in ("keep", "drop"):
+        raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
+    return {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
+
+
 def _compare(options: argparse.Namespace) -> None:
     from analysis_lib import compare
     from analysis_lib.measurement.tables import save_tables
     from analysis_lib.metrics import resolve
 
     resolve(options.metrics)
-    draw = {"limit": options.limit, "seed": options.seed, "twins": options.twins}
+    settings = _settings(options)
+    settings |= {name: getattr(options, name) for name in ("limit", "seed", "twins", "dtype", "tokenizer")}
     with _sole_writer(options.out):
-        found = compare({options.data: options.models}, options.metrics, **draw)
+        found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
         save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
     print(f"wrote {_count(len(found), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
@@ -280,7 +280,8 @@ def _dynamics(options: argparse.Namespace) -> None:
     run_description(options.run)
     corpora.data_identity(options.data)
     with _sole_writer(options.out):
-        found = dynamics(options.run, options.data, options.limit, options.seed, seeds=seeds)
+        chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
+        found = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
         found.save(options.out)
     print(f"wrote {_count(len(found), 'table')} of {_count(len(found.steps), 'step')} to {options.out}")
 

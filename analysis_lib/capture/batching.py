@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import scipy
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from analysis_lib.capture.inputs import Batch, Reading, Settings
+from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
@@ -123,10 +123,23 @@ def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], spe
         inputs |= {"decoder_input_ids": read[1][0], "decoder_attention_mask": inputs["attention_mask"]}
     types = [loaded.token_types(*part) for part in read]
     tokens = [Tokens(mask, part, groups, special_tokens).on(loaded.device) for part in types]
+    refuse_untaken(loaded, inputs)
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False
     return Batch(inputs, groups, special_tokens, *tokens)
+
+
+def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str, Tensor]:
+    """What the processor of a model makes of an image or a sound."""
+    try:
+        found = loaded.processor(item, return_tensors="pt", **given)
+        return {name: torch.as_tensor(values) for name, values in found.items()}
+    except Exception as error:  # Its settings are not checked before.
+        raise AnalysisError(
+            f"{loaded.name}: its {type(loaded.processor).__name__} fails ({type(error).__name__}: {error}): mend its "
+            f"preprocessor_config.json"
+        ) from error
 
 
 # --- Images ---------------------------------------------------------------------------------------
@@ -136,17 +149,18 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
     mode = "L" if getattr(loaded.model.config, "num_channels", 3) == 1 else "RGB"
     waiting, owners = [], []
     for image, group in zip(images, groups, strict=True):
-        pixels = loaded.processor(images=image.load().convert(mode), return_tensors="pt")["pixel_values"]
+        prepared = _prepared(loaded, image.load().convert(mode))
         # Processors that keep an image's proportions give each image its own size.
+        pixels = prepared["pixel_values"]
         full = (len(waiting) + 1) * pixels[0, 0].numel() > settings.tokens_per_batch * PIXELS_PER_TOKEN
-        if waiting and (full or waiting[-1].shape != pixels.shape):
-            yield Batch.stacked(loaded, "pixel_values", waiting, owners, settings)
+        if waiting and (full or waiting[-1]["pixel_values"].shape != pixels.shape):
+            yield Batch.stacked(loaded, waiting, owners, settings)
             waiting, owners = [], []
-        waiting.append(pixels)
+        waiting.append(prepared)
         owners.append(group)
         reading.utterances += 1
     if waiting:
-        yield Batch.stacked(loaded, "pixel_values", waiting, owners, settings)
+        yield Batch.stacked(loaded, waiting, owners, settings)
 
 
 # --- Sounds ---------------------------------------------------------------------------------------
@@ -155,13 +169,17 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
 class _Piece(NamedTuple):
     """A stretch of sound: a spectrogram or samples as the model reads them, how many samples, its jackknife group."""
 
-    features: Tensor
+    prepared: Mapping[str, Tensor]
     samples: int
     group: int
 
+    @property
+    def length(self) -> int:
+        """How many samples or frames of a spectrogram the model reads."""
+        return next(iter(self.prepared.values())).shape[-1]
+
 
 def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
-    name = loaded.processor.model_input_names[0]
     for start in range(0, len(sounds), SOUNDS_AT_ONCE):
         end = start + SOUNDS_AT_ONCE
         pieces = [
@@ -169,17 +187,15 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             for sound, group in zip(sounds[start:end], groups[start:end], strict=True)
             for piece in _pieces(loaded, sound, group, settings, reading)
         ]
-        pieces.sort(key=lambda piece: piece.features.shape[-1])
-        for length, same in itertools.groupby(pieces, key=lambda piece: piece.features.shape[-1]):
+        pieces.sort(key=lambda piece: piece.length)
+        for length, same in itertools.groupby(pieces, key=lambda piece: piece.length):
             same = list(same)
             # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
             tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
             size = max(1, settings.tokens_per_batch // tokens)
             for first in range(0, len(same), size):
-                features, samples, owners = zip(*same[first : first + size], strict=True)
-                batch = Batch.stacked(loaded, name, features, owners, settings)
-                batch.lengths = torch.tensor(samples, device=loaded.device)
-                yield batch
+                prepared, samples, owners = zip(*same[first : first + size], strict=True)
+                yield Batch.stacked(loaded, prepared, owners, settings, samples)
 
 
 def _longest_sound(loaded) -> float:
@@ -204,8 +220,7 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
         piece = samples[part]
         # What remains of a sound after its last whole window may be too short to make a vector.
         if len(piece) >= shortest:
-            features = loaded.processor(piece, sampling_rate=rate, return_tensors="pt")
-            yield _Piece(features[loaded.processor.model_input_names[0]], len(piece), group)
+            yield _Piece(_prepared(loaded, piece, sampling_rate=rate), len(piece), group)
             reading.utterances += 1
 
 

@@ -1,7 +1,9 @@
 """A forward pass that is captured only after the capture has been checked against the plain forward pass."""
 
 import copy
+import itertools
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -10,8 +12,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Receive
-from analysis_lib.capture.forward_pass import captured_pass
-from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.batching import batches
+from analysis_lib.capture.forward_pass import captured_pass, given_out
+from analysis_lib.capture.inputs import Batch, Reading, Settings
+from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.live import evaluated
@@ -39,6 +43,21 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
             captured_pass(loaded, batch, needs, receive, maps)
 
 
+def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:
+    """What cannot be captured of a model, of what metrics need, and why; told by a few items.
+
+    They are read only if that is in doubt: keys are a linear function of what they are made from if their projection
+    has nothing but weight and bias.
+    """
+    places = [
+        (block, stack.attention) for stack, blocks in loaded.stacks.items() for block in blocks if stack.attention
+    ]
+    if not all(is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in places):
+        for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
+            run(loaded, batch, frozenset(), lambda _: None)
+    return loaded.lacking
+
+
 def _check(loaded: LoadedModel, batch: Batch) -> None:
     """Compare the captured forward pass of two utterances with the plain one.
 
@@ -47,11 +66,15 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     rounding shrinks by eight orders of magnitude.
 
     Raises:
-        AnalysisError: they differ by more than rounding, so that no measurement could be trusted; or float64 is needed
-            to decide and cannot be had.
+        AnalysisError: the model cannot read the batch; they differ by more than rounding, so that no measurement could
+            be trusted; or float64 is needed to decide and cannot be had.
     """
     few = batch.head(2)
-    difference = _difference(loaded, few)
+    try:
+        difference = _difference(loaded, few)
+    except NotLinear as error:
+        loaded.lacking[SCORES] = str(error)
+        difference = _difference(loaded, few)
     decided_in_double = loaded.model.dtype == torch.float64
     if not decided_in_double and difference > ROUNDING:
         decided_in_double, difference = True, _difference(*_in_double(loaded, few))
@@ -70,9 +93,16 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
 
     NaN if the plain output is not finite.
     """
+    needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.lacking)
     with torch.inference_mode(), _full_precision(loaded):
-        captured = captured_pass(loaded, batch, frozenset({*SPACES, WEIGHTS, SCORES}), lambda _: None)
-        plain = loaded.model(**batch.inputs).last_hidden_state
+        try:
+            plain = given_out(loaded.model(**batch.inputs))
+        except Exception as error:
+            raise AnalysisError(
+                f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of the data "
+                f"({type(error).__name__}: {error}): give the one that belongs to it, or other data"
+            ) from error
+        captured = captured_pass(loaded, batch, needs, lambda _: None)
     if not plain.isfinite().all():
         return math.nan
     tokens = batch.shifted or batch.tokens

@@ -46,7 +46,12 @@ def captured_pass(
             f"{loaded.name}: attention was captured in {count - len(set(blocks.missed))} of {count} layers: "
             f"this model does not call transformers' attention interface in {blocks.missed[0]}; give another model"
         )
-    return output.last_hidden_state
+    return given_out(output)
+
+
+def given_out(output: ModelOutput) -> Tensor:
+    """The last vectors that a model gives out; of a backbone, its last map of features."""
+    return output.last_hidden_state if "last_hidden_state" in output else output.feature_maps[-1]
 
 
 @contextmanager
@@ -151,7 +156,7 @@ class _Blocks:
     def finish(self, output: ModelOutput) -> None:
         """Hand on what the model gives out of a stack, where that is not the output of its last block."""
         *_, last = self.loaded.stacks
-        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: output.last_hidden_state}
+        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: given_out(output)}
         for name, (layer, hidden) in self._latest.items():
             final = given.get(name)
             if final is not None and final.shape == hidden.shape and final.data_ptr() != hidden.data_ptr():

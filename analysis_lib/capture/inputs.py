@@ -1,6 +1,7 @@
 """What goes through a model at once, and the settings that decide how items become batches."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +78,19 @@ class Reading:
         return parts[:1]
 
 
+def refuse_untaken(loaded: LoadedModel, inputs: Iterable[str]) -> None:
+    """Raise an AnalysisError if what prepares a model's input gives what the model has no argument for."""
+    taken = inspect.signature(type(loaded.model).forward).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        return
+    for name in inputs:
+        if name not in taken:
+            raise AnalysisError(
+                f"{loaded.name}: its {type(loaded.processor).__name__} gives {name}, which a "
+                f"{type(loaded.model).__name__} does not take: give the one that belongs to it"
+            )
+
+
 @dataclass(eq=False)
 class Batch:
     """Utterances that go through the model at once.
@@ -99,11 +113,25 @@ class Batch:
 
     @classmethod
     def stacked(
-        cls, loaded: LoadedModel, name: str, features: Sequence[Tensor], groups: Sequence[int], settings: Settings
+        cls,
+        loaded: LoadedModel,
+        prepared: Sequence[Mapping[str, Tensor]],
+        groups: Sequence[int],
+        settings: Settings,
+        lengths: Sequence[int] | None = None,
     ) -> "Batch":
-        """A batch of features of one shape, such as pixels, which are the model's argument ``name``."""
-        inputs = {name: torch.cat(features).to(loaded.device, loaded.model.dtype)}
-        return cls(inputs, tuple(groups), settings.special_tokens)
+        """A batch of images or sounds of one shape, by what their processor has made of each.
+
+        Raises:
+            AnalysisError: it has made something that the model does not take.
+        """
+        inputs = {name: torch.cat([each[name] for each in prepared]) for name in prepared[0]}
+        inputs = {
+            n: v.to(loaded.device, loaded.model.dtype if v.is_floating_point() else None) for n, v in inputs.items()
+        }
+        refuse_untaken(loaded, inputs)
+        lengths = None if lengths is None else torch.tensor(lengths, device=loaded.device)
+        return cls(inputs, tuple(groups), settings.special_tokens, lengths=lengths)
 
     @property
     def device(self) -> torch.device:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+import torch
 from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +20,17 @@ from transformers.pytorch_utils import Conv1D
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
+from analysis_lib.errors import AnalysisError
 from analysis_lib.models.parts import Attention
+
+# Of these, weight and bias are all there is.
+PLAIN = (nn.Linear, Conv1D)
+# The length of the vectors by which another projection is asked for its weights; a power of two costs no digit.
+UNIT = 256.0
+
+
+class NotLinear(AnalysisError):
+    """Keys that are no linear function of what they are made from."""
 
 
 @dataclass(eq=False)
@@ -48,6 +59,8 @@ class ProjectionHooks:
     def attach(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
         """Attach the hooks of an attention module; the caller removes the handles."""
         yield module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        # Before and after all that others have hung on it.
+        yield module.get_submodule(spec.key).register_forward_pre_hook(self._read, prepend=True)
         yield module.get_submodule(spec.key).register_forward_hook(partial(self._project, "key"))
         if spec.key_norm:
             yield module.get_submodule(spec.key_norm).register_forward_hook(self._normalise)
@@ -61,12 +74,13 @@ class ProjectionHooks:
         arguments.pop("self")
         self.call = AttentionCall({**arguments, **arguments.pop("kwargs", {})})
 
-    def _project(self, space: str, _module: nn.Module, args: tuple, output: Tensor) -> None:
+    def _read(self, _module: nn.Module, args: tuple) -> None:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
-        if space not in self.call.projected:
-            self.call.projected[space] = wide(output)
-            if space == "key":
-                self.call.key_input = args[0]
+        if "key" not in self.call.projected:
+            self.call.key_input = args[0]
+
+    def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor) -> None:
+        self.call.projected.setdefault(space, wide(output))
 
     def _normalise(self, _norm: nn.Module, args: tuple, _output: Tensor) -> None:
         self.call.unnormalised = wide(args[0])
@@ -78,20 +92,71 @@ def _signature(module: type[nn.Module]) -> inspect.Signature:
 
 
 def key_projection(
-    module: nn.Module, spec: Attention, heads: int
+    projection: nn.Module, fused: str | None, heads: int, call: AttentionCall | None = None
 ) -> tuple[Float[Tensor, "head head_dim width"], Float[Tensor, "head head_dim"] | None]:
-    """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation."""
-    projection = module.get_submodule(spec.key)
-    with align_module_device(projection):
-        weight = projection.weight.T if isinstance(projection, Conv1D) else projection.weight
-        parts = [*map(wide, [weight] if projection.bias is None else [weight, projection.bias.unsqueeze(-1)])]
-    if spec.fused == "by_head":
+    """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation.
+
+    Args:
+        projection: what gives the keys.
+        fused: how it holds those of the heads, see :class:`~analysis_lib.models.parts.Attention`.
+        call: in which it has made keys, for one that only its answers tell.
+    """
+    weight, bias = _weights(projection) if is_plain(projection) else _applied(projection, call)
+    parts = [wide(weight), *([] if bias is None else [wide(bias).unsqueeze(-1)])]
+    if fused == "by_head":
         parts = [part.view(heads, 3, -1, part.shape[-1])[:, 1] for part in parts]
-    elif spec.fused == "stacked":
+    elif fused == "stacked":
         parts = [part.chunk(3)[1].reshape(heads, -1, part.shape[-1]) for part in parts]
     else:
         parts = [part.view(heads, -1, part.shape[-1]) for part in parts]
     return parts[0], parts[1].squeeze(-1) if len(parts) > 1 else None
+
+
+def is_plain(projection: nn.Module) -> bool:
+    """Whether weight and bias alone decide what a projection gives, and no adapter, hook or quantised layer."""
+    hooks = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
+    owners = (getattr(getattr(hook, "func", hook), "__self__", None) for hook in hooks)
+    replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
+    return type(projection) in PLAIN and not replaced and all(isinstance(owner, ProjectionHooks) for owner in owners)
+
+
+def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
+    with align_module_device(projection):
+        return projection.weight.T if isinstance(projection, Conv1D) else projection.weight, projection.bias
+
+
+def _applied(
+    projection: nn.Module, call: AttentionCall
+) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
+    """W and b (or None) of y = W x + b: the columns of W are the answers to unit vectors less that to zero, b.
+
+    Raises:
+        NotLinear: what it has answered in the call is not W x + b.
+    """
+    asked, answered = call.key_input, call.projected["key"]
+
+    def error(weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Of what W and b make of what was asked; as a share of the largest answer."""
+        made = wide(asked) @ wide(weight).T + (0 if bias is None else wide(bias))
+        return (made - answered).abs().max() / answered.abs().max()
+
+    within = torch.finfo(asked.dtype).eps ** 0.5
+    # Hooks that only look on are not disturbed.
+    if type(projection) in PLAIN and error(*(own := _weights(projection))) <= within:
+        return own
+    width = asked.shape[-1]
+    units = asked.new_zeros(1, width + 1, width)
+    # Long ones: the answer to zero may be larger than what a unit adds to it.
+    units[0, 1:].fill_diagonal_(UNIT)
+    bias, columns = wide(projection(units))[0].split([1, width])
+    weight, bias = (columns - bias).T / UNIT, bias[0]
+    # NaN is refused where it is summed.
+    if (share := error(weight, bias)) > within:
+        raise NotLinear(
+            f"its keys come from a {type(projection).__name__} that is not linear (by {share:.1e} of the largest), so "
+            f"that no dimension has a share of its own in a score"
+        )
+    return weight, bias if bias.any() else None
 
 
 def projected_by_head(
@@ -120,7 +185,7 @@ def score_sums(
     position_query: Tensor | None = None,
 ) -> ScoreSums:
     """The sums of scores of a module, which may share each head of keys between several heads of queries."""
-    weight, bias = key_projection(module, spec, key_heads)
+    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, key_heads, call)
     shared_by = query.shape[1] // key_heads
     weight = weight.repeat_interleave(shared_by, 0)
     bias = None if bias is None else bias.repeat_interleave(shared_by, 0)

@@ -42,21 +42,24 @@ def dataset_file(repository: str, revision: str, file: str) -> Path:
     return _fetch(repository, download, filename=file, revision=revision, repo_type="dataset")
 
 
-def require(repository: str, revision: str | None, file: str, repo_type: str = "model") -> str:
-    """What identifies a file's version, without a download: the cached commit, else the revision asked for.
+def require(repository: str, revision: str | None, *files: str, repo_type: str = "model") -> str:
+    """What identifies the version of a file, the first that is cached: its commit, else the revision asked for.
+
+    Nothing is downloaded.
 
     Raises:
-        AnalysisError: the file is not in the cache and the hub cannot be reached.
+        AnalysisError: no file is in the cache and the hub cannot be reached.
     """
     from huggingface_hub.errors import HFValidationError
 
-    try:
-        cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
-    except HFValidationError as error:
-        raise _misnamed(repository) from error
-    if isinstance(cached, str):
-        # .../snapshots/COMMIT/FILE
-        return Path(cached).parents[file.count("/")].name
+    for file in files:
+        try:
+            cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
+        except HFValidationError as error:
+            raise _misnamed(repository) from error
+        if isinstance(cached, str):
+            # .../snapshots/COMMIT/FILE
+            return Path(cached).parents[file.count("/")].name
     if not _reachable():
         raise _unreachable(repository, "cannot be reached")
     return revision or "main"

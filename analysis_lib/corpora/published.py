@@ -66,7 +66,7 @@ class Dataset:
 
 
 def _origin(repository: str, revision: str, files: dict[str, str]) -> Callable[[str], str]:
-    return lambda split: f"{repository}@{hub.require(repository, revision, files[split], 'dataset')}"
+    return lambda split: f"{repository}@{hub.require(repository, revision, files[split], repo_type='dataset')}"
 
 
 def _cells(columns: Sequence[str], path: Path) -> Iterable[tuple]:

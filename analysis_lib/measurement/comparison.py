@@ -12,7 +12,7 @@ from analysis_lib.measurement.measuring import measure, measured, refuse_sensele
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
 from analysis_lib.models import UNTRAINED, split_twin
-from analysis_lib.models.loading import load_model
+from analysis_lib.models.loading import checked_options, load_model
 
 
 class Comparison(LazyTables):
@@ -52,6 +52,8 @@ def compare(
     limit: int | None = None,
     seed: int | None = None,
     twins: int = 1,
+    dtype: str = "float32",
+    tokenizer: str | None = None,
     **settings,
 ) -> Comparison:
     """Measure several models, each on the corpus given for it, and their untrained twins.
@@ -65,6 +67,7 @@ def compare(
         limit: how many items of each corpus to read.
         seed: the seed with which they are drawn.
         twins: with how many draws of the random weights that its training starts from to measure each model also.
+        dtype, tokenizer: of all models, as ``load_model`` takes them.
         settings: of ``measure``.
 
     Raises:
@@ -77,17 +80,19 @@ def compare(
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
     if twins < 0:
         raise AnalysisError(f"the number of twins is {twins}: give 0 or more")
-    of_vectors = {key: value for key, value in settings.items() if key in asdict(Settings())}
+    of_vectors = Settings(**{key: value for key, value in settings.items() if key in asdict(Settings())})
+    given = {"dtype": dtype, "processor": tokenizer}
+    checked_options(dtype, None)
     read, runs = {data: load_corpus(data, limit, seed) for data, chosen in models.items() if chosen}, {}
     for data, corpus in read.items():
         for name in models[data]:
-            refuse_senseless(name, corpus, metrics, Settings(**of_vectors), settings.get("workers", 1))
+            refuse_senseless(name, corpus, metrics, of_vectors, settings.get("workers", 1))
     for data, corpus in read.items():
         for name in models[data]:
             for twin in (None, *range(twins)) if split_twin(name)[1] is None else (None,):
                 whole = name if twin is None else f"{name}{UNTRAINED}@seed={twin}"
-                known = measured(whole, corpus, metrics, **of_vectors)
-                if not known and twin is not None:
-                    known = shipped_twin(whole, corpus, metrics, Settings(**of_vectors))
-                runs[name, twin] = known or measure(load_model(whole), corpus, metrics, **settings)
+                known = measured(whole, corpus, metrics, of_vectors, **given)
+                if not known and twin is not None and given == {"dtype": "float32", "processor": None}:
+                    known = shipped_twin(whole, corpus, metrics, of_vectors)
+                runs[name, twin] = known or measure(load_model(whole, **given), corpus, metrics, **settings)
     return Comparison(runs)

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from analysis_lib.capture import SCORES, SPACES, WEIGHTS, longest
+from analysis_lib import capture
+from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.errors import AnalysisError
@@ -68,7 +69,8 @@ def measure(
     Args:
         model: from ``load_model``, or what it takes: a name, a folder, or a model of transformers that is at hand.
         data: from ``load_corpus``, or what it takes: a name, a path, texts in a list or Series, a table.
-        tokenizer, processor: what prepares the input of a model that is at hand, either of them.
+        tokenizer, processor: what prepares the input of a model that is at hand, either of them; of another one, see
+            ``load_model``.
         column: of a table that is at hand, the texts.
         metrics: names, comma-separated or listed, accumulators such as ``metrics.Isotropy(["query"])`` or one of your
             own, or ``all``, which leaves out what cannot be had (``run["left_out"]`` says why).
@@ -95,8 +97,15 @@ def measure(
         raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
     corpus, settings = load_corpus(data, column=column), Settings(special_tokens, long_texts, tokens_per_batch, maps)
     refuse_senseless(model, corpus, metrics, settings, workers)
-    model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor or tokenizer)
-    empty = _applicable(resolve(metrics), model.name, model.layout, corpus, settings, skip=metrics == "all")
+    processor = tokenizer if processor is None else processor
+    if isinstance(model, LoadedModel) and processor is not None:
+        raise AnalysisError(f"{model.name} is loaded with its tokenizer: give another one to load_model")
+    model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
+    lacking = capture.lacking(model, corpus.items[:2], settings)
+    senseless = _senseless(resolve(metrics), model.name, model.layout, corpus, settings, lacking)
+    if metrics != "all":
+        _refuse(model.name, senseless)
+    empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
     finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
     with finished.alone():
         missing = []
@@ -114,8 +123,10 @@ def measure(
         for metric in missing:
             finished.keep(metric, report, run)
     tables = Tables(empty, report, run, kept.path)
-    run["left_out"] = tables.leave_out_what_fails() if metrics == "all" else {}
-    _say(f"the table {name} is left out: {reason}" for name, reason in run["left_out"].items())
+    run["left_out"] = senseless | (tables.leave_out_what_fails() if metrics == "all" else {})
+    for reason in dict.fromkeys(run["left_out"].values()):
+        names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
+        _say([f"left out of {model.name}: {names} ({reason})"])
     return tables
 
 
@@ -131,18 +142,22 @@ def refuse_senseless(
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
-        _applicable(wanted, model, MODEL_LAYOUTS[kind], corpus, settings, skip=metrics == "all")
+        senseless = _senseless(wanted, model, MODEL_LAYOUTS[kind], corpus, settings, {})
+        if metrics != "all":
+            _refuse(model, senseless)
 
 
-def measured(name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], **settings) -> Tables | None:
+def measured(
+    name: str, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings, **given: str | None
+) -> Tables | None:
     """What ``measure`` has kept of the model of a name, which is not loaded; None where something is missing.
 
     Args:
         name: as ``load_model`` takes it.
         corpus, metrics: as ``measure`` takes them.
-        settings: those of :class:`Settings`.
+        given: the dtype and the processor of the model, where they are not its own.
     """
-    finished, empty = StoredMeasurements.of_name(name, corpus, Settings(**settings)), resolve(metrics)
+    finished, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
     known = [finished.load(metric) for metric in empty]
     if metrics == "all" or None in known:
         return None
@@ -188,32 +203,41 @@ def _measure(
     return merging.report
 
 
-def _applicable(
-    metrics: list[Metric], model: str, layout: Layout, corpus: Corpus, settings: Settings, *, skip: bool
-) -> list[Metric]:
-    """The metrics that make sense for the model; with ``skip``, the others are left out, and else refused."""
+def _senseless(
+    metrics: list[Metric], model: str, layout: Layout, corpus: Corpus, settings: Settings, lacking: dict[str, str]
+) -> dict[str, str]:
+    """The metrics that cannot be had of a model, and why.
+
+    Args:
+        lacking: what cannot be captured of it, of what metrics need, and why.
+
+    Raises:
+        AnalysisError: it does not read what the corpus holds.
+    """
     if layout.kind != corpus.kind:
         raise AnalysisError(
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
-    lacking = set() if layout.has_attention else {*SPACES, WEIGHTS, SCORES} - {*WHOLE_SPACES}
-    whole_maps = layout.maps and settings.maps == "flatten"
-    senseless = {m.name: "it has no attention" for m in metrics if m.needs <= lacking}
-    if whole_maps:
+    if not layout.has_attention:
+        lacking = dict.fromkeys({*SPACES, WEIGHTS, SCORES} - {*WHOLE_SPACES}, "it has no attention")
+    found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
+    if layout.maps and settings.maps == "flatten":
         one = "an image is one vector there, unless maps is positions"
-        senseless |= {m.name: one for m in metrics if m.of_pairs_within_utterances}
-    if senseless and not skip:
-        name, reason = next(iter(senseless.items()))
+        found |= {m.name: one for m in metrics if m.of_pairs_within_utterances}
+    return found
+
+
+def _refuse(model: str, senseless: dict[str, str]) -> None:
+    for name, reason in senseless.items():
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
-    return [metric for metric in metrics if metric.name not in senseless]
 
 
 def _notes(model: LoadedModel, corpus: Corpus, report: Report) -> list[str]:
     """What whoever reads the tables should know of how the corpus was read."""
     items, reads = (
         f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}",
-        f"the {longest(model)} that {model.name} reads",
+        f"the {capture.longest(model)} that {model.name} reads",
     )
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     little = ", so that its numbers say little of these texts" if unknown > MUCH_UNKNOWN else ""

@@ -68,10 +68,12 @@ class StoredMeasurements:
         return found
 
     @classmethod
-    def of_name(cls, name: str, corpus: Corpus, settings: Settings) -> Self:
+    def of_name(
+        cls, name: str, corpus: Corpus, settings: Settings, dtype: str = "float32", processor: str | None = None
+    ) -> Self:
         """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
-        spec = ModelSpec(name, None, "float32", devices.usable(None))
-        return cls(spec, revision_of(name), corpus, settings)
+        spec = ModelSpec(name, None, dtype, devices.usable(None))
+        return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager
     def alone(self) -> Iterator[None]:

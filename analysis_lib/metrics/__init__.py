@@ -37,15 +37,21 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
         common = [name for name, metric in METRICS.items() if not metric.on_request]
         metrics = common if metrics == "all" else [name.strip() for name in metrics.split(",")]
     found: dict[str, Metric] = {}
+    named = set()
     for metric in metrics:
         if isinstance(metric, str):
             if metric == "all":
                 raise AnalysisError("all stands by itself: give it alone, or the names of the metrics")
             if metric not in METRICS:
                 raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
+            if metric in named:
+                continue
+            named.add(metric)
             metric = METRICS[metric]()
-        elif metric.name in found:
+        if metric.name in found:
             raise AnalysisError(f"two metrics are called {metric.name}: give each a name of its own")
+        if not metric.name.isidentifier():
+            raise AnalysisError(f"a metric is called {metric.name!r}, as is its table: give letters, digits and _")
         found[metric.name] = metric.fresh()
     if not found:
         raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")

@@ -72,7 +72,7 @@ def from_gguf(sources: Sequence[str], folder: Path) -> None:
     once = {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
     with tempfile.TemporaryDirectory(dir=folder) as scratch, mock.patch.multiple(gguf, **once):
         (Path(scratch) / "model.gguf").write_bytes(_content(sources, "*.gguf"))
-        where = {"pretrained_model_name_or_path": scratch, "gguf_file": "model.gguf"}
+        where = {"pretrained_model_name_or_path": scratch, "gguf_file": "model.gguf", "trust_remote_code": False}
         model = transformers.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
         transformers.AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
     # Marked as quantised, the model refuses to be saved; its weights are plain by now.

@@ -33,10 +33,16 @@ def usable(device: str | None) -> str:
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then."""
+    """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then.
+
+    The packed weights of quantised layers are unpacked.
+    """
     for path, module in model.named_modules():
         with align_module_device(module):
-            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            packed = getattr(module, "weight", None)
+            found = {"weight": packed().dequantize()} if callable(packed) else {}
+            found |= {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+            for name, tensor in found.items():
                 if tensor.is_meta:
                     raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
                 yield f"{path}.{name}".removeprefix("."), tensor

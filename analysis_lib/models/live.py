@@ -28,24 +28,43 @@ def live_model(model: nn.Module, processor: object) -> LoadedModel:
     """
     while wrapper := next((name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None):
         model = getattr(model, wrapper)
+    adapters = ""
+    if type(model).__module__.startswith("peft."):
+        if model.active_peft_config.is_prompt_learning:
+            raise AnalysisError("an adapter that puts vectors before a text is not measured: give one such as LoRA")
+        adapters = "".join(f"+{name}" for name in model.active_adapters)
+        model = model.get_base_model()
     if not isinstance(model, transformers.PreTrainedModel):
         raise AnalysisError(f"a {type(model).__name__} is no model of transformers: give one, or a name or folder")
-    name = model.config.name_or_path or type(model).__name__
+    name = (model.config.name_or_path or type(model).__name__) + adapters
     if not callable(processor):
         raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
-    bare = model.base_model
-    if bare is model and "ForConditionalGeneration" in type(model).__name__:
-        # T5 and its like: the head stands beside encoder and decoder, and not on a model without one.
-        with torch.device("meta"):
-            bare = transformers.AutoModel.from_config(model.config)
-        for part, module in model.named_children():
-            if hasattr(bare, part):
-                setattr(bare, part, module)
+    bare = bare_model(model)
     return LoadedModel(name, _weights_hash(bare), bare, processor)
 
 
+def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """A model without its head; where the head stands beside its parts, as in T5, a model of these parts."""
+    bare, known = model.base_model, transformers.MODEL_MAPPING.get(type(model.config), None)
+    if bare is not model or not isinstance(known, type) or isinstance(model, known):
+        return bare
+    with torch.device("meta"):
+        whole = known(model.config)
+    parts = {name: part for name, part in whole.named_children() if any(True for _ in part.parameters())}
+    if not all(hasattr(model, name) for name in parts):
+        return model
+    for name in parts:
+        setattr(whole, name, getattr(model, name))
+    return whole
+
+
 def _weights_hash(model: nn.Module) -> str:
+    """What identifies the weights, and what adapters and hooks make of them, as far as that can be told."""
     digest = hashlib.sha256(repr(model.config).encode())
+    for name, module in model.named_modules():
+        settings = [getattr(module, part, None) for part in ("scaling", "active_adapters", "disable_adapters")]
+        if isinstance(settings[0], dict) or module._forward_hooks or module._forward_pre_hooks:
+            digest.update(repr([name, settings, module._forward_hooks, module._forward_pre_hooks]).encode())
     for name, weight in weights(model):
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
@@ -54,13 +73,19 @@ def _weights_hash(model: nn.Module) -> str:
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Inside it a model is in evaluation mode and not compiled; afterwards each of its modules is as it was."""
+    """Inside it a model is in evaluation mode, not compiled, and gives what it gives by name; then it is as it was."""
     states = ((module, module.training, module._compiled_call_impl) for module in model.modules())
     before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
     try:
+        for config in tuples:
+            config.return_dict = True
         for module, *_ in before:
             module.training, module._compiled_call_impl = False, None
         yield
     finally:
+        for config in tuples:
+            config.return_dict = False
         for module, training, compiled in before:
             module.training, module._compiled_call_impl = training, compiled

@@ -3,7 +3,7 @@
 import math
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -41,6 +41,7 @@ class ModelSpec:
     dtype: str
     device: str
     device_map: str | dict | None = field(default=None, hash=False)
+    processor: str | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -55,6 +56,7 @@ class LoadedModel:
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
         layout: where its parts are.
+        lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
     """
 
     name: str
@@ -64,15 +66,26 @@ class LoadedModel:
     spec: ModelSpec | None = None
     files: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(init=False)
+    lacking: dict[str, str] = field(default_factory=dict, init=False)
     # One captured pass at a time: the hooks are on the modules, which threads of a worker share.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.layout = layout_for(self.name, self.model.config)
         self.model = self.model.get_submodule(self.layout.part)
+        # Some heads stand on an encoder alone.
+        known = dict(self.model.named_modules())
+        there = [stack for stack in self.layout.stacks if stack.blocks.partition(".*")[0] in known]
+        self.layout = replace(self.layout, stacks=tuple(there or self.layout.stacks))
         for stack, blocks in self.stacks.items():
             if not blocks:
                 raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
+        shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
+        if shifted and self.model.config.decoder_start_token_id is None:
+            raise AnalysisError(
+                f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
+                f"with, such as T5's padding"
+            )
         _refuse_non_finite(self)
         _refuse_strange_tokens(self)
 

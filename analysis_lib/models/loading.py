@@ -2,31 +2,45 @@
 
 import json
 import logging
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import safetensors
 import tokenizers
 import torch
 import transformers
 from torch import nn
+from transformers.quantizers import AutoHfQuantizer
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
-from analysis_lib.models.live import live_model
+from analysis_lib.models.live import bare_model, live_model
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
-from analysis_lib.models.names import file_hashes, known_model, located, split_twin, weights_identity
-from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for
+from analysis_lib.models.names import (
+    ADAPTER,
+    CHECKPOINT,
+    PREPARATION,
+    adapter_base,
+    file_hashes,
+    has_processor,
+    known_model,
+    located,
+    split_twin,
+    weights_identity,
+)
+from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for, refuse_too_large
 
-# One of these holds the vocabulary of a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
-# These read bytes or code points.
-WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+# Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
+LOCALLY = {"local_files_only": True, "trust_remote_code": False}
+# What saving a compiled or distributed model puts before the names of its weights.
+WRAPPED = re.compile(r"^(_orig_mod\.|module\.)+")
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
 
@@ -45,11 +59,13 @@ def load_model(
     Args:
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
             safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
+            An adapter (LoRA and its like) beside the weights of a model is applied to it; one that lies alone, to the
+            model that its ``adapter_config.json`` names.
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
             from (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1`` has another).
             A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
-            Or a model of transformers that is at hand, with a head or without, compiled or in training: it is measured
-            as it is, in its precision and on its device, and does not change.
+            Or a model of transformers that is at hand, with a head or without, compiled, with adapters or in training:
+            it is measured as it is, in its precision and on its device, and does not change.
         revision: a commit, branch or tag of a model of the hub; an alias has its own.
         dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
             the memory, and what it computes is summed in single precision and then in float64.
@@ -57,7 +73,8 @@ def load_model(
         device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs; what does not fit
             there lies in memory, and what does not fit there on disk, until it is used. Or parts of the model by
             device, as in transformers.
-        processor: of a model that is at hand, its tokenizer, image processor or feature extractor.
+        processor: of a model that is at hand, its tokenizer, image processor or feature extractor; of another one, the
+            name or folder to read it from where its own has none, or another shall be tried.
 
     Raises:
         AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
@@ -69,22 +86,33 @@ def load_model(
     if isinstance(name, nn.Module):
         return live_model(name, processor)
     name = str(name)
+    if not isinstance(processor, str | Path | None):
+        raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
     device = checked_options(dtype, device, device_map)
     whole, seed = split_twin(name)
     folder, identity = located(whole, revision)
-    config = _read_config(name, folder)
+    base = adapter_base(folder)
+    home = folder if base is None else located(base, None)[0]
+    config = _read_config(name, home)
     # Before the weights are read: an unsupported model may be large.
     layout = layout_for(name, config)
+    files = file_hashes(folder) | ({} if base is None else {f"{base}/{n}": f for n, f in file_hashes(home).items()})
     if seed is not None:
         model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
     else:
-        model, files = _read_weights(name, folder, config, layout, dtype, device_map), file_hashes(folder)
+        model = _read_weights(name, home, config, layout, dtype, device_map)
+        if (folder / ADAPTER).is_file():
+            _adapt(name, model, folder, dtype)
     parts = {*getattr(model, "hf_device_map", {}).values()}
     if parts and not model._no_split_modules:
         raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
     model = model if parts else model.to(device)
-    processor, spec = _read_processor(name, folder, layout.kind), ModelSpec(name, revision, dtype, device, device_map)
-    return LoadedModel(name, identity, model.eval(), processor, spec, files)
+    candidates = [folder, *([folder.parent] if folder.name.startswith(CHECKPOINT) else ()), home]
+    if processor is not None:
+        processor, candidates = str(processor), [located(str(processor), None)[0]]
+        identity = read_by(identity, processor)
+    spec = ModelSpec(name, revision, dtype, device, device_map, processor)
+    return LoadedModel(name, identity, model.eval(), _read_processor(name, candidates, layout.kind), spec, files)
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
@@ -98,10 +126,16 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     return devices.usable(device)
 
 
-def revision_of(name: str) -> str:
+def revision_of(name: str, processor: str | None = None) -> str:
     """The ``revision`` of the model that ``load_model`` gives for a name, which is not loaded."""
     _, seed = split_twin(name)
-    return weights_identity(name) if seed is None else _of_twin(seed, weights_identity(name))
+    identity = weights_identity(name) if seed is None else _of_twin(seed, weights_identity(name))
+    return identity if processor is None else read_by(identity, processor)
+
+
+def read_by(identity: str, processor: str) -> str:
+    """What identifies a model that has the tokenizer, or other processor, of another one."""
+    return f"{identity} read by that of {weights_identity(processor)}"
 
 
 def _of_twin(seed: int, identity: str) -> str:
@@ -123,32 +157,23 @@ def _model_class(config: transformers.PreTrainedConfig) -> type:
     return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
 
 
-def _read_processor(name: str, folder: Path, kind: str) -> object:
-    """The tokenizer, image processor or feature extractor of the folder."""
-    if kind == "text":
-        if not _has_vocabulary(folder):
-            # transformers would make one up that knows no word.
-            raise AnalysisError(f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained")
-        read = transformers.AutoTokenizer
-    else:
-        if not (folder / "preprocessor_config.json").is_file():
-            raise AnalysisError(
-                f"{name} has no preprocessor_config.json, which says how its {kind}s are prepared: "
-                f"save its processor to the same folder with save_pretrained"
-            )
-        read = transformers.AutoImageProcessor if kind == "image" else transformers.AutoFeatureExtractor
-    with _reading(f"{name} cannot be loaded", folder):
-        return read.from_pretrained(folder, local_files_only=True)
-
-
-def _has_vocabulary(folder: Path) -> bool:
-    if any(list(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
-        return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(settings, dict) and settings.get("tokenizer_class") in WITHOUT_VOCABULARY
+def _read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
+    """The tokenizer, image processor or feature extractor of the first folder that has one."""
+    folder = next((folder for folder in folders if has_processor(folder, kind)), None)
+    if folder is None and kind == "text":
+        # transformers would make one up that knows no word.
+        raise AnalysisError(
+            f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained, or give another one "
+            f"(--tokenizer)"
+        )
+    if folder is None:
+        raise AnalysisError(
+            f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: save its processor to the same "
+            f"folder with save_pretrained"
+        )
+    autos = {"text": "AutoTokenizer", "image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
+    with reading(f"{name} cannot be loaded", folder):
+        return getattr(transformers, autos[kind]).from_pretrained(folder, **LOCALLY)
 
 
 # transformers switches parts of itself off while it builds a model, and two threads at once (as in a Dask worker) leave
@@ -157,11 +182,15 @@ _ALONE = threading.Lock()
 
 
 @contextmanager
-def _reading(fault: str, folder: Path) -> Iterator[None]:
+def reading(fault: str, folder: Path) -> Iterator[None]:
     """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
+    for path in folder.iterdir():
+        # A pipe would be waited for for ever.
+        if not path.is_file() and not path.is_dir():
+            raise AnalysisError(f"{path} is no regular file, or leads nowhere: copy the model again")
     try:
         with _ALONE:
             yield
@@ -198,22 +227,38 @@ def _refuse_damaged(folder: Path) -> None:
 def _read_weights(
     name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str, device_map: object
 ) -> transformers.PreTrainedModel:
+    """The model of a folder, without its head, and without the adapter that may lie beside it."""
     safe = any(path.is_file() for path in folder.glob("*.safetensors*"))
     if not safe and not ((known := known_model(name)) and known.pickled):
         raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
-    with _reading(f"{name} cannot be loaded", folder):
-        model, info = _model_class(config).from_pretrained(
-            folder,
-            config=config,
-            dtype=getattr(torch, dtype),
-            device_map=device_map,
-            # A pickle is read as tensors and nothing else (transformers' default), and for pinned models alone.
-            use_safetensors=safe,
-            output_loading_info=True,
-            # Reported below, with names and shapes.
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-        )
+    _refuse_strange_weights(name, folder, config)
+
+    def read(made: type, **more: object) -> tuple[transformers.PreTrainedModel, dict]:
+        with reading(f"{name} cannot be loaded", folder), _without_adapters():
+            return made.from_pretrained(
+                folder,
+                config=config,
+                dtype=getattr(torch, dtype),
+                device_map=device_map,
+                # A pickle is read as tensors and nothing else (transformers' default), and for pinned models alone.
+                use_safetensors=safe,
+                output_loading_info=True,
+                # Reported below, with names and shapes.
+                ignore_mismatched_sizes=True,
+                **LOCALLY,
+                **more,
+            )
+
+    renamed: dict[str, object] = {}
+    model, info = read(_model_class(config))
+    if any(WRAPPED.match(key) for key in info["unexpected_keys"]):
+        renamed = {"key_mapping": {WRAPPED.pattern: ""}}
+        model, info = read(_model_class(config), **renamed)
+    headed = getattr(transformers, (config.architectures or ["none"])[0], type(model))
+    if info["missing_keys"] and headed is not type(model):
+        # Some heads keep their base under another name, or a part of it.
+        model, info = read(headed, **renamed)
+        model = bare_model(model)
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED))
     mismatched = sorted(info["mismatched_keys"])
     within = [stack.blocks.partition("*")[0] for stack in layout.stacks]
@@ -234,13 +279,51 @@ def _read_weights(
     raise AnalysisError(f"{name} {fault}: give a folder whose weights match its config.json")
 
 
+def _refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrainedConfig) -> None:
+    """Refuse what transformers would leave out, or cut, with a warning."""
+    quantised = getattr(config, "quantization_config", None)
+    with reading(f"{name}: its quantization_config cannot be read", folder):
+        if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
+            raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
+    for path in folder.glob("*.safetensors"):
+        with reading(f"{name} cannot be loaded", folder), safetensors.safe_open(path, "pt") as stored:
+            kinds = {key: stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118 (it is no mapping)
+        if complex_ := [key for key, kind in kinds.items() if kind.startswith("C")]:
+            raise AnalysisError(
+                f"{name}: the weights {complex_[0]} are complex numbers, which no model here computes with"
+            )
+
+
+@contextmanager
+def _without_adapters() -> Iterator[None]:
+    """transformers would apply the adapter in a folder at once, and no longer say what the model itself lacks."""
+    none = mock.patch.object(
+        transformers.modeling_utils, "maybe_load_adapters", lambda name, *_, **given: (None, name, given)
+    )
+    with none:
+        yield
+
+
+def _adapt(name: str, model: transformers.PreTrainedModel, folder: Path, dtype: str) -> None:
+    """Apply the adapter of a folder."""
+    with reading(f"{name}: its adapter cannot be applied", folder):
+        info = model.load_adapter(str(folder), adapter_kwargs={"local_files_only": True})
+    lost = sorted([*info.missing_keys, *info.mismatched_keys, *info.error_msgs], key=str)
+    # Heads are not measured.
+    unplaced = sorted(key for key in info.unexpected_keys if "lora_" in key)
+    if lost or unplaced:
+        raise AnalysisError(f"{name}: its adapter does not fit the model ({(lost or unplaced)[0]}): give its own base")
+    model.to(getattr(torch, dtype))
+
+
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     path = folder / "config.json"
     if not path.is_file():
         raise AnalysisError(f"{name} has no config.json: give a folder saved with save_pretrained")
     # Configurations validate themselves, each with errors of its own.
-    with _reading(f"{name}: its config.json cannot be read", folder):
+    with reading(f"{name}: its config.json cannot be read", folder):
         settings = json.loads(path.read_text(encoding="utf-8"))
+        refuse_too_large(name, settings)
         if (settings.get("position_embedding_type") or "absolute") != "absolute":
             raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")
@@ -248,7 +331,7 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
             raise AnalysisError(
                 f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(MODEL_LAYOUTS)}"
             )
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
 
 
 def _first_line(error: Exception) -> str:

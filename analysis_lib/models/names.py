@@ -5,13 +5,21 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from analysis_lib.corpora import hub, packages
 from analysis_lib.errors import AnalysisError, near_names
 
+# Says what an adapter changes, and of which model.
+ADAPTER = "adapter_config.json"
+# How Trainer calls the folders that it leaves in that of its run.
+CHECKPOINT = "checkpoint-"
+# One of these holds the vocabulary of a tokenizer; the other says how images or sounds are prepared.
+VOCABULARIES, PREPARATION = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"), "preprocessor_config.json"
+# These read bytes or code points.
+WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # What every name can be followed by: the same architecture with the weights that training starts from.
 UNTRAINED = ":untrained"
 
@@ -157,10 +165,21 @@ def weights_identity(name: str) -> str:
     if maker := _maker(name):
         return maker.identity(name)
     if not known and os.path.isdir(name):
-        return f"sha256:{hashlib.sha256(json.dumps(file_hashes(Path(name))).encode()).hexdigest()}"
+        return folder_identity(model_home(Path(name)))
     repository, revision = (known.repository, known.revision) if known else (name, None)
     with _explained(name):
-        return f"{repository}@{hub.require(repository, revision, 'config.json')}"
+        return f"{repository}@{hub.require(repository, revision, 'config.json', ADAPTER)}"
+
+
+def folder_identity(folder: Path) -> str:
+    """A short text that changes when a folder does from which a model is read, or another one that it needs."""
+    identity = f"sha256:{hashlib.sha256(json.dumps(file_hashes(folder)).encode()).hexdigest()}"
+    if (base := adapter_base(folder)) is not None:
+        identity += f" on {weights_identity(base)}"
+    if folder.name.startswith(CHECKPOINT) and not has_processor(folder) and has_processor(folder.parent):
+        read_by = json.dumps(file_hashes(folder.parent, (*VOCABULARIES, "*token*", "*processor*.json")))
+        identity += f" read by sha256:{hashlib.sha256(read_by.encode()).hexdigest()}"
+    return identity
 
 
 def located(name: str, revision: str | None) -> tuple[Path, str]:
@@ -187,8 +206,48 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
 
         folder = converted(name, known.form, known.packages)
     else:
-        folder = maker.folder(name) if maker else Path(name)
+        folder = maker.folder(name) if maker else model_home(Path(name))
     return folder, weights_identity(name)
+
+
+def model_home(folder: Path) -> Path:
+    """Where in a folder the model lies: in that of sentence-transformers it may be the first of its modules."""
+    listed = folder / "modules.json"
+    if (folder / "config.json").is_file() or not listed.is_file():
+        return folder
+    try:
+        inner = folder / json.loads(listed.read_text(encoding="utf-8"))[0]["path"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise AnalysisError(f"{listed} cannot be read: save the model again") from error
+    return inner if inner.is_dir() and inner.resolve().is_relative_to(folder.resolve()) else folder
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The name of the model that an adapter belongs to; None where a folder holds a whole model.
+
+    Raises:
+        AnalysisError: it is not told.
+    """
+    if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
+        return None
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        base = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if isinstance(base, str) and base.strip():
+            return base
+    raise AnalysisError(f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path")
+
+
+def has_processor(folder: Path, kind: str | None = None) -> bool:
+    """Whether a folder holds what prepares the input of a model that reads texts, images or sounds; or of any."""
+    if kind != "text" and (folder / PREPARATION).is_file():
+        return True
+    if kind in (None, "text"):
+        with suppress(OSError, ValueError, AttributeError):
+            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            if settings.get("tokenizer_class") in WITHOUT_VOCABULARY:
+                return True
+        return any(path.is_file() for pattern in VOCABULARIES for path in folder.glob(pattern))
+    return False
 
 
 @contextmanager
@@ -207,10 +266,17 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
-    """sha256 of files of a folder, by their paths in it: its configuration, weights and tokenizer unless told."""
-    paths = sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
+    """sha256 of files of a folder, by their paths in it: its configuration, weights and tokenizer unless told.
+
+    Weights that an index of the folder names are among them, wherever they lie.
+    """
+    paths = {path for pattern in patterns for path in folder.glob(pattern)}
+    for index in [path for path in paths if path.name.endswith(".index.json")]:
+        # A damaged one is told by whoever loads the weights.
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            paths |= {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
     hashes = {}
-    for path in paths:
+    for path in sorted(path for path in paths if path.is_file()):
         with path.open("rb") as file:
-            hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[os.path.relpath(path, folder)] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes

@@ -1,11 +1,15 @@
 """Where each architecture keeps its blocks, its attention and its keys: the entries of ``data/architectures.yml``."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
 
 from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
+
+# By a part of the name of a setting, its largest value.
+MOST = {"layers": 10_000, "num_labels": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,15 @@ def layout_for(name: str, config: PreTrainedConfig) -> Layout:
         raise AnalysisError(
             f"{name} is a {config.model_type} model, which is not measured: give one of {', '.join(MODEL_LAYOUTS)}"
         )
-    layout = MODEL_LAYOUTS[config.model_type]
-    return replace(layout, stacks=layout.stacks[:1]) if is_encoder_alone(config) else layout
+    return MODEL_LAYOUTS[config.model_type]
+
+
+def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:
+    """Refuse sizes of a configuration that would take minutes, and all memory, before it is known what they make."""
+    for setting, value in settings.items():
+        for part, most in MOST.items():
+            if part in setting and isinstance(value, int | float) and value > most:
+                raise AnalysisError(f"{name}: {setting} is {value}: give {most} or fewer")
 
 
 def is_encoder_alone(config: PreTrainedConfig) -> bool:

@@ -22,6 +22,8 @@ from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
+from analysis_lib.models.loading import LOCALLY
+from analysis_lib.models.parts import refuse_too_large
 from analysis_lib.training import loop
 from analysis_lib.training.baselines import n_gram_losses
 from analysis_lib.training.settings import (
@@ -48,8 +50,6 @@ from analysis_lib.training.wordpiece import word_pieces
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
 # The share of the tokens that are predicted, as in BERT.
 PREDICTED = 0.15
-# More take minutes to set up, before it is known what they need.
-MOST_LAYERS = 10_000
 
 
 def pretrain(
@@ -119,7 +119,7 @@ def pretrain(
 
 def _baselines(folder: Path, settings: Pretraining) -> pd.DataFrame:
     """The losses of counting, at the tokens of which ``held_out`` is the loss."""
-    tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
+    tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
     train, held_out = _sequences(tokenizer, settings)
     words = len(SPECIAL), len(tokenizer)
     with torch.random.fork_rng(devices=[]):
@@ -191,8 +191,7 @@ def _configuration(settings: Pretraining, words: int) -> transformers.PreTrained
     for name, value in chosen.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise AnalysisError(f"{name} is {value}: give a number")
-        if "layers" in name and isinstance(value, int) and value > MOST_LAYERS:
-            raise AnalysisError(f"{name} is {value}: give {MOST_LAYERS} or fewer")
+    refuse_too_large(kind, chosen)
     try:
         pad = SPECIAL.index("[PAD]")
         config = transformers.AutoConfig.for_model(kind, vocab_size=words, pad_token_id=pad, **chosen)
@@ -246,7 +245,7 @@ def mask_tokens(
 class _Run:
     def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
         self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
-        self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer")
+        self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
         self.train_on, self.held_out = _sequences(self.tokenizer, settings)
         torch.manual_seed(loop.drawn_seed(seed, 0))
         config = _configuration(settings, len(self.tokenizer))

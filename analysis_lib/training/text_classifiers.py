@@ -21,6 +21,7 @@ from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.intervals import wilson
 from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.models.loading import LOCALLY, reading
 from analysis_lib.models.tokenization import Encoded, Tokenizer, encoded, padded
 from analysis_lib.training import loop
 from analysis_lib.training.settings import finished, holds, require_whole, versions, write
@@ -296,6 +297,19 @@ def predict_encoded(model: transformers.PreTrainedModel, texts: Sequence[Encoded
     return predicted
 
 
+def classifier(folder: Path | str) -> tuple[transformers.PreTrainedModel, Tokenizer]:
+    """The classifier of a folder, with its head, and its tokenizer.
+
+    Raises:
+        AnalysisError: the folder holds none.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise AnalysisError(f"{folder} holds no classifier: give a folder of finetune or self_attention")
+    with reading(f"{folder} holds no classifier that can be read", Path(folder)):
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **LOCALLY)
+        return model, transformers.AutoTokenizer.from_pretrained(folder, **LOCALLY)
+
+
 def predict(
     folder: Path | str, corpus: Corpus, longest: int = Classification.longest, device: str | None = None
 ) -> pd.DataFrame:
@@ -315,9 +329,7 @@ def predict(
             used.
     """
     device = devices.usable(device)
-    transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model, tokenizer = classifier(folder)
     names = [model.config.id2label[label] for label in range(model.config.num_labels)]
     if corpus.labels is None:
         raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")

@@ -196,7 +196,7 @@ def test_key_projection_gives_the_keys(name, heads, tiny_folder):
     stack, blocks = next(iter(loaded.stacks.items()))
     attention = blocks[-1].get_submodule(stack.attention.module)
     x = torch.randn(5, loaded.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    weight, bias = key_projection(attention, stack.attention, heads)
+    weight, bias = key_projection(attention.get_submodule(stack.attention.key), stack.attention.fused, heads)
     found = torch.einsum("hed,td->hte", weight, x) + (0 if bias is None else bias.unsqueeze(1))
     projected = attention.get_submodule(stack.attention.key)(x)
     fused = stack.attention.fused

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from jaxtyping import Bool, Float, Int
 from scipy import special
 
@@ -18,7 +17,7 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import Tokenizer
-from analysis_lib.training.text_classifiers import Classification, encode
+from analysis_lib.training.text_classifiers import Classification, classifier, encode
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +73,9 @@ def one_block(folder: Path | str) -> OneBlock:
     Raises:
         AnalysisError: it has another architecture, or another number of layers.
     """
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    model, tokenizer = classifier(folder)
     if not isinstance(model, SelfAttentionForSequenceClassification) or model.config.num_hidden_layers != 1:
         raise AnalysisError(f"{folder} is no classifier of one block of self-attention: train one with layers=1")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     dense, words = model.double().classifier, model.encoder.word_embeddings.weight
     attention, norm = model.encoder.layers[0].attention, model.encoder.layers[0].norm
     cls, bias = words[tokenizer.cls_token_id], attention.value.bias

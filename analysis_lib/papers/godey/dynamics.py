@@ -21,7 +21,7 @@ from analysis_lib.measurement.sources import code_hash
 from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import save_tables
 from analysis_lib.metrics import resolve
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import LoadedModel, weights_identity
 from analysis_lib.models.loading import load_model
 from analysis_lib.progress import bar
 from analysis_lib.training.runs import RUNS, Checkpoint, baselines, checkpoints, losses, run_description, run_identity
@@ -105,6 +105,7 @@ def dynamics(
     seed: int = 0,
     *,
     seeds: Sequence[int] = (0,),
+    tokenizer: str | None = None,
     progress: bool = True,
 ) -> Dynamics:
     """Queries, keys, attention and hidden states of a run at every checkpoint.
@@ -118,6 +119,7 @@ def dynamics(
         limit: how many of its texts; the paper has 128.
         seed: with which to draw them, and the queries and keys that are sampled.
         seeds: of the run.
+        tokenizer: where it is, if not with the checkpoints: a name or folder.
         progress: whether to show a bar, on a terminal.
     """
     asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(dict.fromkeys(seeds))}
@@ -134,6 +136,7 @@ def dynamics(
         "training": run_description(run),
         "sources": _sources(),
     }
+    about |= {} if tokenizer is None else {"tokenizer": tokenizer, "read_by": weights_identity(tokenizer)}
     corpus = corpora.load_corpus(data, limit, seed)
     # Before hours of training: what is pretrained here reads texts.
     if about["training"] and corpus.kind != "text":
@@ -164,7 +167,7 @@ def _measure(
     checkpoint: Checkpoint, corpus: Corpus, about: dict, last: Mapping[str, pd.DataFrame] | None, folder: Path
 ) -> None:
     """Write the tables of a checkpoint, given those of the last one, unless it is that."""
-    model = load_model(checkpoint.model, checkpoint.revision)
+    model = load_model(checkpoint.model, checkpoint.revision, processor=about.get("tokenizer"))
     place = {"seed": checkpoint.seed, "step": checkpoint.step}
     tables = {name: table.assign(**place) for name, table in measure(model, corpus, METRICS, progress=False).items()}
     if checkpoint.seed == about["seeds"][0]:
