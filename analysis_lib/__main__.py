@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import fcntl
 import json
+import logging
 import math
 import os
 import shutil
@@ -39,7 +40,7 @@ def carry_out(options: argparse.Namespace) -> int:
     """Run the command, and say in one line what keeps it from its end."""
     status = 1
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr):
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
             options.command(options)
         status = 0
         if sys.stdout:
@@ -59,6 +60,19 @@ def carry_out(options: argparse.Namespace) -> int:
         unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
         print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
     return status
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """What the library has to say goes to standard error, once, whatever other libraries do with their logs."""
+    logger, handler = logging.getLogger("analysis_lib"), logging.StreamHandler(sys.stderr)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
         add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
         add("--seed", type=int, help="draw the --limit items at random with this seed")
+        add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
         add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
@@ -204,7 +219,7 @@ def _measure(options: argparse.Namespace) -> None:
     resolve(options.metrics)
     checked_options(options.dtype, options.device, options.device_map)
     settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
-    corpus = load_corpus(options.data, options.limit, options.seed)
+    corpus = load_corpus(options.data, options.limit, options.seed, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
     with _sole_writer(options.out):
         given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
@@ -234,7 +249,7 @@ def _compare(options: argparse.Namespace) -> None:
 
     resolve(options.metrics)
     settings = _settings(options)
-    settings |= {name: getattr(options, name) for name in ("limit", "seed", "twins", "dtype", "tokenizer")}
+    settings |= {name: getattr(options, name) for name in ("limit", "seed", "units", "twins", "dtype", "tokenizer")}
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]

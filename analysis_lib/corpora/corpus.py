@@ -63,17 +63,22 @@ class Corpus:
     def __post_init__(self) -> None:
         if isinstance(self.items, str | bytes) or not isinstance(self.items, Sequence):
             raise AnalysisError(f"{self.name}: its items are {str(self.items)[:20]!r}: give a list of them")
+        for name in ("labels", "units"):
+            if (each := getattr(self, name)) is not None and len(each) != len(self.items):
+                raise AnalysisError(f"{self.name} has {len(self.items)} items and {len(each)} {name}: give one of each")
         if self.kind == "text" and isinstance(self.items, list | tuple):
             for number, item in enumerate(self.items, 1):
-                if not isinstance(item, str | tuple):
-                    raise AnalysisError(
-                        f"{self.name}: item {number} is of type {type(item).__name__}: give texts, or pairs"
-                    )
+                place = f"{self.name}: item {number}"
+                if not isinstance(item, str | Pair):
+                    raise AnalysisError(f"{place} is of type {type(item).__name__}: give texts, or each pair as a Pair")
+                if isinstance(item, Pair) != isinstance(self.items[0], Pair):
+                    raise AnalysisError(f"{place} is a {type(item).__name__}, and the first is not: give one kind")
                 if is_blank(item):
-                    raise AnalysisError(f"{self.name}: item {number} is blank: leave it out, as load_corpus does")
+                    raise AnalysisError(f"{place} is blank: leave it out, as load_corpus does")
+                encodable(place, "".join(item))
 
     def __repr__(self) -> str:
-        units = f" from {len(set(self.units)):,} units" if self.units else ""
+        units = "" if self.units is None else f" from {len(set(self.units)):,} units"
         classes = f", of the classes {', '.join(map(str, self.classes[:9]))}" if self.classes else ""
         return f"<Corpus {self.name}: {len(self):,} {PLURAL[self.kind]}{units}{classes}>"
 
@@ -98,7 +103,7 @@ class Corpus:
         for number, item in enumerate(self.items):
             if text:
                 joined = item if isinstance(item, str) else "\1".join(item)
-                digest.update(b"\0" * (number > 0) + joined.encode("utf-8", "surrogatepass"))
+                digest.update(b"\0" * (number > 0) + joined.encode())
             else:
                 digest.update(item.digest())
         return digest.hexdigest()
@@ -111,7 +116,9 @@ class Corpus:
         """
         indices = list(indices)
         kept = {name: getattr(self, name) for name in ("items", "labels", "units")}
-        return replace(self, **{name: whole and [whole[i] for i in indices] for name, whole in kept.items()})
+        return replace(
+            self, **{name: whole if whole is None else [whole[i] for i in indices] for name, whole in kept.items()}
+        )
 
     def groups(self, count: int) -> list[int]:
         """The group of each item, of ``count``: a union of whole units, in blocks of neighbours.
@@ -124,7 +131,7 @@ class Corpus:
         [0, 1, 0, 0, 1, 1]
         """
         if self.units is None:
-            labels, depths = np.asarray(self.labels or [0] * len(self)), np.empty(len(self))
+            labels, depths = np.asarray([0] * len(self) if self.labels is None else self.labels), np.empty(len(self))
             for label in np.unique(labels):
                 members = np.flatnonzero(labels == label)
                 depths[members] = (np.arange(len(members)) + 0.5) / len(members)
@@ -162,6 +169,18 @@ class Located(NamedTuple):
     kind: str
     read: Callable[[], Iterable]
     identity: Callable[[], str]
+
+
+def encodable(place: str, text: str) -> str:
+    """The text; an AnalysisError if it holds half of a character, as broken JSON may."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise AnalysisError(
+                f"{place} holds half of a character (\\u{ord(text[error.start]):x}): mend it"
+            ) from error
+    return text
 
 
 def is_blank(text: str | Pair) -> bool:

@@ -10,10 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
-from analysis_lib.corpora.corpus import PLURAL, Labelled, Located, Pair, refuse_gaps
+from analysis_lib.corpora.corpus import PLURAL, Example, Labelled, Located, Pair, refuse_gaps
 from analysis_lib.corpora.media import MediaFile, read_bytes
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.errors import AnalysisError, near_names
@@ -22,22 +22,37 @@ from analysis_lib.errors import AnalysisError, near_names
 _VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
 _JSON = {".json", ".jsonl", ".ndjson"}
 _TABLES = {".csv", ".tsv", ".parquet", *_JSON}
-_SUFFIXES = {
-    "image": {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"},
-    "audio": {".flac", ".mp3", ".ogg", ".wav"},
+# What Pillow registers and does not read as an image: containers, and drawings that another program would have to draw.
+_NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
+# Formats of libsndfile whose files have other endings than their names.
+_SOUNDS = {
+    "AIFF": "aif aifc",
+    "AU": "snd",
+    "OGG": "oga opus",
+    "NIST": "sph",
+    "IRCAM": "sf",
+    "SVX": "iff",
+    "WAV": "wave",
 }
 
 
-def located(spec: str, known: Iterable[str]) -> Located:
-    """The file or folder that ``spec`` names; ``known`` are the names to offer where there is none. ``-`` is stdin."""
-    if spec == "-":
+def located(spec: str, known: Iterable[str], units: str | None = None) -> Located:
+    """The file or folder that ``spec`` names; ``-`` is stdin.
+
+    Args:
+        known: the names to offer where there is none.
+        units: of a table, the column of what each text is a part of.
+    """
+    if spec == "-" and units is None:
         return Located("text", lambda: _lines(_decoded("-", sys.stdin.buffer.read())), lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
-    if column is None and (path.is_dir() or any(path.suffix.lower() in suffixes for suffixes in _SUFFIXES.values())):
+    if units is not None and column is None:
+        raise AnalysisError(f"{spec} is no column of a table: leave {units} out, which names the units of one")
+    if column is None and (path.is_dir() or _kind(path)):
         kind, files, labels = _media(path)
         items = [MediaFile(kind, file.absolute()) for file in files]
         return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
-    read = (lambda: _lines(_decode(path))) if column is None else partial(read_column, path, column)
+    read = (lambda: _lines(_decode(path))) if column is None else partial(read_column, path, column, units)
     return Located(
         "text", read, lambda: f"{column or 'lines'} of sha256:{hashlib.sha256(read_bytes(path)).hexdigest()}"
     )
@@ -119,10 +134,18 @@ def _rows(path: Path) -> list[list]:
     if delimiter not in header and (found := max(";\t|", key=header.count)) in header:
         delimiter = found
         logging.getLogger(__name__).warning("note: the columns of %s are taken to be separated by %r", path, found)
+    # Between tabs, quotation marks are part of the text, unless the header is in them, too.
+    quoting = csv.QUOTE_NONE if delimiter == "\t" and not header.startswith('"') else csv.QUOTE_MINIMAL
     try:
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True))
     except csv.Error as error:
         raise AnalysisError(f"{path} is not a well-formed table: {error}") from error
+    if several := sum(any("\n" in cell for cell in row) for row in rows):
+        said = (
+            "note: %s of the rows of %s have a cell of several lines: if that is wrong, look for single quotation marks"
+        )
+        logging.getLogger(__name__).warning(said, several, path)
+    return rows
 
 
 def _parquet_rows(path: Path) -> list[list]:
@@ -166,8 +189,11 @@ def _json_rows(path: Path) -> list[list]:
     return [header, *([record.get(name) for name in header] for record in records)] if records else []
 
 
-def read_column(path: Path, column: str) -> list[str] | list[Pair] | list[Labelled]:
-    """The texts of a column, the pairs of two (``a,b``), either with classes (``a:label``), or a split of these."""
+def read_column(path: Path, column: str, units: str | None = None) -> list[str] | list[Pair] | list[Labelled | Example]:
+    """The texts of a column, the pairs of two (``a,b``), either with classes (``a:label``), or a split of these.
+
+    With ``units``, each says what it is a part of, by another column.
+    """
     rows = _rows(path)
     if not rows:
         raise AnalysisError(f"{path} is empty: it needs a header row and at least one utterance")
@@ -175,18 +201,17 @@ def read_column(path: Path, column: str) -> list[str] | list[Pair] | list[Labell
     if long := next((i for i, row in enumerate(body, 2) if len(row) > len(header)), None):
         cells = f"{len(body[long - 2])} cells, and the header {len(header)}"
         raise AnalysisError(f"{path}: row {long} has {cells}: put what has the separator in it between quotes")
-    if column in header:
-        return _cells(path, header, body, column)
-    names, _, label = column.partition(":")
+    names, _, label = (column, "", "") if column in header else column.partition(":")
     label, _, split = (label, "", "") if label in header else label.partition(":")
     if names in header or names.count(",") != 1:
         texts = _cells(path, header, body, names)
     else:
         sides = (_cells(path, header, body, name) for name in names.split(","))
         texts = [Pair(*pair) for pair in zip(*sides, strict=True)]
-    if ":" not in column:
-        return texts
-    rows = [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), strict=True)]
+    of = [None] * len(texts) if units is None else _cells(path, header, body, units)
+    if column in header or ":" not in column:
+        return texts if units is None else [Example(*row) for row in zip(texts, [None] * len(of), of, strict=True)]
+    rows = [Labelled(*row) for row in zip(texts, _cells(path, header, body, label), of, strict=True)]
     return _drawn_split(path, rows, split) if split else rows
 
 
@@ -216,21 +241,45 @@ def _cells(path: Path, header: list[str], body: list[list], column: str) -> list
     cells = [row[index] for row in body if row]
     if (strange := next((cell for cell in cells if not isinstance(cell, str | int | float | None)), None)) is not None:
         raise AnalysisError(f"{path}: column {column} holds a {type(strange).__name__}: name a column of texts")
-    return ["" if cell is None else str(cell) for cell in cells]
+    # NaN, which is not itself, is missing.
+    return ["" if cell is None or cell != cell else str(cell) for cell in cells]
+
+
+@cache
+def _suffixes() -> dict[str, str]:
+    """What the files of images and sounds that can be read hold, by their endings: all that the two libraries know."""
+    # Imported here: a corpus of texts needs neither.
+    import soundfile
+    from PIL import Image
+
+    Image.init()
+    image = {ending for ending, form in Image.EXTENSION.items() if form in Image.OPEN and form not in _NO_IMAGES}
+    # RAW has no header, and matrices of numbers are rarely sounds.
+    formats = [name for name in soundfile.available_formats() if name not in ("RAW", "MAT4", "MAT5")]
+    audio = {f".{ending}" for name in formats for ending in (name.lower(), *_SOUNDS.get(name, "").split())}
+    return dict.fromkeys(image, "image") | dict.fromkeys(audio, "audio")
+
+
+def _kind(path: Path) -> str | None:
+    return _suffixes().get(path.suffix.lower()) if path.suffix.lower() not in (*_TABLES, ".txt", "") else None
 
 
 def _media(path: Path) -> tuple[str, list[Path], list[int | None]]:
     """The kind of a file or of the files in a folder, their paths, sorted, and their labels."""
     visible = sorted(_visible_files(path)) if path.is_dir() else [path]
-    images, sounds = ([file for file in visible if file.suffix.lower() in _SUFFIXES[kind]] for kind in _SUFFIXES)
+    images, sounds = ([file for file in visible if _kind(file) == kind] for kind in ("image", "audio"))
     if not images and not sounds:
-        formats = ", ".join(suffix.removeprefix(".") for kind in _SUFFIXES for suffix in sorted(_SUFFIXES[kind]))
         raise AnalysisError(
-            f"{path} is a folder without images or sounds ({formats}): name another, or a text or CSV file"
+            f"{path} is a folder without images or sounds that can be read (png, jpg, wav, flac, ...): name another, "
+            f"or a text or CSV file"
         )
     if images and sounds:
         raise AnalysisError(f"{path} has {len(images)} images and {len(sounds)} sound files: give a folder of one kind")
     kind, files = ("image", images) if images else ("audio", sounds)
+    if rest := Counter(file.suffix.lower() or "no ending" for file in visible if not _kind(file)):
+        endings = ", ".join(f"{count} of {ending}" for ending, count in rest.most_common())
+        said = "note: left out of %s, where %d %s are read, are other files: %s"
+        logging.getLogger(__name__).warning(said, path, len(files), PLURAL[kind], endings)
     below = [file.relative_to(path) for file in files]
     if not all(len(file.parts) > 1 for file in below):
         return kind, files, [None] * len(files)

@@ -1,6 +1,6 @@
 """Corpora by name, file or folder: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,12 @@ MOST_HELD = 100_000
 
 
 def load_corpus(
-    spec: str | Path | Iterable, limit: int | None = None, seed: int | None = None, *, column: str | None = None
+    spec: str | Path | Iterable,
+    limit: int | None = None,
+    seed: int | None = None,
+    *,
+    column: str | Sequence[str] | None = None,
+    units: str | None = None,
 ) -> Corpus:
     """A corpus by name with an optional split, from a file or folder, or of texts that are at hand.
 
@@ -39,9 +44,12 @@ def load_corpus(
             per line (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
             Folders are searched to the bottom in the order of the paths, without hidden files; where
             every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
-            Or texts or pairs of texts: a list, a Series, a DataFrame or ``datasets.Dataset`` with ``column``; anything
-            else that gives texts is read once, into a file that goes with the corpus, and not held in memory.
-        column: of a table that is at hand, the texts.
+            Or texts or pairs of texts: a list, a Series, or with ``column`` a table: of pandas, polars, Arrow or
+            ``datasets``, a dictionary of columns, or rows as dictionaries. What is not held in memory but gives texts
+            or rows one by one is read once, into a file that goes with the corpus.
+        column: of a table that is at hand, the texts; two make pairs.
+        units: of a table in a file or at hand, the column of what was drawn independently, of which each text is a part
+            (the document of a sentence): intervals leave out whole units.
         limit: how many items to keep; None keeps all.
         seed: with a seed, the ``limit`` items are a uniform sample without replacement, in the
             order of the corpus; without one they are the first.
@@ -55,11 +63,13 @@ def load_corpus(
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
     """
     check_draw(limit, seed)
+    if isinstance(spec, Corpus | str | Path) and column is not None:
+        raise AnalysisError(f"column= is of a table that is at hand: name that of a file as in {spec}:{column}")
     if isinstance(spec, Corpus):
         return sample(spec, limit, seed)
     if not isinstance(spec, str | Path):
-        return sample(_at_hand(spec, column, limit if seed is None else None), limit, seed)
-    kind, read, _ = _located(spec := str(spec))
+        return sample(_at_hand(spec, column, units, limit if seed is None else None), limit, seed)
+    kind, read, _ = _located(spec := str(spec), units)
     if kind == "text":
         rows = list(read())
         make = _labelled if rows and isinstance(rows[0], Labelled) else _texts
@@ -69,19 +79,27 @@ def load_corpus(
     return sample(_corpus(spec, examples, kind=kind), limit, seed)
 
 
-def _at_hand(data: Iterable, column: str | None, first: int | None) -> Corpus:
+def _at_hand(data: Iterable, column: str | Sequence[str] | None, units: str | None, first: int | None) -> Corpus:
     # Imported here: pandas and Arrow take half a second, and names need neither.
     from analysis_lib.corpora.objects import TextFile, text_items
 
-    name, items, held = text_items(data, column)
+    name, examples, held = text_items(data, column, units)
     if held:
-        return _texts(name, [*items])
-    left_out = []  # A mark for each blank one.
-    texts = (text for text in items if not is_blank(text) or left_out.append(1))
-    found = TextFile.written(islice(texts, first))
+        return _texts(name, [*examples])
+    left_out, of = [], []  # A mark for each blank one, the unit of each other.
+
+    def texts() -> Iterator[str | Pair]:
+        for example in examples:
+            if is_blank(example.item):
+                left_out.append(1)
+            else:
+                of.append(example.unit)
+                yield example.item
+
+    found = TextFile.written(islice(texts(), first))
     if not len(found):
         raise AnalysisError(f"the {name} gives no utterance: all {len(left_out)} of its items are blank or it is empty")
-    return Corpus(name, found, blank=len(left_out))
+    return Corpus(name, found, blank=len(left_out), units=None if units is None else of)
 
 
 def _corpus(spec: str, examples: Sequence[Example], **known) -> Corpus:
@@ -124,10 +142,14 @@ def data_identity(spec: str) -> str:
     return _located(spec).identity()
 
 
-def _located(spec: str) -> Located:
+def _located(spec: str, units: str | None = None) -> Located:
     name, _, split = spec.partition(":")
+    if name not in CORPORA and (units is not None or not (folder := folders.located(spec))):
+        return files.located(spec, CORPORA, units)
+    if units is not None:
+        raise AnalysisError(f"{name} has its own units: leave units= out, which names a column of a file")
     if name not in CORPORA:
-        return folders.located(spec) or files.located(spec, CORPORA)
+        return folder
     source = CORPORA[name]
     split = split or next(iter(source.splits))
     if split not in source.splits:

@@ -32,6 +32,11 @@ class Sound:
     samples: np.ndarray
     rate: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.rate, int) or self.rate < 1:
+            raise AnalysisError(f"the rate of a sound is {self.rate!r}: give a whole number of samples per second")
+        _refuse_samples("a sound", self.samples)
+
     def load(self) -> "Sound":
         """The recording itself."""
         return self
@@ -46,6 +51,11 @@ class ArrayImage:
     """A small image in memory: uint8, shape (height, width) if it is grey, (height, width, 3) if not."""
 
     pixels: np.ndarray
+
+    def __post_init__(self) -> None:
+        shape, kind = self.pixels.shape, self.pixels.dtype
+        if kind != np.uint8 or not self.pixels.size or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
+            raise AnalysisError(f"an image of {kind}, {shape}: give uint8, of height x width or height x width x 3")
 
     def load(self) -> "Image":
         """The image in mode L or RGB."""
@@ -182,9 +192,17 @@ def _sound(file: BinaryIO, name: str) -> Sound:
         raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
     if not len(samples):
         raise AnalysisError(f"{name} holds no sound: remove it")
+    # Whole numbers, and what lossy formats decode to, lie within a few bits of 1.
+    _refuse_samples(name, samples if stored in ("FLOAT", "DOUBLE") else samples.clip(-1, 1))
+    return Sound(samples.clip(-1, 1), rate)
+
+
+def _refuse_samples(name: str, samples: np.ndarray) -> None:
+    if samples.ndim != 1 or not len(samples) or samples.dtype.kind != "f":
+        raise AnalysisError(
+            f"{name} has samples of {samples.dtype} and shape {samples.shape}: give those of one channel, float32"
+        )
     if not np.isfinite(samples).all():
         raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
-    peak = np.abs(samples).max()
-    if stored in ("FLOAT", "DOUBLE") and peak > 2:
+    if (peak := np.abs(samples).max()) > 2:
         raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")
-    return Sound(samples.clip(-1, 1), rate)

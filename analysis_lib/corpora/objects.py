@@ -1,16 +1,16 @@
 """Texts that a program holds, or makes as it goes: a list, a column of a table, or anything that gives texts."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
 from analysis_lib.corpora import packages
-from analysis_lib.corpora.corpus import Pair
+from analysis_lib.corpora.corpus import Example, Pair, encodable
 from analysis_lib.errors import AnalysisError, near_names
 
 # So many texts are in memory at a time.
@@ -91,36 +91,77 @@ def _write(path: Path, texts: Iterator[str]) -> int:
     return count
 
 
-def text_items(data: Iterable, column: str | None = None) -> tuple[str, Iterator[str | Pair], bool]:
+def text_items(
+    data: Iterable, column: str | Sequence[str] | None = None, units: str | None = None
+) -> tuple[str, Iterator[Example], bool]:
     """What a corpus of some texts is called, the texts or pairs in order, and whether they are in memory already.
 
     A missing text is empty.
 
     Args:
-        data: texts, or pairs of texts; a DataFrame or a ``datasets.Dataset``; or anything else that gives texts.
-        column: of a table, the texts.
+        data: texts, or pairs of texts; a table of pandas, polars, Arrow or ``datasets``, or of columns in a dictionary;
+            or anything else that gives texts, or rows as dictionaries.
+        column: of a table, the texts; two make pairs.
+        units: of a table, the column of what each text is a part of.
 
     Raises:
-        AnalysisError: it is a single text or gives none; a table lacks the column; an item is no text (its number is
-            given).
+        AnalysisError: it is a single text or gives none; a table lacks the column, or has it twice; an item is no text
+            (its number is given).
     """
-    name, columns = type(data).__name__, getattr(data, "columns", getattr(data, "column_names", None))
-    if columns is not None:
-        if column not in columns:
-            raise AnalysisError(f"give column=, the texts of the {name}: {near_names(str(column), map(str, columns))}")
-        name, data = f"{name}:{column}", data[column] if isinstance(data, pd.DataFrame) else (r[column] for r in data)
+    name, data = type(data).__name__, _in_pandas(data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise AnalysisError(f"a {name} is no corpus: give texts in a list, a table with column=, or a name")
-    held = isinstance(data, list | tuple | pd.Series)
-    return name, (_text(number, item) for number, item in enumerate(data, 1)), held
+    chosen = [column] if isinstance(column, str | None) else [*column]
+    if len(chosen) > 2 or not all(isinstance(each, str | None) for each in chosen):
+        raise AnalysisError(f"column= is {column!r}: give the name of a column, or of two that make pairs")
+    wanted, held = (
+        chosen if units is None else [*chosen, units],
+        isinstance(data, list | tuple | pd.Series | pd.DataFrame),
+    )
+    if isinstance(data, pd.DataFrame):
+        columns = [*data.columns]
+        rows = zip(*(data[each] for each in wanted), strict=True) if {*wanted} <= {*columns} else ()
+    else:
+        first = [*islice(whole := iter(data), 1)]
+        rows = chain(first, whole)
+        if not first or not isinstance(first[0], Mapping):
+            if column is not None or units is not None:
+                raise AnalysisError(f"a {name} of texts has no columns: leave column= and units= out, or give a table")
+            return name, (Example(_text(number, item)) for number, item in enumerate(rows, 1)), held
+        columns, rows = [*first[0]], ([row.get(each) for each in wanted] for row in rows)
+    for each in wanted:
+        if columns.count(each) != 1:
+            what = "is there several times" if each in columns else near_names(str(each), map(str, columns))
+            said = what if each is None else f"{each}, {what}"
+            raise AnalysisError(f"give column=, the texts of the {name}: {said}")
+
+    def examples() -> Iterator[Example]:
+        for number, cells in enumerate(rows, 1):
+            texts = cells[0] if len(chosen) == 1 else [_text(number, cell) for cell in cells[:2]]
+            yield Example(_text(number, texts), unit=None if units is None else str(cells[-1]))
+
+    # A file of texts holds no pairs.
+    return f"{name}:{','.join(chosen)}", examples(), held or len(chosen) > 1
+
+
+def _in_pandas(data: Iterable) -> Iterable:
+    """What lies in memory as columns, of Arrow, of polars or in a dictionary, as of pandas; all else as it is."""
+    data = data.collect() if hasattr(data, "collect") else data
+    if isinstance(data, Mapping):
+        try:
+            return pd.DataFrame(dict(data))
+        except ValueError as error:
+            raise AnalysisError(f"a {type(data).__name__} of columns that are not equally long is no table") from error
+    arrow = isinstance(data, pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray)
+    return data.to_pandas() if arrow or hasattr(data, "iter_rows") else data
 
 
 def _text(number: int, item: object) -> str | Pair:
     match item:
-        case str() | Pair():
-            return item
+        case str():
+            return encodable(f"item {number}", item)
         case (str() as first, str() as second):
-            return Pair(first, second)
+            return Pair(*(encodable(f"item {number}", each) for each in (first, second)))
     if pd.api.types.is_scalar(item) and pd.isna(item):
         return ""
     raise AnalysisError(f"item {number} is a {type(item).__name__}: give texts, or pairs of texts")

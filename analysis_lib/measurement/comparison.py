@@ -51,6 +51,7 @@ def compare(
     *,
     limit: int | None = None,
     seed: int | None = None,
+    units: str | None = None,
     twins: int = 1,
     dtype: str = "float32",
     tokenizer: str | None = None,
@@ -66,6 +67,7 @@ def compare(
         metrics: as ``measure`` takes them.
         limit: how many items of each corpus to read.
         seed: the seed with which they are drawn.
+        units: of tables in files, the column of what each text is a part of, see ``load_corpus``.
         twins: with how many draws of the random weights that its training starts from to measure each model also.
         dtype, tokenizer: of all models, as ``load_model`` takes them.
         settings: of ``measure``.
@@ -83,7 +85,7 @@ def compare(
     of_vectors = Settings(**{key: value for key, value in settings.items() if key in asdict(Settings())})
     given = {"dtype": dtype, "processor": tokenizer}
     checked_options(dtype, None)
-    read, runs = {data: load_corpus(data, limit, seed) for data, chosen in models.items() if chosen}, {}
+    read, runs = {data: load_corpus(data, limit, seed, units=units) for data, chosen in models.items() if chosen}, {}
     for data, corpus in read.items():
         for name in models[data]:
             refuse_senseless(name, corpus, metrics, of_vectors, settings.get("workers", 1))

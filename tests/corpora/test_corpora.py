@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import huggingface_hub
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import soundfile
 from conftest import ROOT, SHARED
@@ -1106,3 +1107,218 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path, column):
     path.write_text("text,label\nhello there,a\nbye, now,b\n")
     with pytest.raises(AnalysisError, match="row 3 has 3 cells, and the header 2: put what has the separator"):
         load_corpus(f"{path}:{column}")
+
+
+# --- Quotation marks, units, tables at hand ---------------------------------------------------------
+
+SAID = ['"No," he said.', '"so it goes', 'a "b" c', '"', "plain", '""quoted""']
+
+
+@pytest.mark.parametrize("name", ["said.tsv", "said.csv", "said.tab.csv"])
+def test_quotation_marks_between_tabs_are_part_of_the_text(write, name):
+    path = write(name, "text\tlabel\n" + "".join(f"{text}\t{i % 2}\n" for i, text in enumerate(SAID)))
+    corpus = load_corpus(f"{path}:text:label")
+    assert list(corpus.items) == SAID
+    assert list(corpus.labels) == [0, 1] * 3
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_cells_of_several_lines_are_counted_and_said(write, caplog, delimiter):
+    """As a lone quotation mark makes them."""
+    path = write(
+        "table.csv", f'text{delimiter}label\n"one\ntwo"{delimiter}a\nthree{delimiter}b\n"four\nfive"{delimiter}c\n'
+    )
+    assert list(load_corpus(f"{path}:text").texts) == ["one\ntwo", "three", "four\nfive"]
+    assert "2 of the rows" in caplog.text
+
+
+def test_a_missing_number_is_no_text(write):
+    path = write("table.jsonl", '{"text": "one"}\n{"text": NaN}\n{"text": null}\n{"text": "two"}\n')
+    corpus = load_corpus(f"{path}:text")
+    assert (list(corpus.texts), corpus.blank) == (["one", "two"], 2)
+    table = pd.DataFrame({"text": ["one", None, "two"], "number": [1.0, float("nan"), 2.0]})
+    table.to_parquet(path + ".parquet")
+    assert list(load_corpus(f"{path}.parquet:text").texts) == ["one", "two"]
+    assert list(load_corpus(f"{path}.parquet:number").texts) == ["1.0", "2.0"]
+
+
+def test_half_a_character_is_one_line(write):
+    path = write("table.jsonl", '{"text": "one"}\n{"text": "\\ud800 two"}\n')
+    refused(f"{path}:text", "item 2 holds half of a character", "d800")
+    for data in (["one", "\ud800"], (text for text in ["one", "\ud800"])):
+        with pytest.raises(AnalysisError, match=r"item 2 holds half of a character .*d800"):
+            load_corpus(data)
+
+
+ROWS = [{"text": f"text {i}", "other": f"answer {i}", "unit": i // 2} for i in range(6)]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+
+
+class Polars:
+    """As much of a frame of polars as its users rely on."""
+
+    def to_pandas(self):
+        return pd.DataFrame(COLUMNS)
+
+    def iter_rows(self):
+        raise NotImplementedError
+
+
+class Lazy:
+    def collect(self):
+        return Polars()
+
+
+class Rows:
+    """A stream of ``datasets`` after ``map``, which no longer knows its columns."""
+
+    column_names = None
+
+    def __iter__(self):
+        return iter(ROWS)
+
+
+TABLES = {
+    "pandas": pd.DataFrame(COLUMNS),
+    "dictionary": COLUMNS,
+    "arrow": pa.table(COLUMNS),
+    "record batch": pa.record_batch(COLUMNS),
+    "polars": Polars(),
+    "lazy polars": Lazy(),
+    "rows": ROWS,
+    "stream of rows": Rows(),
+    "reader of CSV": csv.DictReader(io.StringIO(pd.DataFrame(COLUMNS).to_csv(index=False))),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_tables_at_hand(kind):
+    data = TABLES[kind]
+    if kind == "reader of CSV":
+        data = csv.DictReader(io.StringIO(pd.DataFrame(COLUMNS).to_csv(index=False)))
+    corpus = load_corpus(data, column="text", units="unit")
+    assert list(corpus.texts) == COLUMNS["text"]
+    assert list(corpus.units) == ["0", "0", "1", "1", "2", "2"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TABLES if kind != "reader of CSV"])
+def test_a_table_at_hand_without_its_column_is_refused(kind):
+    for column in (None, "txt"):
+        with pytest.raises(AnalysisError, match=r"give column=, the texts of the .*text"):
+            load_corpus(TABLES[kind], column=column)
+
+
+@pytest.mark.parametrize("kind", ["pandas", "dictionary", "arrow", "rows"])
+def test_two_columns_make_pairs(kind):
+    corpus = load_corpus(TABLES[kind], column=["text", "other"])
+    assert list(corpus.items) == [Pair(*pair) for pair in zip(COLUMNS["text"], COLUMNS["other"], strict=True)]
+
+
+def test_columns_of_one_name_are_refused():
+    twice = pd.concat([TABLES["pandas"], TABLES["pandas"][["text"]]], axis=1)
+    with pytest.raises(AnalysisError, match="text, is there several times"):
+        load_corpus(twice, column="text")
+    levels = pd.DataFrame({("a", "text"): ["one"], ("a", "other"): ["two"]})
+    with pytest.raises(AnalysisError, match="give column="):
+        load_corpus(levels, column="a")
+
+
+def test_columns_of_what_has_none_are_refused(write):
+    for data in (["one", "two"], (text for text in ["one", "two"])):
+        with pytest.raises(AnalysisError, match="has no columns: leave column="):
+            load_corpus(data, column="text")
+    refused(write("lines.txt", "one\ntwo\n"), "column= is of a table that is at hand", column="text")
+    refused("wikipedia", "column= is of a table that is at hand", column="text")
+    refused("wikipedia", "has its own units", units="text")
+
+
+def test_units_from_a_column(write):
+    path = write("table.csv", "text,patent,label\none,A,x\ntwo,A,y\n,B,x\nthree,B,y\n")
+    corpus = load_corpus(f"{path}:text", units="patent")
+    assert list(corpus.units) == ["A", "A", "B"]
+    assert corpus.groups(20) == [0, 0, 1]
+    labelled = write("labelled.csv", "text,patent,label\none,A,x\ntwo,A,y\nthree,B,y\n")
+    corpus = load_corpus(f"{labelled}:text:label", units="patent")
+    assert (list(corpus.units), list(corpus.labels)) == (["A", "A", "B"], [0, 1, 1])
+    refused(f"{path}:text", "no column patents", "did you mean patent?", units="patents")
+    refused(write("lines.txt", "one\n"), "is no column of a table", units="patent")
+
+
+def test_a_corpus_is_of_one_kind_and_whole():
+    for items, said in ((["one", Pair("a", "b")], "item 2 is a Pair"), ([Pair("a", "b"), "one"], "item 2 is a str")):
+        with pytest.raises(AnalysisError, match=said):
+            Corpus("mixed", items)
+    with pytest.raises(AnalysisError, match="2 items and 1 labels"):
+        Corpus("short", ["a", "b"], labels=[0], classes=["x"])
+    corpus = Corpus("arrays", ["a", "b", "c"], labels=np.array([0, 1, 1]), classes=["x", "y"])
+    assert corpus.groups(3) == Corpus("list", ["a", "b", "c"], labels=[0, 1, 1], classes=["x", "y"]).groups(3)
+    assert corpus.take([0, 2]).labels == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((4, 4)), np.zeros((0, 4), np.uint8), np.zeros((4, 4, 4), np.uint8), np.zeros(4, np.uint8)]
+)
+def test_an_image_at_hand_has_bytes_and_a_shape(pixels):
+    with pytest.raises(AnalysisError, match="give uint8, of height x width"):
+        media.ArrayImage(pixels)
+
+
+@pytest.mark.parametrize("samples", [np.zeros(9, np.int16), np.zeros((9, 2), np.float32), np.zeros(0, np.float32)])
+def test_a_sound_at_hand_has_samples_of_one_channel(samples):
+    with pytest.raises(AnalysisError, match="give those of one channel, float32"):
+        media.Sound(samples, 16000)
+
+
+def test_a_sound_at_hand_has_a_rate_and_a_scale():
+    for rate in (0, -1, 44.1):
+        with pytest.raises(AnalysisError, match="whole number of samples per second"):
+            media.Sound(np.zeros(9, np.float32), rate)
+    with pytest.raises(AnalysisError, match="scale them to lie between -1 and 1"):
+        media.Sound(np.full(9, 100, np.float32), 16000)
+
+
+# --- Whatever the libraries read --------------------------------------------------------------------
+
+SOUND_FORMATS = {"aiff": "AIFF", "aif": "AIFF", "au": "AU", "caf": "CAF", "w64": "W64", "opus": "OGG", "oga": "OGG"}
+SOUND_FORMATS |= {"wav": "WAV", "flac": "FLAC", "mp3": "MP3", "rf64": "RF64", "voc": "VOC", "nist": "NIST"}
+IMAGE_FORMATS = {
+    "jfif": "JPEG",
+    "jpe": "JPEG",
+    "png": "PNG",
+    "avif": "AVIF",
+    "jp2": "JPEG2000",
+    "ppm": "PPM",
+    "tga": "TGA",
+}
+IMAGE_FORMATS |= {"webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP", "ico": "ICO"}
+
+
+def test_every_sound_that_libsndfile_reads_is_one(tmp_path):
+    tone = np.sin(np.arange(4800) / 20).astype(np.float32) / 2
+    for ending, form in SOUND_FORMATS.items():
+        subtype = "OPUS" if ending == "opus" else None
+        soundfile.write(tmp_path / f"tone.{ending}", tone, 48000, format=form, subtype=subtype)
+    corpus = load_corpus(str(tmp_path))
+    assert len(corpus) == len(SOUND_FORMATS)
+    for item in corpus.items:
+        # Lossy formats begin a little late, and each in its own way.
+        assert np.abs(item.load().samples).max() == pytest.approx(0.5, abs=0.1)
+
+
+def test_every_image_that_pillow_reads_is_one(tmp_path):
+    picture = Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3))
+    for i, (ending, form) in enumerate(IMAGE_FORMATS.items()):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        picture.save(tmp_path / "ab"[i % 2] / f"picture.{ending}", form)
+    corpus = load_corpus(str(tmp_path))
+    assert len(corpus) == len(IMAGE_FORMATS)
+    assert {item.load().size for item in corpus.items} == {(32, 32)}
+    assert Counter(corpus.labels) == {0: 6, 1: 6}
+
+
+def test_other_files_of_a_folder_are_counted_and_named(write, tmp_path, caplog):
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    for name in ("b.heic", "c.heic", "notes.txt", "README"):
+        write(name, "x")
+    assert len(load_corpus(str(tmp_path))) == 1
+    assert "where 1 images are read, are other files: 2 of .heic, 1 of no ending, 1 of .txt" in caplog.text

@@ -180,7 +180,7 @@ def test_a_corpus_is_a_list_of_texts_without_blanks():
             Corpus("x", items)
     with pytest.raises(AnalysisError, match="item 2 is blank"):
         Corpus("x", ["a", " "])
-    with pytest.raises(AnalysisError, match="item 2 is of type int: give texts, or pairs"):
+    with pytest.raises(AnalysisError, match="item 2 is of type int: give texts, or each pair"):
         Corpus("x", ["a", 3])
 
 
