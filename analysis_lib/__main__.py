@@ -22,6 +22,7 @@ import argcomplete
 
 from analysis_lib import __version__
 from analysis_lib.errors import INTERRUPTED, AnalysisError
+from analysis_lib.progress import Once
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
@@ -66,6 +67,7 @@ def carry_out(options: argparse.Namespace) -> int:
 def _notes() -> Iterator[None]:
     """What the library has to say goes to standard error, once, whatever other libraries do with their logs."""
     logger, handler = logging.getLogger("analysis_lib"), logging.StreamHandler(sys.stderr)
+    handler.addFilter(Once())
     logger.addHandler(handler)
     logger.propagate = False
     try:

@@ -1,6 +1,7 @@
-"""Progress bars on a terminal; those of a notebook that a build executes reach the terminal of the build."""
+"""What is said along the way: notes, and progress bars, which reach the terminal of a build from its notebooks."""
 
 import io
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,20 @@ from tqdm import tqdm
 # Names the file in which the current line of a bar is kept, instead of being shown.
 LINE_FILE = "ANALYSIS_LIB_PROGRESS"
 LINE = "{desc}: {n_fmt} of {total_fmt} {unit}s, {remaining} left{postfix}"
+
+
+class Once(logging.Filter):
+    """Of notes on models, such as the checkpoints of a run, passes each the first time, whatever the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        words = str(record.args[-1]) if isinstance(record.args, tuple) and record.args else record.getMessage()
+        new = words not in self._said
+        self._said.add(words)
+        return new
 
 
 class _LineFile(io.TextIOBase):

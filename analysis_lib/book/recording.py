@@ -11,6 +11,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from analysis_lib import figures
+from analysis_lib.progress import Once
 
 KINDS = ("bar", "box", "cat", "count", "dis", "ecdf", "hist", "kde", "line", "point", "reg", "rel", "rug", "scatter")
 
@@ -21,21 +22,16 @@ def load_ipython_extension(_: object) -> None:
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
     Figure._repr_mimebundle_ = lambda figure, **_: _as_csv(drawn(figure))
-    logging.getLogger("analysis_lib").addHandler(_Notes())
+    notes = _Notes()
+    notes.addFilter(Once())
+    logging.getLogger("analysis_lib").addHandler(notes)
 
 
 class _Notes(logging.Handler):
-    """Shows on the page, once, what the library has to say of what was measured."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: set[str] = set()
+    """Shows on the page what the library has to say of what was measured."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        words = record.getMessage().removeprefix("note: ")
-        if words not in self.said:
-            self.said.add(words)
-            display(Markdown(f":::{{note}}\n{words}\n:::"))
+        display(Markdown(f":::{{note}}\n{record.getMessage().removeprefix('note: ')}\n:::"))
 
 
 def _noting(draw: Callable) -> Callable:

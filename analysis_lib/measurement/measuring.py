@@ -119,14 +119,14 @@ def measure(
             report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
-        _say(run["notes"])
+        _say(model.name, run["notes"])
         for metric in missing:
             finished.keep(metric, report, run)
     tables = Tables(empty, report, run, kept.path)
     run["left_out"] = senseless | (tables.leave_out_what_fails() if metrics == "all" else {})
     for reason in dict.fromkeys(run["left_out"].values()):
         names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
-        _say([f"left out of {model.name}: {names} ({reason})"])
+        _say(model.name, [f"left out: {names} ({reason})"])
     return tables
 
 
@@ -162,7 +162,7 @@ def measured(
     if metrics == "all" or None in known:
         return None
     report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
-    _say(run["notes"])
+    _say(name, run["notes"])
     return Tables(empty, report, run | {"sources": measuring_code(empty)})
 
 
@@ -235,28 +235,26 @@ def _refuse(model: str, senseless: dict[str, str]) -> None:
 
 def _notes(model: LoadedModel, corpus: Corpus, report: Report) -> list[str]:
     """What whoever reads the tables should know of how the corpus was read."""
-    items, reads = (
-        f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}",
-        f"the {capture.longest(model)} that {model.name} reads",
-    )
+    items, most = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}", f"the {capture.longest(model)} that are read"
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
-    little = ", so that its numbers say little of these texts" if unknown > MUCH_UNKNOWN else ""
+    empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
     found = {
-        f"{corpus.blank + report.empty} {items} are blank or hold no token, and are left out": corpus.blank
-        + report.empty,
-        f"{report.cut} {items} are longer than {reads}, and are cut there": report.cut,
-        f"{report.windowed} {items} are longer than {reads}, and are read in windows": report.windowed,
-        f"{unknown:.0%} of the tokens are unknown to the tokenizer of {model.name}{little}": unknown >= SOME_UNKNOWN,
+        f"{empty} {items} are blank or hold no token, and are left out": empty,
+        f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
+        f"{report.windowed} {items} are longer than {most}, and are read in windows": report.windowed,
+        f"its tokenizer does not know {unknown:.0%} of the tokens{little * (unknown > MUCH_UNKNOWN)}": (
+            unknown >= SOME_UNKNOWN
+        ),
         f"{report.spelt} special tokens are spelt out in the texts, and count as their own": report.spelt,
-        f"{report.doubled} texts begin with a token that the tokenizer puts before them: leave it out": report.doubled,
+        f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it out": report.doubled,
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
     }
     return [words for words, applies in found.items() if applies]
 
 
-def _say(notes: Iterable[str]) -> None:
+def _say(model: str, notes: Iterable[str]) -> None:
     for words in notes:
-        logging.getLogger(__name__).warning("note: %s", words)
+        logging.getLogger(__name__).warning("note: %s: %s", Path(model).name, words)
 
 
 def _description(
