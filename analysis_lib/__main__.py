@@ -4,12 +4,11 @@
 import argparse
 import ast
 import dataclasses
+import errno
 import fcntl
 import json
 import logging
-import math
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from typing import NoReturn
 import argcomplete
 
 from analysis_lib import __version__
-from analysis_lib.errors import INTERRUPTED, AnalysisError
+from analysis_lib.errors import INTERRUPTED, AnalysisError, decimal_number, one_line, whole_number
 from analysis_lib.progress import Once
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
@@ -40,6 +39,10 @@ def main(arguments: list[str] | None = None) -> int:
 def carry_out(options: argparse.Namespace) -> int:
     """Run the command, and say in one line what keeps it from its end."""
     status = 1
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal has no letters for is written in numbers.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
             options.command(options)
@@ -56,10 +59,10 @@ def carry_out(options: argparse.Namespace) -> int:
     except Exception as error:
         if options.debug:
             raise
-        if isinstance(error, OSError) and error.filename:
-            error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
-        unexpected = f"{type(error).__name__}: {error} (--debug shows where)".replace("\n", " ")
-        print(f"error: {error if isinstance(error, AnalysisError) else unexpected}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename and error.errno in (errno.ENOSPC, errno.EIO):
+            error = AnalysisError(f"standard output cannot be written ({error.strerror}): give another one")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(one_line(error), file=sys.stderr)
     return status
 
 
@@ -110,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         add("--data", required=True, type=expanduser, help=known).completer = _known
         known = f"comma-separated, or all but isotropy (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
-        add("--limit", type=int, help="measure at most this many items (without --seed, the first)")
-        add("--seed", type=int, help="draw the --limit items at random with this seed")
+        add("--limit", type=whole_number, help="measure at most this many items (without --seed, the first)")
+        add("--seed", type=whole_number, help="draw the --limit items at random with this seed")
         add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
@@ -128,35 +131,40 @@ def _parser() -> argparse.ArgumentParser:
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = _known
     add_measurement("all")
-    add("--workers", type=int, default=1, help="processes on this machine (default 1)")
+    add("--workers", type=whole_number, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
-    add("--worker-timeout", type=float, default=60, help=idle)
+    add("--worker-timeout", type=decimal_number, default=60, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **device)
     add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
-    add("--tokens-per-batch", type=int, default=2048, help="default 2048")
+    add("--tokens-per-batch", type=whole_number, default=2048, help="default 2048")
 
     add = command("compare", _compare, "measure models side by side, each with its untrained twins")
     add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = _known
     add_measurement("anisotropy")
-    add("--twins", type=int, default=1, help="untrained twins of each model, with other random weights (default 1)")
+    add(
+        "--twins",
+        type=whole_number,
+        default=1,
+        help="untrained twins of each model, with other random weights (default 1)",
+    )
 
     add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
     add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
     add("--data", type=expanduser, help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
     add("--model-type", help="architecture, as transformers names it (default bert)")
     add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
-    add("--steps", type=int, help="number of batches")
-    add("--batch", type=int, help="sequences in a batch")
-    add("--length", type=int, help="tokens in a sequence")
-    add("--vocabulary", type=int, help="largest number of word pieces")
-    add("--learning-rate", type=float, help="its largest value")
-    add("--warmup", type=float, help="share of the steps during which the learning rate rises")
-    add("--weight-decay", type=float, help="of the weight matrices")
+    add("--steps", type=whole_number, help="number of batches")
+    add("--batch", type=whole_number, help="sequences in a batch")
+    add("--length", type=whole_number, help="tokens in a sequence")
+    add("--vocabulary", type=whole_number, help="largest number of word pieces")
+    add("--learning-rate", type=decimal_number, help="its largest value")
+    add("--warmup", type=decimal_number, help="share of the steps during which the learning rate rises")
+    add("--weight-decay", type=decimal_number, help="of the weight matrices")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
-    add("--workers", type=int, default=1, help="seeds to train at once (default 1)")
+    add("--workers", type=whole_number, default=1, help="seeds to train at once (default 1)")
     add("--device", **device)
 
     add = command("train", _train, "train one of the small models anew")
@@ -167,8 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
     add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
     add("--data", type=expanduser, default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
-    add("--limit", type=int, default=128, help="number of texts (default 128)")
-    add("--seed", type=int, default=0, help="for the draw of texts and vectors (default 0)")
+    add("--limit", type=whole_number, default=128, help="number of texts (default 128)")
+    add("--seed", type=whole_number, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
     add("--tokenizer", type=expanduser, help="where the tokenizer is, if not with the run: a name or folder")
 
@@ -178,10 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
-    add("--limit", type=int, default=0, help="texts to train on (default 0: all)")
-    add("--utterances", type=int, default=1000, help="texts of the test split to measure on (default 1000)")
-    add("--epochs", type=int, default=50, help="at most (default 50)")
-    add("--patience", type=int, default=5, help="epochs without a gain after which training stops (default 5)")
+    add("--limit", type=whole_number, default=0, help="texts to train on (default 0: all)")
+    add("--utterances", type=whole_number, default=1000, help="texts of the test split to measure on (default 1000)")
+    add("--epochs", type=whole_number, default=50, help="at most (default 50)")
+    add("--patience", type=whole_number, default=5, help="epochs without a gain after which training stops (default 5)")
     add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
     add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
@@ -272,7 +280,7 @@ def _pretrain(options: argparse.Namespace) -> None:
             raise AnalysisError(f"{options.config} cannot be read as JSON ({error}): {wanted}") from error
         if not isinstance(given["configuration"], dict):
             raise AnalysisError(f"{options.config} holds a {type(given['configuration']).__name__}: {wanted}")
-    seeds = _numbers("--seeds", options.seeds, int)
+    seeds = _numbers("--seeds", options.seeds, whole_number)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
 
@@ -292,7 +300,7 @@ def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib.papers.godey.dynamics import dynamics
     from analysis_lib.training.runs import run_description
 
-    seeds = _numbers("--seeds", options.seeds, int)
+    seeds = _numbers("--seeds", options.seeds, whole_number)
     # Misspelt names are refused before anything is written.
     run_description(options.run)
     corpora.data_identity(options.data)
@@ -307,26 +315,25 @@ def _classifiers(options: argparse.Namespace) -> None:
     from analysis_lib.papers.fosse import trials
 
     settings = {
-        "layers": _numbers("--layers", options.layers, int),
-        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, float),
-        "seeds": _numbers("--seeds", options.seeds, int),
+        "layers": _numbers("--layers", options.layers, whole_number),
+        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
+        "seeds": _numbers("--seeds", options.seeds, whole_number),
         **{name: getattr(options, name) for name in ("limit", "utterances", "epochs", "patience")},
-        "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, int) if options.sensitivity else [],
-        "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, int),
+        "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, whole_number)
+        if options.sensitivity
+        else [],
+        "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, whole_number),
     }
     with _sole_writer(options.out):
         trials.record(options.data, options.out, **settings)
     print(f"wrote the measurements of classifiers of {options.data} to {options.out}")
 
 
-def _numbers(option: str, text: str, kind: type) -> list:
+def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
     try:
-        numbers = [kind(part) for part in text.split(",")]
-        if all(map(math.isfinite, numbers)):
-            return numbers
-        raise ValueError
+        return [read(part) for part in text.split(",")]
     except ValueError:
-        wanted = "whole numbers, as in 0,1,2" if kind is int else "numbers, as in 0.001,0.1"
+        wanted = "whole numbers, as in 0,1,2" if read is whole_number else "numbers, as in 0.001,0.1"
         raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
 
 
@@ -395,8 +402,7 @@ def _cache(options: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
         print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
         if options.clear == name and home.is_dir():
-            with packages.writing(home):
-                shutil.rmtree(home)
+            packages.cleared(name)
             print(f"cleared {name}")
     print(f"in {packages.package_directory()}")
 
@@ -426,7 +432,9 @@ def _known(parsed_args: argparse.Namespace, action: argparse.Action, **_: object
 def _folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("give the name of a folder")
-    return Path(text).expanduser()
+    if (path := expanduser(text)).startswith("~"):
+        raise argparse.ArgumentTypeError(f"there is no home folder {text.partition('/')[0]}")
+    return Path(path)
 
 
 def _print_names(names: dict[str, str]) -> None:

@@ -1,12 +1,13 @@
-"""What ends a command before its end: the one error type of the library, near names for its messages, and Ctrl-C."""
+"""What ends a command before its end: the one error type of the library, what its messages need, and Ctrl-C."""
 
 import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 
 class AnalysisError(Exception):
@@ -30,6 +31,28 @@ def near_names(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(known)}"
+
+
+def whole_number(text: str) -> int:
+    """The number that plain digits stand for; a ValueError for all else that Python takes, such as ``1_0``.
+
+    >>> whole_number("-12")
+    -12
+    """
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """The number that plain digits stand for, with a point or a power of ten; a ValueError for all else.
+
+    >>> decimal_number("1e-3")
+    0.001
+    """
+    if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE):
+        raise ValueError(f"{text!r} is no number")
+    return float(text)
 
 
 # --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere Python's own is left. ---
@@ -72,6 +95,23 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def one_line(error: BaseException) -> str:
+    """An error as the command line says it."""
+    if isinstance(error, OSError) and error.filename:
+        error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
+    unexpected = f"{type(error).__name__}: {error} (--debug shows where)"
+    return f"error: {error if isinstance(error, AnalysisError) else ' '.join(unexpected.split())}"
+
+
+def _failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What fails before a command is at work, such as a file that the library reads when it is imported."""
+    if "--debug" in sys.argv or not issubclass(kind, Exception):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        print(one_line(error), file=sys.stderr)
+
+
 # What Python was started with, before it gives a module that it runs the name of its file.
 if {os.path.basename(name) for name in sys.orig_argv[-len(sys.argv) :][:1]} & {"analysis_lib", "analysis-lib"}:
     signal.signal(signal.SIGINT, _interrupt)
+    sys.excepthook = _failed

@@ -10,7 +10,7 @@ from nbformat import NotebookNode
 
 from analysis_lib import corpora
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora.packages import data_directory, file_hash
 from analysis_lib.measurement.sources import LIBRARY, imported_modules, source_hash
 from analysis_lib.models.names import weights_identity
 from analysis_lib.training.runs import run_identity
@@ -66,13 +66,7 @@ def digest(*parts: object) -> str:
 def file_hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below ``folder``."""
     paths = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): _file_hash(path, path.stat().st_mtime_ns) for path in paths}
-
-
-@functools.cache
-def _file_hash(path: Path, _modified: int) -> str:
-    # Every notebook's key asks for those of the same shipped measurements.
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in paths}
 
 
 @functools.cache

@@ -8,8 +8,6 @@ count and no error output. Only then does the executed copy replace the previous
 import asyncio
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -75,17 +73,12 @@ async def execute(
     copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
     with packages.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
-        home = tempfile.TemporaryDirectory(dir=out.parent, prefix=f".unfinished-{os.getpid()}-")
-    for left in out.parent.glob(".unfinished-*-*"):
-        # Of a run that was killed.
-        if (process := left.name.split("-")[1]).isdecimal() and not psutil.pid_exists(int(process)):
-            shutil.rmtree(left, ignore_errors=True)
-    with packages.writing(out.parent), home as scratch:
-        begun, error, busy = await _run(copy, scratch, threads or cores(), on_cell, line_file)
+    with packages.writing(out.parent), packages.scratch(out.parent, ".unfinished") as scratch:
+        begun, error, busy = await _run(copy, str(scratch), threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             if failed:
-                _write(copy, Path(scratch), failed)
+                _write(copy, scratch, failed)
             raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
         copy.metadata["analysis_lib"] = {
             "key": key,
@@ -94,7 +87,7 @@ async def execute(
             "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(busy, 1),
         }
-        _write(copy, Path(scratch), out)
+        _write(copy, scratch, out)
     return out
 
 

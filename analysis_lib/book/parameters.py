@@ -1,6 +1,7 @@
 """What notebooks declare as parameters, and what a profile and the command line set them to."""
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import nbformat
 import yaml
 from sphinx_external_toc.parsing import parse_toc_yaml
 
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("smoke", "default", "paper", "local")
@@ -162,7 +163,7 @@ def _profile(root: Path, profile: str) -> dict:
 
 
 def _typed(text: str, parameter: Parameter) -> object:
-    """The items of a list have the type of the default's items, or the type YAML reads if the default has none."""
+    """The items of a list have the type of the default's items."""
     try:
         if parameter.type != "list":
             return _scalar(text, TYPES[parameter.type])
@@ -170,13 +171,18 @@ def _typed(text: str, parameter: Parameter) -> object:
         if not all(isinstance(item, str) for item in items):
             raise ValueError
         kinds = {type(item) for item in parameter.default}
-        return [_scalar(item, *kinds) if len(kinds) == 1 else yaml.safe_load(item) for item in items]
+        # Of a list that is empty by default, plain numbers are numbers, and all else is text: `no` is a name.
+        numbers = not kinds and all(re.fullmatch(r"-?(0|[1-9][0-9]*)", item) for item in items)
+        kind = kinds.pop() if len(kinds) == 1 else int if numbers else str
+        return [_scalar(item, kind) for item in items]
     except (KeyError, ValueError, yaml.YAMLError):
         raise AnalysisError(_misfit(text, parameter)) from None
 
 
 def _scalar(text: str, kind: type) -> object:
-    return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    if kind is bool:
+        return {"true": True, "false": False}[text.lower()]
+    return {int: whole_number, float: decimal_number}.get(kind, kind)(text)
 
 
 def _check_value(value: object, parameter: Parameter) -> None:

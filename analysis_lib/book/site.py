@@ -69,19 +69,19 @@ def build_book(
     except KeyboardInterrupt:
         kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
         raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
-    with tempfile.TemporaryDirectory(dir=build, prefix=".stage-") as scratch:
-        stage = Path(scratch) / "stage"
+    with packages.scratch(build, ".stage") as scratch:
+        stage = scratch / "stage"
         _stage(root, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.ledger", "analysis_lib.papers.claims"])
         claims = file_hashes(packages.data_directory() / "claims")
         key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), builder)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
-            site = _sphinx(stage, Path(scratch) / "site", build / "build.log")
+            site = _sphinx(stage, scratch / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             # Two renames, so that neither the new site nor the old one is ever half-written.
             if out.exists():
-                os.rename(out, Path(scratch) / "replaced")
+                os.rename(out, scratch / "replaced")
             os.rename(site, out)
     print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
     return out / "index.html"

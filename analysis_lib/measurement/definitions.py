@@ -1,12 +1,13 @@
 """What a metric is, as a hash: its parameters, and the code of its class where that is not the library's."""
 
 import hashlib
+import io
 import pickle
 import sys
 import sysconfig
-from functools import cached_property
+from functools import cached_property, partial, partialmethod
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 
 import numpy as np
 from torch import Tensor
@@ -32,13 +33,13 @@ def definition_hash(metric: Metric) -> str:
     Raises:
         AnalysisError: a parameter that has no lasting form, such as an open file.
     """
-    parameters = {name: value for name, value in vars(metric).items() if name != "sums"}
+    parameters = {name: value for name, value in _state(metric).items() if name != "sums"}
     return hashlib.sha256(repr([_content(type(metric), ()), _content(parameters, ())]).encode()).hexdigest()
 
 
-def is_own(module: str) -> bool:
-    """Whether a module is the user's: not the library's, nor installed, nor Python's."""
-    if module.split(".")[0] in (NAME, *sys.builtin_module_names):
+def is_own(module: str | None) -> bool:
+    """Whether a module is the user's, as is what has none: not the library's, nor installed, nor Python's."""
+    if (module or "").split(".")[0] in (NAME, *sys.builtin_module_names):
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
@@ -51,11 +52,11 @@ def _content(value: object, within: tuple[int, ...]) -> object:
     deeper = (*within, id(value))
     match value:
         case tuple() | list():
-            return [_content(item, within) for item in value]
+            return [type(value).__qualname__, *(_content(item, deeper) for item in value)]
         case set() | frozenset():
-            return sorted(repr(_content(item, within)) for item in value)
+            return sorted(repr(_content(item, deeper)) for item in value)
         case dict():
-            return sorted(repr([_content(key, within), _content(item, within)]) for key, item in value.items())
+            return sorted(repr([_content(key, deeper), _content(item, deeper)]) for key, item in value.items())
         case Tensor():
             return _content(value.detach().cpu().numpy(), within)
         case np.ndarray():
@@ -66,28 +67,66 @@ def _content(value: object, within: tuple[int, ...]) -> object:
             return [value.co_code.hex(), value.co_names, value.co_varnames, _content(constants, within)]
         case classmethod() | staticmethod() | property() | cached_property():
             parts = (getattr(value, name, None) for name in ("__func__", "fget", "fset", "fdel", "func"))
-            return [type(value).__name__, *(_content(part, within) for part in parts)]
+            return [type(value).__name__, *(_content(part, deeper) for part in parts)]
+        case partial() | partialmethod():
+            return _content([value.func, value.args, value.keywords], deeper)
+        case MethodType():
+            return _content([value.__func__, value.__self__], deeper)
         case ModuleType():
-            return [value.__name__, code_hash(Path(value.__file__)) if is_own(value.__name__) else None]
+            if not is_own(value.__name__):
+                return value.__name__
+            parts = [part for part in vars(value).values() if is_own(_home(part)) and _home(part) != value.__name__]
+            homes = {name: sys.modules.get(name) for name in map(_home, parts)}
+            return [value.__name__, code_hash(Path(value.__file__)), _content(homes, deeper)]
         case FunctionType() if is_own(value.__module__):
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             used = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
-            parts = (value.__code__, value.__defaults__, value.__kwdefaults__, cells, used)
+            parts = (value.__code__, value.__defaults__, value.__kwdefaults__, cells, used, vars(value))
             return [_content(part, deeper) for part in parts]
         case type() if is_own(value.__module__):
             attributes = {name: item for name, item in vars(value).items() if name not in _AUTOMATIC}
             return [value.__qualname__, *(_content(part, deeper) for part in (value.__bases__, attributes))]
+        case _ if hasattr(value, "__wrapped__"):  # Such as by functools.cache.
+            return [type(value).__qualname__, _content(value.__wrapped__, deeper)]
+        case MemberDescriptorType() | GetSetDescriptorType():  # Of slots, whose values are with the instance.
+            return value.__qualname__
         case _ if hasattr(value, "__qualname__"):
             return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
-        case _ if is_own(type(value).__module__) and hasattr(value, "__dict__"):
-            return [_content(type(value), within), _content(vars(value), deeper)]
+        case _ if is_own(type(value).__module__):
+            return [_content(type(value), within), _content(_state(value), deeper)]
+    return _pickled(value, deeper)
+
+
+def _state(value: object) -> dict[str, object]:
+    """The attributes of an object, those in slots among them."""
+    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
+    return {name: getattr(value, name, None) for name in slots} | getattr(value, "__dict__", {})
+
+
+def _home(value: object) -> str:
+    """The module that a value is from."""
+    return value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "builtins"
+
+
+def _pickled(value: object, within: tuple[int, ...]) -> list:
+    """What an object of another library consists of: as it is pickled, and what is in it of the author's own code."""
+    found, written = [], io.BytesIO()
+
+    class Follower(pickle.Pickler):
+        def persistent_id(self, part: object) -> int | None:
+            if part is value or not (isinstance(part, FunctionType | type) and is_own(part.__module__)):
+                return None
+            found.append(_content(part, within))
+            return len(found)
+
     try:
-        return [type(value).__qualname__, pickle.dumps(value).hex()]
+        Follower(written).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise AnalysisError(
             f"a metric holds a {type(value).__name__}, by which what is kept cannot be known ({error}): "
             f"give it plain parameters, or measure without checkpoints"
         ) from error
+    return [type(value).__qualname__, written.getvalue().hex(), found]
 
 
 def _names(code: CodeType) -> set[str]:

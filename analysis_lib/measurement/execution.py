@@ -1,5 +1,6 @@
 """Who measures the shards: this process, a pool of processes, or a Dask cluster."""
 
+import asyncio
 import functools
 import logging
 import pickle
@@ -23,6 +24,8 @@ from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel
 
+# How long a scheduler may take to say who it is.
+SECONDS_TO_ANSWER = 10
 # What the next shards gave, merged, and how many they are: one, or all of a branch.
 Part = tuple[int, Result]
 
@@ -74,8 +77,11 @@ def _on_cluster(
     from distributed.client import ClosedClientError
 
     try:
+        # The client would wait for ever for what listens there and is no scheduler. In a thread: a notebook has a loop.
+        with futures.ThreadPoolExecutor(1) as executor:
+            executor.submit(asyncio.run, asyncio.wait_for(_greeting(address), SECONDS_TO_ANSWER)).result()
         client = distributed.Client(address, timeout="10s", set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # Whatever else may speak there.
         raise AnalysisError(f"no Dask scheduler answers at {address}: start one with `dask scheduler`") from error
     gone = AnalysisError(f"the Dask scheduler at {address} is gone: start one with `dask scheduler`{kept}")
     start_workers = f"start some with `dask worker {address}`"
@@ -118,6 +124,20 @@ def _on_cluster(
             # A scheduler that hangs takes no leave.
             with suppress(TimeoutError):
                 client.close()
+
+
+async def _greeting(address: str) -> None:
+    """Ask a scheduler who it is."""
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    comm = await connect(address, timeout=SECONDS_TO_ANSWER, **Security().get_connection_args("client"))
+    try:
+        await comm.write({"op": "identity", "reply": True})
+        if (await comm.read())["type"] != "Scheduler":
+            raise ValueError("it is no scheduler")
+    finally:
+        comm.abort()
 
 
 def _in_branches(

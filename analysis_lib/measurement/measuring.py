@@ -16,7 +16,7 @@ from torch import nn
 from analysis_lib import capture
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import PLURAL, Corpus, load_corpus
+from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
@@ -107,7 +107,7 @@ def measure(
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
     finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
-    with finished.alone():
+    with packages.in_use(), finished.alone():
         missing = []
         for metric in empty:
             known = finished.load(metric)

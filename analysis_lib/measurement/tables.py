@@ -3,7 +3,6 @@
 import json
 import operator
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -213,6 +212,8 @@ def save_tables(
     Raises:
         AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
     """
+    if form not in FORMATS:
+        raise AnalysisError(f"the form of the tables is {form!r}: give {' or '.join(FORMATS)}")
     folder = Path(folder)
     run = {**run, "tables": {name: len(table) for name, table in tables.items()}}
     files = (*(f"{name}.{form}" for name in tables), description)
@@ -221,8 +222,7 @@ def save_tables(
         for name in files:
             if (folder / name).is_dir():
                 raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".unfinished-tables-") as scratch:
-            unfinished = Path(scratch)
+        with packages.scratch(folder, ".unfinished-tables") as unfinished:
             for name, table in tables.items():
                 path = unfinished / f"{name}.{form}"
                 if form == "csv":
@@ -231,19 +231,25 @@ def save_tables(
                     table.to_parquet(path, index=False, compression="zstd")
             text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
             (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
-            stale = _listed(folder / description) - {*files}
+            # The folder holds one run: a table that only a previous one wrote would seem to be ours. Whoever is killed
+            # before all is in place leaves word of what there may be.
+            begun = folder / f".begun-{description}"
+            there = _listed(folder / description) | _listed(begun)
+            (unfinished / begun.name).write_text(json.dumps({"files": sorted({*files, *there})}), encoding="utf-8")
+            os.replace(unfinished / begun.name, begun)
             (folder / description).unlink(missing_ok=True)
-            # The folder holds one run: a table that only the previous one wrote would seem to be ours.
-            for name in stale:
+            for name in there - {*files}:
                 (folder / name).unlink(missing_ok=True)
             for name in files:
                 os.replace(unfinished / name, folder / name)
+            begun.unlink(missing_ok=True)
 
 
 def _listed(run: Path) -> set[str]:
     """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
-        tables = json.loads(run.read_text(encoding="utf-8"))["tables"]
-        return {f"{name}.{form}" for name in tables if name.isidentifier() for form in FORMATS}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        about = json.loads(run.read_text(encoding="utf-8"))
+        made = [f"{name}.{form}" for name in about.get("tables", ()) if name.isidentifier() for form in FORMATS]
+        return {*made, *(name for name in about.get("files", ()) if Path(name).name == name)}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return set()

@@ -275,8 +275,4 @@ def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict
         # A damaged one is told by whoever loads the weights.
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             paths |= {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    hashes = {}
-    for path in sorted(path for path in paths if path.is_file()):
-        with path.open("rb") as file:
-            hashes[os.path.relpath(path, folder)] = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashes
+    return {os.path.relpath(path, folder): packages.file_hash(path) for path in sorted(paths) if path.is_file()}

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,12 +34,10 @@ def trained(name: str) -> Path:
     """
     recipe, identity, shipped = _recipe(name)
     key, base = _key(identity), identity["recipe"]
-    folder = shipped or packages.derived_folder(key, base)
-    if packages.is_whole(folder):
-        return folder
+    folder = packages.derived_folder(key, base)
+    if shipped or packages.is_whole(folder):
+        return shipped or folder
     with packages.alone(folder.with_name(f"{folder.name}.lock")):
-        for left in folder.parent.glob(f"unfinished-{folder.name}-*"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
         return packages.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))
 
 
@@ -59,8 +55,8 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unfinished-") as scratch:
-            _train(recipe, identity, unfinished := Path(scratch) / "model")
+        with packages.scratch(folder.parent, ".unfinished") as home:
+            _train(recipe, identity, unfinished := home / "model")
             unfinished.rename(folder)
     base = identity["recipe"]
     return _scores({name: folder, f"{base} (shipped)": packages.data_directory() / "models" / base})

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
 from analysis_lib.models.names import file_hashes
 
 # They count changes of how models are trained that the settings do not show.
@@ -39,7 +39,7 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
         if setting not in choices:
             raise AnalysisError(f"{base} has no setting {setting}: {near_names(setting, choices)}")
         try:
-            given[setting] = float(value) if "." in value or "e-" in value else int(value)
+            given[setting] = decimal_number(value) if "." in value or "e" in value else whole_number(value)
         except ValueError:
             raise AnalysisError(f"{name}: {change!r} is not a setting: write {base}@steps=50@seed=1") from None
     return dataclasses.replace(known[base], **given)

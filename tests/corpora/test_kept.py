@@ -1,0 +1,177 @@
+"""What is kept on disk: whole or not at all; damage is noticed, and what killed processes leave is cleaned up."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pandas as pd
+import pytest
+
+from analysis_lib import AnalysisError, Corpus, load_corpus, measure
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.objects import TextFile
+from analysis_lib.measurement.tables import save_tables
+from analysis_lib.training.settings import RECIPES
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "kept"))
+    return tmp_path / "kept" / "packages"
+
+
+def damaged(path) -> None:
+    """Another byte, the same size and time."""
+    state, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    # Another process has not read it.
+    packages._file_hash.cache_clear()
+
+
+def test_a_derived_folder_with_another_byte_is_made_again(home):
+    def fill(folder) -> None:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a").write_text("content")
+
+    folder = packages.derived("key", "label", fill)
+    assert packages.is_whole(folder)
+    damaged(folder / "sub" / "a")
+    assert not packages.is_whole(folder)
+    assert packages.derived("key", "label", fill) == folder
+    assert (folder / "sub" / "a").read_text() == "content"
+    (folder / "sub" / "a").unlink()
+    assert not packages.is_whole(folder)
+
+
+def test_texts_with_another_byte_are_written_again(home):
+    texts = [f"text {i}" for i in range(3000)]
+    corpus = Corpus("many", texts)
+    kept = TextFile.kept(texts, corpus.sha256)
+    damaged(kept._path)
+    assert list(TextFile.kept(texts, corpus.sha256)) == texts
+
+
+def test_a_package_with_another_byte_is_refused(home, monkeypatch):
+    home.mkdir(parents=True)
+    wheel = home / "thing-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"content of a wheel")
+    line = f"thing==1.0 --hash=sha256:{packages.file_hash(wheel)}"
+    monkeypatch.setattr(packages, "pin", lambda package: line)
+    assert packages.archive("thing") == wheel
+    damaged(wheel)
+    with pytest.raises(AnalysisError, match="is damaged: delete it and run again"):
+        packages.archive("thing")
+
+
+def test_what_a_killed_process_left_goes_with_the_next(tmp_path):
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom analysis_lib.corpora import packages\n"
+        "with packages.scratch(Path(sys.argv[1]), '.unfinished-tables') as folder:\n"
+        "    (folder / 'half').write_text('x')\n    os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
+    (left,) = tmp_path.iterdir()
+    save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {})
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.parquet", "run.json"]
+
+
+def test_what_a_process_at_work_has_stays(tmp_path):
+    with packages.scratch(tmp_path, ".unfinished") as other:
+        with packages.scratch(tmp_path, ".unfinished") as folder:
+            assert other.is_dir()
+        assert not folder.exists()
+        assert other.is_dir()
+
+
+@pytest.mark.parametrize("killed_at", range(1, 8))
+def test_no_table_of_another_run_stays(killed_at, tmp_path, monkeypatch):
+    """However far a run came before it was killed, the next one leaves its own tables alone."""
+
+    def tables(*names):
+        return {name: pd.DataFrame({"from": [names]}) for name in names}
+
+    save_tables(tables("a", "b"), tmp_path, "run.json", {})
+    (tmp_path / "mine.csv").write_text("x")
+    replace, calls = os.replace, []
+
+    def killed(*arguments):
+        calls.append(1)
+        if len(calls) == killed_at:
+            raise KeyboardInterrupt
+        replace(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        try:
+            save_tables(tables("b", "c"), tmp_path, "run.json", {})
+        except KeyboardInterrupt:
+            if (tmp_path / "run.json").exists():
+                assert {*json.loads((tmp_path / "run.json").read_text())["tables"]} == {"a", "b"}
+                assert (tmp_path / "a.parquet").exists()
+    save_tables(tables("c", "d"), tmp_path, "run.json", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"c.parquet", "d.parquet", "run.json", "mine.csv"}
+
+
+def test_a_description_that_cannot_be_read_costs_no_table(tmp_path):
+    for content in ("[" * 10**5, "{", '{"tables": 3}', '{"tables": {"../evil": 1}}', "\0"):
+        (tmp_path / "run.json").write_text(content)
+        save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {})
+        assert (tmp_path / "one.parquet").is_file()
+        assert json.loads((tmp_path / "run.json").read_text())["tables"] == {"one": 1}
+
+
+def test_a_form_that_is_none_is_refused(tmp_path):
+    with pytest.raises(AnalysisError, match="give parquet or csv"):
+        save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {}, "xlsx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_nothing_is_cleared_while_somebody_measures(home):
+    (home / "derived" / "x").mkdir(parents=True)
+    with packages.in_use(), pytest.raises(AnalysisError, match="another process uses"):
+        packages.cleared("derived")
+    packages.cleared("derived")
+    assert not (home / "derived").exists()
+
+
+def test_a_mistake_in_a_file_that_extends_the_library_is_one_line(tmp_path, monkeypatch):
+    for content, said in (
+        ("- a\n", "entries.yml"),
+        ("x: {y: 1}\n", "unexpected"),
+        ("x: [\n", "entries.yml"),
+        ("", "entries.yml"),
+    ):
+        (tmp_path / "entries.yml").write_text(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(packages, "data_directory", lambda: tmp_path)
+            with pytest.raises(AnalysisError, match=said) as refused:
+                packages.entries("entries.yml", type(RECIPES["digits-vit"]))
+        assert "\n" not in str(refused.value)
+
+
+def test_what_listens_and_is_no_scheduler_is_told_in_time(tiny_folder):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        held = []
+        threading.Thread(target=lambda: held.append(silent.accept()), daemon=True).start()
+        started = time.monotonic()
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(AnalysisError, match="no Dask scheduler answers"):
+            measure(tiny_folder("bert"), ["a", "b c"], "anisotropy", scheduler=address, progress=False)
+        # Ten seconds, and what a busy machine adds.
+        assert time.monotonic() - started < 100
+
+
+def test_corpora_are_kept_by_content(home):
+    many = [f"text {i}" for i in range(100_001)]
+    corpus = load_corpus(many)
+    assert isinstance(corpus.items, TextFile)
+    assert corpus.items[100_000] == "text 100000"
