@@ -6,7 +6,6 @@ import ast
 import dataclasses
 import errno
 import fcntl
-import json
 import logging
 import os
 import sys
@@ -160,6 +159,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=whole_number, help="sequences in a batch")
     add("--length", type=whole_number, help="tokens in a sequence")
     add("--vocabulary", type=whole_number, help="largest number of word pieces")
+    add("--cased", action="store_true", default=None, help="keep capital letters, and accents")
+    add("--tokenizer", type=expanduser, help="a name or folder whose tokenizer to take, instead of learning one")
     add("--learning-rate", type=decimal_number, help="its largest value")
     add("--warmup", type=decimal_number, help="share of the steps during which the learning rate rises")
     add("--weight-decay", type=decimal_number, help="of the weight matrices")
@@ -268,18 +269,14 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _pretrain(options: argparse.Namespace) -> None:
+    from analysis_lib.corpora import packages
     from analysis_lib.training import Pretraining, pretrain
 
     names = (setting.name for setting in dataclasses.fields(Pretraining))
     given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if options.config is not None:
         wanted = 'give a JSON object such as {"hidden_size": 192}'
-        try:
-            given["configuration"] = json.loads(options.config.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise AnalysisError(f"{options.config} cannot be read as JSON ({error}): {wanted}") from error
-        if not isinstance(given["configuration"], dict):
-            raise AnalysisError(f"{options.config} holds a {type(given['configuration']).__name__}: {wanted}")
+        given["configuration"] = packages.read_json(options.config, wanted)
     seeds = _numbers("--seeds", options.seeds, whole_number)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")

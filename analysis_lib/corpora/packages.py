@@ -213,6 +213,33 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): file_hash(path) for path in files}
 
 
+def read(path: Path, how: Callable[[Path], Entry], remedy: str = "copy or make it again") -> Entry:
+    """What is read from a file.
+
+    Raises:
+        AnalysisError: whatever goes wrong, in one line that names the file.
+    """
+    if path.exists() and not path.is_file():
+        raise AnalysisError(f"{path} is no regular file: {remedy}")
+    try:
+        return how(path)
+    except Exception as error:  # Each format has its own.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise AnalysisError(f"{path} cannot be read ({reason}): {remedy}") from error
+
+
+def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
+    """The object that a JSON file holds; what is said of :func:`read` holds for all else."""
+
+    def load(path: Path) -> dict:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise TypeError(f"it holds a {type(found).__name__}")
+        return found
+
+    return read(path, load, remedy)
+
+
 def file_hash(path: Path) -> str:
     """sha256 of a file. A process reads it once, unless it changes."""
     state = path.stat()

@@ -1,9 +1,8 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +24,7 @@ def home() -> Path:
 
 def descriptions(file: str) -> dict[str, dict]:
     """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or ``results.json`` of each."""
-    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(home().glob(f"*/{file}"))}
+    return {path.parent.name: packages.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
 
 
 def code_warning(runs: Mapping[str, dict], sources: str) -> str:
@@ -46,8 +45,8 @@ class Shipped(LazyTables):
     """
 
     def __init__(self, folder: Path):
-        self.run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, pd.read_parquet)
+        self.run, read = packages.read_json(folder / "run.json"), partial(packages.read, how=pd.read_parquet)
+        super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, read)
 
     @cached_property
     def layers(self) -> pd.DataFrame:

@@ -112,7 +112,7 @@ def load_model(
         processor, candidates = str(processor), [located(str(processor), None)[0]]
         identity = read_by(identity, processor)
     spec = ModelSpec(name, revision, dtype, device, device_map, processor)
-    return LoadedModel(name, identity, model.eval(), _read_processor(name, candidates, layout.kind), spec, files)
+    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, layout.kind), spec, files)
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
@@ -157,7 +157,7 @@ def _model_class(config: transformers.PreTrainedConfig) -> type:
     return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
 
 
-def _read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
+def read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
     """The tokenizer, image processor or feature extractor of the first folder that has one."""
     folder = next((folder for folder in folders if has_processor(folder, kind)), None)
     if folder is None and kind == "text":

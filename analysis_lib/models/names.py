@@ -215,10 +215,7 @@ def model_home(folder: Path) -> Path:
     listed = folder / "modules.json"
     if (folder / "config.json").is_file() or not listed.is_file():
         return folder
-    try:
-        inner = folder / json.loads(listed.read_text(encoding="utf-8"))[0]["path"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise AnalysisError(f"{listed} cannot be read: save the model again") from error
+    inner = packages.read(listed, lambda path: folder / json.loads(path.read_text(encoding="utf-8"))[0]["path"])
     return inner if inner.is_dir() and inner.resolve().is_relative_to(folder.resolve()) else folder
 
 
@@ -230,10 +227,9 @@ def adapter_base(folder: Path) -> str | None:
     """
     if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
         return None
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        base = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        if isinstance(base, str) and base.strip():
-            return base
+    base = packages.read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if isinstance(base, str) and base.strip():
+        return base
     raise AnalysisError(f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path")
 
 
@@ -242,10 +238,9 @@ def has_processor(folder: Path, kind: str | None = None) -> bool:
     if kind != "text" and (folder / PREPARATION).is_file():
         return True
     if kind in (None, "text"):
-        with suppress(OSError, ValueError, AttributeError):
-            settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            if settings.get("tokenizer_class") in WITHOUT_VOCABULARY:
-                return True
+        settings = folder / "tokenizer_config.json"
+        if settings.exists() and packages.read_json(settings).get("tokenizer_class") in WITHOUT_VOCABULARY:
+            return True
         return any(path.is_file() for pattern in VOCABULARIES for path in folder.glob(pattern))
     return False
 

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from analysis_lib.corpora import packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.figures import Table
@@ -264,7 +265,11 @@ def recorded(model: str) -> pd.DataFrame:
     path = data_directory() / "measurements" / model / "verdicts.csv"
     if not path.is_file():
         raise AnalysisError(f"no verdicts on {model} come with the book: data/README.md says which do")
-    rows = pd.read_csv(path).set_index("id")[["value", "ci_low", "ci_high", "draws"]].fillna({"draws": math.inf})
+    rows = (
+        packages.read(path, pd.read_csv)
+        .set_index("id")[["value", "ci_low", "ci_high", "draws"]]
+        .fillna({"draws": math.inf})
+    )
     return grouped({model: verdicts_of_estimates({name: tuple(row) for name, row in rows.T.items()})}, "model")
 
 
@@ -278,4 +283,4 @@ def published(name: str) -> pd.DataFrame:
     names = [path.stem for path in folder.glob("*.csv")]
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
-    return pd.read_csv(folder / f"{name}.csv")
+    return packages.read(folder / f"{name}.csv", pd.read_csv)

@@ -10,7 +10,7 @@ def n_gram_losses(
     train: Int[np.ndarray, "sequence token"],
     held_out: Int[np.ndarray, "held_out token"],
     predicted: Bool[np.ndarray, "held_out token"],
-    special: int,
+    ordinary: Int[np.ndarray, " word"],
     vocabulary: int,
 ) -> pd.DataFrame:
     r"""Mean negative log-probability of held-out tokens, given nothing, the token before, or the tokens on both sides.
@@ -23,7 +23,7 @@ def n_gram_losses(
         train: token ids, in which words and pairs are counted.
         held_out: token ids.
         predicted: which of these count; none is a special token or stands at an end of its sequence.
-        special: number of special tokens, which come first in the vocabulary and are never predicted.
+        ordinary: the ids that may be predicted, in order: all but those of special tokens.
         vocabulary: number of tokens.
 
     Returns:
@@ -43,6 +43,6 @@ def n_gram_losses(
     before = (pairs[:, right].toarray() + np.outer(kinds, words[right])) / total[:, None]
     rows = []
     for name, likely in {"unigram": words[None], "bigram": after, "neighbours": after * before.T}.items():
-        among = likely[:, special:] / likely[:, special:].sum(1, keepdims=True)
-        rows.append((name, -np.log(np.take_along_axis(among, word[:, None] - special, 1)).mean()))
+        among = likely[:, ordinary] / likely[:, ordinary].sum(1, keepdims=True)
+        rows.append((name, -np.log(np.take_along_axis(among, np.searchsorted(ordinary, word)[:, None], 1)).mean()))
     return pd.DataFrame(rows, columns=["baseline", "loss"])

@@ -5,7 +5,7 @@ import logging
 import math
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
-from analysis_lib.models.loading import LOCALLY
-from analysis_lib.models.parts import refuse_too_large
+from analysis_lib.models.loading import LOCALLY, read_processor
+from analysis_lib.models.names import located
+from analysis_lib.models.parts import MODEL_LAYOUTS, refuse_too_large
+from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training import loop
 from analysis_lib.training.baselines import n_gram_losses
 from analysis_lib.training.settings import (
@@ -48,6 +50,8 @@ from analysis_lib.training.wordpiece import word_pieces
 
 # The last of every 40 texts is held out; the loss is that of the first sequences of these texts.
 HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
+# A model of more parameters takes half a minute and more to begin with.
+LARGE = 50_000_000
 # The share of the tokens that are predicted, as in BERT.
 PREDICTED = 0.15
 
@@ -91,16 +95,16 @@ def pretrain(
     if not seeds or min(seeds) < 0 or workers < 1:
         raise AnalysisError(f"seeds {list(seeds)} and workers {workers}: give one seed or more, and one worker or more")
     device = devices.usable(device)
-    _configuration(settings, len(SPECIAL))
+    _configuration(settings)
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
     untokenized = partial(lost, folder, "run", ".tokenizer/tokenizer.json")
     if not holds(description, identity) or untokenized():
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
-        tokenizer = word_pieces(corpus.texts, settings.vocabulary)
+        tokenizer = _tokenizer(corpus, settings)
         _sequences(tokenizer, settings)
-        _configuration(settings, len(tokenizer))
+        _configuration(settings, tokenizer)
     with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
         if not holds(description, identity) or untokenized():
             tokenizer.save_pretrained(folder / ".tokenizer")
@@ -117,20 +121,36 @@ def pretrain(
     return folder
 
 
+def _tokenizer(corpus: corpora.Corpus, settings: Pretraining) -> Tokenizer:
+    """The one that is asked for, or one that is learned from the texts."""
+    if not settings.tokenizer:
+        return word_pieces(corpus.texts, settings.vocabulary, settings.cased)
+    found = read_processor(settings.tokenizer, [located(settings.tokenizer, None)[0]], "text")
+    if missing := [n for n in ("mask", "cls", "sep", "pad") if getattr(found, f"{n}_token_id", None) is None]:
+        raise AnalysisError(f"the tokenizer of {settings.tokenizer} has no {missing[0]} token: give one of BERT's kind")
+    return found
+
+
+def _ordinary(tokenizer: Tokenizer) -> Int[Tensor, " word"]:
+    """The ids of all tokens but special ones, in order."""
+    return torch.tensor(sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids}))
+
+
 def _baselines(folder: Path, settings: Pretraining) -> pd.DataFrame:
     """The losses of counting, at the tokens of which ``held_out`` is the loss."""
-    tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
     train, held_out = _sequences(tokenizer, settings)
-    words = len(SPECIAL), len(tokenizer)
+    ordinary = _ordinary(tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        masked = [mask_tokens(part, *words, tokenizer.mask_token_id) for part in held_out.split(settings.batch)]
+        masked = [mask_tokens(part, ordinary, tokenizer.mask_token_id) for part in held_out.split(settings.batch)]
     predicted = torch.cat([labels for _, labels in masked]) != IGNORED
-    return n_gram_losses(train.numpy(), held_out.numpy(), predicted.numpy(), *words)
+    read = (train.numpy(), held_out.numpy(), predicted.numpy())
+    return n_gram_losses(*read, ordinary.numpy(), len(tokenizer))
 
 
 def _sequences(
-    tokenizer: transformers.BertTokenizer, settings: Pretraining
+    tokenizer: Tokenizer, settings: Pretraining
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The texts as sequences of one length: those to train on, and those held out."""
     texts = tokenizer(corpora.load_corpus(settings.data).texts, add_special_tokens=False)["input_ids"]
@@ -145,7 +165,7 @@ def _sequences(
     return train, held_out[:HELD_OUT_SEQUENCES]
 
 
-def _cut(texts: list[list[int]], tokenizer: transformers.BertTokenizer, length: int) -> Int[Tensor, "sequence token"]:
+def _cut(texts: list[list[int]], tokenizer: Tokenizer, length: int) -> Int[Tensor, "sequence token"]:
     stream = [token for text in texts for token in (*text, tokenizer.sep_token_id)]
     inside = length - 2
     rows = torch.tensor(stream[: len(stream) // inside * inside]).reshape(-1, inside)
@@ -178,32 +198,50 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
             seal(folder, table.stem, table.name, f"{table.stem}-step_*/*")
 
 
-def _configuration(settings: Pretraining, words: int) -> transformers.PreTrainedConfig:
-    """The configuration of the model, which is refused if it has an unknown name, makes no model or is too large."""
+def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) -> transformers.PreTrainedConfig:
+    """The configuration of the model, which is refused if it has an unknown name, makes no model or is too large.
+
+    Args:
+        tokenizer: the model's; before there is one, what does not depend on it is refused.
+    """
     kind = settings.model_type
-    if kind not in (kinds := [*transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES]):
-        raise AnalysisError(f"there is no masked language model {kind!r}: {near_names(kind, kinds)}")
-    # No more positions than are trained: the embedding of a later one would stay random.
-    chosen = {"max_position_embeddings": settings.length, **settings.configuration}
-    known = transformers.AutoConfig.for_model(kind).to_dict()
-    if unknown := [name for name in chosen if name not in known]:
-        raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], known)}")
-    for name, value in chosen.items():
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    kinds = [name for name in known if name in MODEL_LAYOUTS and MODEL_LAYOUTS[name].kind == "text"]
+    if kind not in kinds:
+        raise AnalysisError(f"there is no masked language model {kind!r} that is measured: {near_names(kind, kinds)}")
+    defaults = transformers.AutoConfig.for_model(kind).to_dict()
+    if unknown := [name for name in settings.configuration if name not in defaults]:
+        raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}")
+    if {"vocab_size", "pad_token_id"} & settings.configuration.keys():
+        raise AnalysisError("vocab_size and pad_token_id are those of the tokenizer: leave them out")
+    for name, value in settings.configuration.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise AnalysisError(f"{name} is {value}: give a number")
-    refuse_too_large(kind, chosen)
+    refuse_too_large(kind, settings.configuration)
+    words = len(SPECIAL) if tokenizer is None else len(tokenizer)
+    # No more positions than are trained: the embedding of a later one would stay random.
+    chosen = {"max_position_embeddings": settings.length, "vocab_size": words, "pad_token_id": 0}
+    if tokenizer is not None:
+        chosen["pad_token_id"] = tokenizer.pad_token_id
+        ends = {"bos": tokenizer.cls_token_id, "cls": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id}
+        for end, index in (ends | {"sep": tokenizer.sep_token_id}).items():
+            if (defaults.get(f"{end}_token_id") or 0) >= words:
+                chosen[f"{end}_token_id"] = index
+    chosen |= settings.configuration
     try:
-        pad = SPECIAL.index("[PAD]")
-        config = transformers.AutoConfig.for_model(kind, vocab_size=words, pad_token_id=pad, **chosen)
-        # Without memory for its weights.
-        with torch.device("meta"):
-            parameters = transformers.AutoModelForMaskedLM.from_config(config).num_parameters()
+        model = _on_paper(kind, chosen)
+        # Some count their positions from the padding on.
+        begins = [part.padding_idx + 1 for name, part in model.named_modules() if _counts_from_padding(name, part)]
+        if begins and "max_position_embeddings" not in settings.configuration:
+            chosen["max_position_embeddings"] += max(begins)
+            model = _on_paper(kind, chosen)
     except Exception as error:
         # Configurations and layers validate themselves, each with errors of its own.
         reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Exception raised from")[0]
         raise AnalysisError(
             f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
         ) from error
+    config, parameters = model.config, model.num_parameters()
     heads = {"num_attention_heads": 1} if hasattr(config, "num_attention_heads") else {}
     require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
     # Weights, gradients and two moments of Adam's, in single precision, and the rows of the losses.
@@ -214,11 +252,25 @@ def _configuration(settings: Pretraining, words: int) -> transformers.PreTrained
             f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, a shorter length "
             f"or fewer steps"
         )
+    if tokenizer is not None and parameters > LARGE:
+        said = "note: a %s of %d million parameters takes a while to begin with: --config makes it smaller"
+        logging.getLogger(__name__).warning(said, kind, parameters / 1e6)
     return config
 
 
+def _on_paper(kind: str, chosen: Mapping[str, object]) -> transformers.PreTrainedModel:
+    """A model without memory for its weights."""
+    config = transformers.AutoConfig.for_model(kind, **chosen)
+    with torch.device("meta"):
+        return transformers.AutoModelForMaskedLM.from_config(config)
+
+
+def _counts_from_padding(name: str, part: nn.Module) -> bool:
+    return name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None
+
+
 def mask_tokens(
-    ids: Int[Tensor, "sequence token"], special: int, vocabulary: int, mask: int
+    ids: Int[Tensor, "sequence token"], ordinary: Int[Tensor, " word"], mask: int
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The inputs and labels of masked language modelling, drawn from torch's random numbers.
 
@@ -226,33 +278,46 @@ def mask_tokens(
     replaced by a random token and 10 % stay.
 
     Args:
-        special: number of special tokens, which come first in the vocabulary and are never predicted.
-        vocabulary: number of tokens.
+        ordinary: the ids that may be predicted: all but those of special tokens.
         mask: the id of the mask.
 
     Returns:
         The ids that the model reads, and the labels: ``IGNORED`` where nothing is predicted.
     """
-    words = ids >= special
+    words = torch.isin(ids, ordinary)
     draws = torch.rand(ids.shape)
     labels = ids.masked_fill(~words | (draws >= PREDICTED), IGNORED)
-    other = torch.randint(special, vocabulary, ids.shape)
+    other = ordinary[torch.randint(len(ordinary), ids.shape)]
     read = torch.where(words & (draws < 0.8 * PREDICTED), mask, ids)
     read = torch.where(words & (draws >= 0.9 * PREDICTED) & (draws < PREDICTED), other, read)
     return read, labels
 
 
+@torch.inference_mode()
+def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
+    """All that follows the base model, one after the other; None where that is not what the model makes of a token."""
+    base = model.base_model_prefix
+    head = nn.Sequential(*(part for name, part in model.named_children() if name != base))
+    ids, training = torch.ones(1, 8, dtype=torch.long, device=model.device), model.training
+    model.eval()
+    try:
+        alike = torch.allclose(head(model.base_model(input_ids=ids).last_hidden_state), model(input_ids=ids).logits)
+    except (TypeError, RuntimeError, AttributeError):
+        alike = False
+    model.train(training)
+    return head if alike else None
+
+
 class _Run:
     def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
         self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
-        self.tokenizer = transformers.BertTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+        self.ordinary = _ordinary(self.tokenizer)
         self.train_on, self.held_out = _sequences(self.tokenizer, settings)
         torch.manual_seed(loop.drawn_seed(seed, 0))
-        config = _configuration(settings, len(self.tokenizer))
+        config = _configuration(settings, self.tokenizer)
         self.model = transformers.AutoModelForMaskedLM.from_config(config).to(device)
-        # All that follows the base model, whatever its names.
-        base = self.model.base_model_prefix
-        self.head = nn.Sequential(*(part for name, part in self.model.named_children() if name != base))
+        self.head = _head(self.model)
         self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay)
         # One beyond the last step, so that its rate, too, is above zero.
         self.schedule = transformers.get_linear_schedule_with_warmup(
@@ -279,14 +344,16 @@ class _Run:
         return value
 
     def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:
-        """Cross-entropy of each masked token, in nats; the output layer is computed for these only."""
-        masked = mask_tokens(sequences, len(SPECIAL), len(self.tokenizer), self.tokenizer.mask_token_id)
+        """Cross-entropy of each masked token, in nats; where it can be, the output layer is computed for these only."""
+        masked = mask_tokens(sequences, self.ordinary, self.tokenizer.mask_token_id)
         ids, labels = (part.to(self.device) for part in masked)
         predicted = labels != IGNORED
         bfloat16 = self.device.startswith("cuda") and torch.cuda.is_bf16_supported()
         with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=bfloat16):
-            hidden = self.model.base_model(input_ids=ids).last_hidden_state
-            logits = self.head(hidden[predicted])
+            if self.head is None:
+                logits = self.model(input_ids=ids).logits[predicted]
+            else:
+                logits = self.head(self.model.base_model(input_ids=ids).last_hidden_state[predicted])
         return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
 
     def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:

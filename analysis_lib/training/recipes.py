@@ -94,7 +94,7 @@ def _scores(folders: dict[str, Path]) -> "pd.DataFrame":
 
 
 def _record(folder: Path) -> dict:
-    return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    return packages.read_json(folder / RECORD)
 
 
 def _is_recipe(name: str) -> bool:

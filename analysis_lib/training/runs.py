@@ -48,22 +48,18 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             finished :func:`pretrain`, or one in which Trainer of transformers has left ``checkpoint-N``; or a model of
             the hub with revisions, as in ``EleutherAI/pythia-160m@step0,step1000``, whose steps are the numbers in
             their names. A checkpoint of Trainer whose weights are those of an earlier one is left out with a warning.
-        seeds: of the run; the last two have seed 0 alone.
+        seeds: of the run, see :func:`seeds_of`.
 
     Raises:
         AnalysisError: there is no such run, seed or setting; or what ``pretrain`` raises.
     """
-    if not seeds:
-        raise AnalysisError("no seed was given: give one or more")
-    seeds = list(dict.fromkeys(seeds))
+    seeds = seeds_of(run, seeds)
     if run == MULTIBERTS:
         if wrong := [seed for seed in seeds if seed not in MULTIBERTS_SEEDS]:
             raise AnalysisError(f"the MultiBERTs have no checkpoints of seed {wrong[0]}: give seeds from 0 to 4")
         steps = [(seed, step) for seed in seeds for step in MULTIBERTS_STEPS]
         return [Checkpoint(s, 1000 * step, multibert(s, step)) for s, step in steps]
     if found := _distinct(_of_trainer(run)) or _of_hub(run):
-        if seeds != [0]:
-            raise AnalysisError(f"{run} is one run: leave the seeds out")
         return found
     folder, settings, about = _find(run)
     if settings is not None:
@@ -86,6 +82,17 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
             f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again to mend it"
         )
     return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
+
+
+def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
+    """The seeds of a run that are asked for; what Trainer has left, or lies on the hub, is one run, of seed 0."""
+    if not seeds:
+        raise AnalysisError("no seed was given: give one or more")
+    wanted = list(dict.fromkeys(seeds))
+    if run == MULTIBERTS or not _trained_elsewhere(run) or wanted == [0]:
+        return wanted
+    logging.getLogger(__name__).warning("note: %s is one run, which is shown for all seeds", run)
+    return [0]
 
 
 def _of_trainer(run: str) -> dict[int, Path]:
@@ -134,7 +141,14 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=columns, dtype=float)
     folder = _find(run)[0]
-    return pd.concat([pd.read_csv(table_path(folder, s)).assign(seed=s)[columns] for s in seeds], ignore_index=True)
+
+    def losses_of(path: Path) -> pd.DataFrame:
+        found = pd.read_csv(path)[[*COLUMNS]]
+        found.astype(float)
+        return found
+
+    parts = [packages.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds]
+    return pd.concat(parts, ignore_index=True)
 
 
 def baselines(run: str) -> "pd.DataFrame":
@@ -143,7 +157,7 @@ def baselines(run: str) -> "pd.DataFrame":
 
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=["baseline", "loss"])
-    return pd.read_csv(_find(run)[0] / BASELINES)
+    return packages.read(_find(run)[0] / BASELINES, pd.read_csv)
 
 
 def run_identity(run: str) -> str:
@@ -175,9 +189,9 @@ def _find(run: str) -> tuple[Path, Pretraining | None, dict]:
             f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
             f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
         )
-    try:
-        about = json.loads((Path(run) / DESCRIPTION).read_text(encoding="utf-8"))
-        about["settings"]["checkpoints"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise AnalysisError(f"{Path(run) / DESCRIPTION} is damaged: pretrain into another folder") from error
+    about, remedy = packages.read_json(path := Path(run) / DESCRIPTION), "pretrain into another folder"
+    settings = about.get("settings")
+    steps = settings.get("checkpoints") if isinstance(settings, dict) else None
+    if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps) or not steps:
+        raise AnalysisError(f"{path} lists no checkpoints, each by its step: {remedy}")
     return Path(run), None, about

@@ -12,7 +12,7 @@ from typing import TypeVar
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
-from analysis_lib.models.names import file_hashes
+from analysis_lib.models.names import file_hashes, weights_identity
 
 # They count changes of how models are trained that the settings do not show.
 PRETRAINING, RECIPE = 1, 2
@@ -88,7 +88,12 @@ class Recipe:
     task_options: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_whole(self, steps=1, batch=1)
+        require_whole(self, steps=1, batch=1, seed=0)
+        if not (0 < self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
+            raise AnalysisError(
+                f"learning_rate {self.learning_rate}, weight_decay {self.weight_decay}: give a rate above 0, and a "
+                f"decay of 0 or more"
+            )
 
     def settings(self) -> dict:
         """All that decides the weights, except data and versions."""
@@ -105,6 +110,8 @@ class Pretraining:
         configuration: changes to transformers' defaults of the architecture; those of ``bert`` are BERT-base's.
         model_type: the architecture, as transformers names it: ``bert``, or another masked language model.
         vocabulary: the most word pieces.
+        cased: whether capital letters, and accents, are kept.
+        tokenizer: the name or folder of a model whose tokenizer is taken; where none is given, one is learned.
         length: tokens of a sequence, [CLS] and [SEP] included.
         steps: number of batches.
         batch: sequences per batch.
@@ -117,6 +124,8 @@ class Pretraining:
     configuration: dict = field(default_factory=dict)
     model_type: str = "bert"
     vocabulary: int = 8000
+    cased: bool = False
+    tokenizer: str = ""
     length: int = 64
     steps: int = 2000
     batch: int = 32
@@ -135,7 +144,10 @@ class Pretraining:
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""
         settings = {**dataclasses.asdict(self), "checkpoints": spread(self.steps), "version": PRETRAINING}
-        return {"settings": settings, "data": corpora.data_identity(self.data), "versions": versions()}
+        # Of a later version, as they are by default.
+        settings = {name: value for name, value in settings.items() if value or name not in ("cased", "tokenizer")}
+        read_by = {"tokenizer": weights_identity(self.tokenizer)} if self.tokenizer else {}
+        return {"settings": settings, "data": corpora.data_identity(self.data), **read_by, "versions": versions()}
 
 
 def spread(steps: int) -> list[int]:
@@ -194,11 +206,8 @@ def holds(description: Path, identity: dict) -> bool:
         return False
     import pandas as pd
 
-    try:
-        # By their place, as in settings.steps.
-        (theirs,) = pd.json_normalize(json.loads(description.read_text(encoding="utf-8"))).to_dict("records")
-    except (OSError, ValueError) as error:
-        raise AnalysisError(f"{description} is damaged: give another folder") from error
+    # By their place, as in settings.steps.
+    (theirs,) = pd.json_normalize(packages.read_json(description, "give another folder")).to_dict("records")
     (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
     for name in ours | theirs:
         found, wanted = theirs.get(name), ours.get(name)
@@ -223,7 +232,9 @@ def lost(folder: Path, name: str, *wanted: str) -> list[Path]:
         sealed = json.loads(seal_path(folder, name).read_bytes())
     except FileNotFoundError:  # a training before its end, or of a version that sealed nothing
         sealed = {}
-    except ValueError:
+    except (ValueError, RecursionError):
+        return [seal_path(folder, name)]
+    if not isinstance(sealed, dict):
         return [seal_path(folder, name)]
     found = file_hashes(folder, known := dict.fromkeys(wanted) | sealed)
     return [folder / path for path in known if path not in found or known[path] not in (None, found[path])]

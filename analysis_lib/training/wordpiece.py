@@ -16,8 +16,8 @@ ALPHABET = 1000
 _START = "\ue000"
 
 
-def word_pieces(texts: Iterable[str], vocabulary: int) -> transformers.BertTokenizer:
-    """A lower-casing BERT tokenizer whose word pieces are learned from the texts.
+def word_pieces(texts: Iterable[str], vocabulary: int, cased: bool = False) -> transformers.BertTokenizer:
+    """A BERT tokenizer whose word pieces are learned from the texts, which lower-cases unless it is to be cased.
 
     Words are cut as BERT cuts them, and the most frequent pair of pieces is merged again and again, which is what
     the trainers of WordPiece in use do. Not by tokenizers' own trainer of word pieces, which finds others from run to
@@ -34,13 +34,17 @@ def word_pieces(texts: Iterable[str], vocabulary: int) -> transformers.BertToken
     >>> tokenizer.tokenize("Lower slow")
     ['low', '##e', '##r', 's', '##low']
     """
-    return transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(_learned((*texts,), vocabulary))})
+    learned = {piece: i for i, piece in enumerate(_learned((*texts,), vocabulary, cased))}
+    return transformers.BertTokenizer(vocab=learned, do_lower_case=not cased)
 
 
 # Classifiers of the same texts, which differ in width or seed, are trained one after the other.
 @lru_cache(maxsize=4)
-def _learned(texts: tuple[str, ...], vocabulary: int) -> list[str]:
-    normalize, split = normalizers.BertNormalizer().normalize_str, pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+def _learned(texts: tuple[str, ...], vocabulary: int, cased: bool) -> list[str]:
+    normalize, split = (
+        normalizers.BertNormalizer(lowercase=not cased).normalize_str,
+        pre_tokenizers.BertPreTokenizer().pre_tokenize_str,
+    )
     words = Counter(word for text in texts for word, _ in split(normalize(text)))
     letters = Counter(letter for word in words.elements() for letter in word)
     alphabet = sorted(sorted(letters), key=lambda letter: -letters[letter])[:ALPHABET]

@@ -13,7 +13,7 @@ from analysis_lib.training.baselines import n_gram_losses
 
 def losses(train, held_out, predicted, special, vocabulary) -> dict[str, float]:
     arrays = np.array(train), np.array(held_out), np.array(predicted, bool)
-    return n_gram_losses(*arrays, special, vocabulary).set_index("baseline")["loss"].to_dict()
+    return n_gram_losses(*arrays, np.arange(special, vocabulary), vocabulary).set_index("baseline")["loss"].to_dict()
 
 
 def test_by_hand():

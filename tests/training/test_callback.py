@@ -100,8 +100,11 @@ def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer,
         trained.model, dynamics.corpora.load_corpus(str(lines), 6, 0), "anisotropy", tokenizer=trained.processing_class
     )["anisotropy"].query("space == 'hidden'")["cosine"]
     np.testing.assert_allclose(texts, last, rtol=1e-6)
-    with pytest.raises(AnalysisError, match="is one run: leave the seeds out"):
-        checkpoints(str(run), [1])
+    # It is one run, whatever seeds a page shows by default.
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints(str(run), [0, 1]) == found
+        assert dynamics.dynamics(str(run), str(lines), 6, seeds=[1, 2], progress=False).seeds == [0]
+    assert "is one run, which is shown for all seeds" in caplog.text
 
 
 def test_revisions_of_a_model_of_the_hub_are_a_run():

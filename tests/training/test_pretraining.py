@@ -156,7 +156,7 @@ def test_masking_is_berts():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         before = torch.randint(size, (1000, 100))
-        ids, labels = mask_tokens(before, special, size, mask)
+        ids, labels = mask_tokens(before, torch.arange(special, size), mask)
     words, predicted = before >= special, labels != -100
     assert not (predicted & ~words).any()
     assert torch.equal(labels[predicted], before[predicted])
@@ -179,7 +179,7 @@ def test_the_held_out_loss_is_that_of_transformers(run, tiny):
     torch.manual_seed(0)
     with torch.inference_mode():
         for part in rows.split(tiny.batch):
-            ids, labels = mask_tokens(part, 5, len(tokenizer), tokenizer.mask_token_id)
+            ids, labels = mask_tokens(part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id)
             predicted = int((labels != -100).sum())
             total += model(input_ids=ids, labels=labels).loss.double().item() * predicted if predicted else 0
             count += predicted
@@ -393,7 +393,7 @@ def test_a_run_on_other_text_is_refused(tiny, text, tmp_path):
 @pytest.mark.parametrize("damage", ["", "{", "[]"])
 def test_a_damaged_description_is_refused(tiny, tmp_path, damage):
     (tmp_path / "pretraining.json").write_text(damage)
-    refused("pretraining.json is damaged", "another folder", folder=tmp_path, settings=tiny)
+    refused("pretraining.json cannot be read", "another folder", folder=tmp_path, settings=tiny)
 
 
 def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
@@ -416,7 +416,7 @@ def test_a_folder_with_other_things_is_refused(tiny, tmp_path):
         ({"model_type": "brt"}, ["no masked language model 'brt'", "did you mean bert"]),
         ({"model_type": "gpt2"}, ["no masked language model 'gpt2'"]),
         ({"configuration": {"hidden_sise": 32}}, ["hidden_sise", "did you mean hidden_size"]),
-        ({"configuration": {"vocab_size": 32}}, ["makes no bert", "vocab_size"]),
+        ({"configuration": {"vocab_size": 32}}, ["vocab_size", "leave them out"]),
         ({"configuration": {"hidden_size": 33}}, ["hidden_size", "not a multiple", "12"]),
         ({"configuration": {"hidden_size": "many"}}, ["hidden_size", "many"]),
         ({"configuration": {"hidden_size": 0}}, ["makes no bert"]),
@@ -570,5 +570,144 @@ def test_the_names_of_the_multiberts():
 def test_a_damaged_description_is_named(tmp_path, content):
     (tmp_path / "pretraining.json").write_text(content)
     for of_run in (training.checkpoints, runs.run_description, runs.losses):
-        with pytest.raises(AnalysisError, match=r"pretraining\.json is damaged: pretrain into another folder"):
+        with pytest.raises(AnalysisError, match=r"pretraining\.json (cannot be read|lists no checkpoints)"):
             of_run(str(tmp_path))
+
+
+# --- Other architectures, other tokenizers ----------------------------------------------------------
+
+SIZES = {
+    **dict.fromkeys(("hidden_size", "dim", "embedding_size", "intermediate_size", "hidden_dim"), 16),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"), 2),
+}
+KINDS = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet")
+KINDS += ("roberta", "xlm-roberta")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_that_is_measured_can_be_pretrained(kind, text, tmp_path):
+    """Whatever follows its base, and wherever its positions begin."""
+    known = transformers.AutoConfig.for_model(kind).to_dict()
+    configuration = {name: size for name, size in SIZES.items() if name in known}
+    settings = Pretraining(str(text), configuration, kind, vocabulary=80, length=16, steps=2, batch=4)
+    last = pretrain(tmp_path / "run", settings) / "seed_0-step_2"
+    loaded = load_model(last)
+    assert loaded.max_length == 16
+    tables = measure(loaded, ["the cat sees the dog.", "a bird eats an apple."], progress=False)
+    assert {"anisotropy", "score_contributions"} <= {*tables}
+    # The loss is that of transformers, with the head that comes with the model.
+    tokenizer = transformers.AutoTokenizer.from_pretrained(last)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(last).eval()
+    (_, held_out), total, count = pretraining._sequences(tokenizer, settings), 0, 0
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        for part in held_out.split(settings.batch):
+            ids, labels = mask_tokens(part, torch.arange(5, len(tokenizer)), tokenizer.mask_token_id)
+            predicted = labels != -100
+            logits = model(input_ids=ids).logits[predicted]
+            total += torch.nn.functional.cross_entropy(logits, labels[predicted], reduction="sum").double().item()
+            count += int(predicted.sum())
+    assert losses(tmp_path / "run")["held_out"].iloc[-1] == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["bart", "xlm", "flaubert", "ibert", "longformer", "reformer", "esm", "data2vec-text"])
+def test_what_cannot_be_measured_is_not_pretrained(kind, text, tmp_path):
+    settings = Pretraining(str(text), TINY, kind, vocabulary=80, length=16, steps=2, batch=4)
+    refused("there is no masked language model", kind, "bert", folder=tmp_path / "run", settings=settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_of_full_size_says_what_takes_a_while(text, caplog, monkeypatch):
+    monkeypatch.setattr(pretraining, "LARGE", 1000)
+    settings = Pretraining(str(text), TINY, vocabulary=80, length=16, steps=2, batch=4)
+    with caplog.at_level("WARNING"):
+        pretraining._configuration(settings, pretraining._tokenizer(load_corpus(str(text)), settings))
+    assert "takes a while to begin with" in caplog.text
+
+
+def test_a_tokenizer_of_ones_own(tiny, tmp_path):
+    """Whose special tokens do not come first."""
+    pieces = [*"abcdefghijklmnopqrstuvwxyz.", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    pieces += ["[CLS]", "[PAD]", "[MASK]", "[UNK]", "[SEP]"]
+    backend = transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)})
+    backend.save_pretrained(tmp_path / "words")
+    settings = replace(tiny, tokenizer=str(tmp_path / "words"), steps=2)
+    run = pretrain(tmp_path / "run", settings)
+    config = load_model(run / "seed_0-step_2").model.config
+    assert (config.vocab_size, config.pad_token_id) == (58, 54)
+    ids, labels = mask_tokens(torch.arange(58).repeat(200, 1), pretraining._ordinary(backend), 55)
+    assert (labels[:, 53:] == -100).all()
+    assert (ids[:, 53:] == torch.arange(53, 58)).all()
+    assert {*labels.unique().tolist()} == {-100, *range(53)}
+    assert {*ids[:, :53].unique().tolist()} == {55, *range(53)}
+    # Another tokenizer is another run.
+    backend.add_tokens(["cat"])
+    backend.save_pretrained(tmp_path / "words")
+    refused("whose tokenizer is", folder=tmp_path / "run", settings=settings)
+
+
+def test_a_tokenizer_without_a_mask_is_refused(tiny, tmp_path):
+    import tiny as models
+
+    models.tokenizer("gpt2").save_pretrained(tmp_path / "gpt2")
+    settings = replace(tiny, tokenizer=str(tmp_path / "gpt2"))
+    refused("has no mask token", folder=tmp_path / "run", settings=settings)
+
+
+def test_capital_letters_are_kept_where_they_are_asked_for(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("\n".join(f"Paris is in France and {i % 7} is not" for i in range(200)))
+    settings = Pretraining(str(path), TINY, vocabulary=80, length=16, steps=1, batch=4, cased=True)
+    tokenizer = load_model(pretrain(tmp_path / "run", settings) / "seed_0-step_1").tokenizer
+    assert tokenizer.tokenize("Paris paris")[0] == "Paris"
+    assert "cased" not in Pretraining().identity()["settings"]
+
+
+# --- Descriptions that lead elsewhere ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "steps", [["../../etc"], [-1], [0.5], ["3"], [True], [], "0", None, {"0": 1}, [0, 10**6]], ids=repr
+)
+def test_steps_that_are_none_are_refused(steps, run, copied):
+    path = copied / "pretraining.json"
+    about = json.loads(path.read_text())
+    about["settings"]["checkpoints"] = steps
+    path.write_text(json.dumps(about))
+    with pytest.raises(AnalysisError, match=r"lists no checkpoints|is missing or damaged"):
+        runs.checkpoints(str(copied))
+
+
+@pytest.mark.parametrize("content", ["[" * 10**5, "3", '{"settings": 3}', "\udcff"])
+def test_a_description_that_is_none_is_one_line(content, run, copied):
+    (copied / "pretraining.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(AnalysisError, match=r"pretraining\.json"):
+        runs.checkpoints(str(copied))
+
+
+def test_a_pipe_in_place_of_a_description_is_one_line(tmp_path):
+    os.mkfifo(tmp_path / "pretraining.json")
+    with pytest.raises(AnalysisError, match=r"is no regular file|there is no run"):
+        runs.checkpoints(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "step,loss\n0,1\n", "a\0b", "step,tokens,learning_rate,loss,held_out\nx,1,1,1,1\n"]
+)
+def test_losses_that_are_none_are_one_line(content, run, copied):
+    (copied / "seed_0.csv").write_text(content)
+    with pytest.raises(AnalysisError, match=r"seed_0\.csv"):
+        runs.losses(str(copied))
+
+
+def test_checkpoints_of_different_sizes_are_refused(tmp_path):
+    import tiny as models
+
+    from analysis_lib.papers.godey.dynamics import dynamics
+
+    models.save(tmp_path / "run" / "checkpoint-1", "bert")
+    models.save(tmp_path / "run" / "checkpoint-2", "bert", num_hidden_layers=2)
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(models.TEXTS))
+    with pytest.raises(AnalysisError, match="has other layers or heads than"):
+        dynamics(str(tmp_path / "run"), str(lines), 6, progress=False)

@@ -206,7 +206,8 @@ def recorded() -> pd.DataFrame:
 
 def _read() -> dict[str, pd.DataFrame]:
     paths = shipping.home().glob(f"*/{_TABLE}")
-    return {path.parent.name: pd.read_csv(path, dtype={"layer": "Int64", "entropy_weight": float}) for path in paths}
+    table = partial(pd.read_csv, dtype={"layer": "Int64", "entropy_weight": float})
+    return {path.parent.name: packages.read(path, table) for path in paths}
 
 
 def code_warning() -> str:

@@ -24,7 +24,16 @@ from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel, weights_identity
 from analysis_lib.models.loading import load_model
 from analysis_lib.progress import bar
-from analysis_lib.training.runs import RUNS, Checkpoint, baselines, checkpoints, losses, run_description, run_identity
+from analysis_lib.training.runs import (
+    RUNS,
+    Checkpoint,
+    baselines,
+    checkpoints,
+    losses,
+    run_description,
+    run_identity,
+    seeds_of,
+)
 
 METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which singular vectors are taken; Godey et al. (2024, sec. 5) take 0.2.
@@ -88,8 +97,10 @@ class Dynamics(dict[str, pd.DataFrame]):
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
         """What ``save`` has written."""
-        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        return cls({path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}, about)
+        about = packages.read_json(folder / DESCRIPTION)
+        return cls(
+            {path.stem: packages.read(path, pd.read_parquet) for path in sorted(folder.glob("*.parquet"))}, about
+        )
 
     def __missing__(self, name: str) -> pd.DataFrame:
         if name != "vectors":
@@ -122,7 +133,7 @@ def dynamics(
         tokenizer: where it is, if not with the checkpoints: a name or folder.
         progress: whether to show a bar, on a terminal.
     """
-    asked = {"data": data, "limit": limit, "seed": seed, "seeds": list(dict.fromkeys(seeds))}
+    asked = {"data": data, "limit": limit, "seed": seed, "seeds": seeds_of(run, seeds)}
     if run in RUNS and run in shipping.descriptions(DESCRIPTION):
         found = Dynamics.load(shipping.home() / run)
         if all(found.about[name] == value for name, value in asked.items()):
@@ -152,6 +163,11 @@ def dynamics(
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
             folder = packages.derived(json.dumps([about, checkpoint.seed, checkpoint.step]), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+    sizes = {c: tables[c]["qk_alignment"][["layer", "head"]].to_numpy().tolist() for c in found}
+    if odd := [checkpoint for checkpoint in found if sizes[checkpoint] != sizes[last]]:
+        raise AnalysisError(
+            f"{odd[0].model} has other layers or heads than {last.model}: give the checkpoints of one run"
+        )
     joined = {"losses": losses(run, asked["seeds"]), "baselines": baselines(run)}
     for name in (*METRICS, "vectors"):
         joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
