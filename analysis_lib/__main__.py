@@ -187,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
+    add("--test", type=expanduser, help="texts with classes to test on, where a split was published")
     add("--limit", type=whole_number, default=0, help="texts to train on (default 0: all)")
     add("--utterances", type=whole_number, default=1000, help="texts of the test split to measure on (default 1000)")
     add("--epochs", type=whole_number, default=50, help="at most (default 50)")
@@ -315,7 +316,7 @@ def _classifiers(options: argparse.Namespace) -> None:
         "layers": _numbers("--layers", options.layers, whole_number),
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
         "seeds": _numbers("--seeds", options.seeds, whole_number),
-        **{name: getattr(options, name) for name in ("limit", "utterances", "epochs", "patience")},
+        **{name: getattr(options, name) for name in ("limit", "test", "utterances", "epochs", "patience")},
         "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, whole_number)
         if options.sensitivity
         else [],

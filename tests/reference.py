@@ -32,14 +32,16 @@ COLUMNS = {
     "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
     "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
     "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
-    "qk_alignment": ["layer", "head", "cosine", "dot"],
+    "qk_alignment": ["layer", "head", "cosine", "ci_low", "ci_high", "dot"],
     "head_means": ["space", "layer", "head", "dimension", "mean"],
-    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised"],
-    "attention_by_token_type": ["layer", "head", "key_type", "mass", "weight"],
+    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised", "ci_low", "ci_high"],
+    "attention_by_token_type": [
+        *("layer", "head", "key_type", "mass", "weight", "ci_low", "ci_high", "uniform_mass", "uniform_weight"),
+    ],
     "dimension_means": ["layer", "dimension", "token_type", "mean"],
     "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
-    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "pairs"],
-    "score_terms": ["layer", "head", "key_type", "term", "contribution", "pairs"],
+    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "ci_low", "ci_high", "pairs"],
+    "score_terms": ["layer", "head", "key_type", "term", "contribution", "ci_low", "ci_high", "pairs"],
 }
 # What a row of a table is about.
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
@@ -908,6 +910,24 @@ class Reference:
         reach = stats.t.ppf(0.975, g - 1) * error
         return value - reach, value + reach
 
+    def _mean_interval(
+        self, values: list[np.ndarray], range_: tuple[float, float] | None = None, every: bool = False
+    ) -> tuple[float, float, float]:
+        """The mean of values of each utterance, and its interval.
+
+        ``every`` group has a part in it, those without any values, too.
+        """
+
+        def mean(chosen):
+            whole = np.concatenate([values[i] for i in chosen])
+            return np.array(whole.mean() if len(whole) else math.nan)
+
+        some = [i for i, each in enumerate(values) if len(each)]
+        value = mean(some) if some else np.array(math.nan)
+        low, high = self._interval(mean, list(range(len(values))) if every else some) if some else (value, value)
+        ends = (low, high) if range_ is None else np.clip((low, high), *range_)
+        return float(value), *map(float, ends)
+
     def anisotropy(self) -> pd.DataFrame:
         """Mean cosine of all pairs of distinct tokens of the corpus."""
         rows = []
@@ -929,7 +949,7 @@ class Reference:
                 tokens = counts[chosen].sum()
                 return between[:, chosen][:, :, chosen].sum((1, 2)) / (tokens * (tokens - 1))
 
-            low, high = self._interval(mean, np.flatnonzero(counts).tolist())
+            low, high = np.clip(self._interval(mean, np.flatnonzero(counts).tolist()), -1, 1)
             value = mean(list(range(n)))
             tokens = np.full(heads, counts.sum())
             rows += self._rows(space, layer, cosine=value, ci_low=low, ci_high=high, tokens=tokens)
@@ -956,7 +976,7 @@ class Reference:
                 return similarities[chosen].mean(0)
 
             several = np.flatnonzero(~np.isnan(similarities[:, 0])).tolist()
-            low, high = self._interval(mean, several)
+            low, high = np.clip(self._interval(mean, several), -1, 1)
             value = mean(several)
             utterances = np.full(len(value), len(several))
             rows += self._rows(space, layer, similarity=value, ci_low=low, ci_high=high, utterances=utterances)
@@ -966,13 +986,22 @@ class Reference:
         """Cosine and scalar product of the mean query and the mean key."""
         rows = []
         for layer in self.attending:
-            queries = np.concatenate(self._vectors("query", layer), axis=1).mean(1)
-            keys = np.concatenate(self._vectors("key", layer), axis=1).mean(1)
-            keys = np.repeat(keys, len(queries) // len(keys), axis=0)
-            for head, (query, key) in enumerate(zip(queries, keys, strict=True), 1):
-                dot = sum(float(a) * float(b) for a, b in zip(query, key, strict=True))
-                cosine = dot / math.sqrt(sum(query**2)) / math.sqrt(sum(key**2))
-                rows.append({"layer": layer, "head": head, "cosine": cosine, "dot": dot})
+            queries, keys = self._vectors("query", layer), self._vectors("key", layer)
+
+            def numbers(chosen, queries=queries, keys=keys):
+                query, key = (np.concatenate([each[i] for i in chosen], axis=1).mean(1) for each in (queries, keys))
+                key = np.repeat(key, len(query) // len(key), axis=0)
+                dots = [
+                    sum(float(a) * float(b) for a, b in zip(q, k, strict=True)) for q, k in zip(query, key, strict=True)
+                ]
+                lengths = [math.sqrt(sum(q**2)) * math.sqrt(sum(k**2)) for q, k in zip(query, key, strict=True)]
+                return np.array([np.array(dots) / lengths, dots])
+
+            every = list(range(len(queries)))
+            low, high = self._interval(lambda chosen: numbers(chosen)[0], every)
+            for head, (cosine, dot) in enumerate(zip(*numbers(every), strict=True)):
+                ends = {"ci_low": max(low[head], -1), "ci_high": min(high[head], 1)}
+                rows.append({"layer": layer, "head": head + 1, "cosine": cosine, **ends, "dot": dot})
         return pd.DataFrame(rows)
 
     def head_means(self) -> pd.DataFrame:
@@ -994,12 +1023,12 @@ class Reference:
                 nats, normalised = [], []
                 for attention in self._attentions(layer):
                     entropies = stats.entropy(attention.weights[head, attention.counted], axis=1)
-                    for entropy, keys in zip(entropies, attention.allowed[attention.counted].sum(1), strict=True):
-                        nats.append(entropy)
-                        if keys > 1:
-                            normalised.append(entropy / math.log(keys))
-                row = {"layer": layer, "head": head + 1, "entropy_nats": np.mean(nats)}
-                rows.append({**row, "entropy_normalised": np.mean(normalised) if normalised else math.nan})
+                    keys = attention.allowed[attention.counted].sum(1)
+                    nats.append(entropies)
+                    normalised.append(entropies[keys > 1] / np.log(keys[keys > 1]))
+                row = {"layer": layer, "head": head + 1, "entropy_nats": np.concatenate(nats).mean()}
+                value, low, high = self._mean_interval(normalised, range_=(0, 1), every=True)
+                rows.append({**row, "entropy_normalised": value, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
 
     def attention_by_token_type(self) -> pd.DataFrame:
@@ -1008,16 +1037,21 @@ class Reference:
         for layer in self.attending:
             for head in self._heads(layer):
                 for kind in KEY_TYPES:
-                    masses, single = [], []
+                    masses, single, even_masses, even = [], [], [], []
                     for attention in self._attentions(layer):
-                        of_kind = attention.key_types == kind
+                        of_kind, allowed = attention.key_types == kind, attention.allowed[attention.counted]
                         weights = attention.weights[head, attention.counted]
+                        spread = allowed / allowed.sum(1, keepdims=True)
                         masses.append(weights[:, of_kind].sum(1))
-                        single.append(weights[attention.allowed[attention.counted] & of_kind])
-                    masses, single = np.concatenate(masses), np.concatenate(single)
-                    if len(single):
+                        single.append(weights[allowed & of_kind])
+                        even_masses.append(spread[:, of_kind].sum(1))
+                        even.append(spread[allowed & of_kind])
+                    if len(np.concatenate(single)):
                         row = {"layer": layer, "head": head + 1, "key_type": kind}
-                        rows.append({**row, "mass": np.mean(masses), "weight": np.mean(single)})
+                        weight, low, high = self._mean_interval(single, range_=(0, 1), every=True)
+                        row |= {"mass": np.concatenate(masses).mean(), "weight": weight, "ci_low": low, "ci_high": high}
+                        row["uniform_mass"] = np.concatenate(even_masses).mean()
+                        rows.append({**row, "uniform_weight": np.concatenate(even).mean()})
         return pd.DataFrame(rows)
 
     def dimension_means(self) -> pd.DataFrame:
@@ -1056,14 +1090,21 @@ class Reference:
         for layer in self.attending:
             for head in self._heads(layer):
                 for kind in ("all", *KEY_TYPES):
-                    total, pairs = 0.0, 0
+                    totals, pairs = [], []
                     for attention in self._attentions(layer):
                         keys = (attention.key_types == kind) | (kind == "all")
-                        total = total + attention.contributions[head, keys].sum(0)
-                        pairs += attention.pairs[keys].sum()
-                    if pairs:
-                        columns = {"dimension": range(len(total)), "key_type": kind, "contribution": total / pairs}
-                        columns["pairs"] = pairs
+                        totals.append(attention.contributions[head, keys].sum(0))
+                        pairs.append(attention.pairs[keys].sum())
+                    totals, pairs = np.array(totals), np.array(pairs)
+                    if pairs.sum():
+
+                        def mean(chosen, totals=totals, pairs=pairs):
+                            return totals[chosen].sum(0) / pairs[chosen].sum()
+
+                        low, high = self._interval(mean, np.flatnonzero(pairs).tolist())
+                        value = mean(np.flatnonzero(pairs))
+                        columns = {"dimension": range(len(value)), "key_type": kind, "contribution": value}
+                        columns |= {"ci_low": low, "ci_high": high, "pairs": pairs.sum()}
                         frames.append(pd.DataFrame({"layer": layer, "head": head + 1, **columns}))
         return pd.concat(frames, ignore_index=True)
 
@@ -1079,10 +1120,11 @@ class Reference:
                             keys = (attention.key_types == kind) | (kind == "all")
                             chosen = attention.allowed & keys & attention.counted[:, None]
                             values.append(attention.terms[term][head][chosen])
-                        values = np.concatenate(values)
-                        if len(values):
+                        if pairs := len(np.concatenate(values)):
+                            value, low, high = self._mean_interval(values)
                             row = {"layer": layer, "head": head + 1, "key_type": kind, "term": term}
-                            rows.append({**row, "contribution": np.mean(values), "pairs": len(values)})
+                            row |= {"contribution": value, "ci_low": low, "ci_high": high}
+                            rows.append({**row, "pairs": pairs})
         return pd.DataFrame(rows)
 
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -1137,6 +1179,8 @@ def assert_agree(
             assert (np.isnan(a) == np.isnan(b)).all(), f"{name}.{column}: values are missing"
             error = np.nan_to_num(np.abs(a - b))
             scale = np.sqrt(np.nanmean(b**2)) if np.isfinite(b).any() else 0
+            # Of an interval, a difference of two that may be larger.
+            scale *= 5 if column.startswith("ci_") else 1
             far = error > relative * np.nan_to_num(np.abs(b)) + absolute * scale
             worst = found.index[int(np.argmax(error))] if len(b) else None
             assert not far.any(), (

@@ -23,12 +23,14 @@ class AttentionRows:
         type_mass: the weight given to the keys of each type, summed over the counted queries of an utterance.
         keys: how many keys each query may see.
         pairs: how many pairs of a counted query and a visible key there are, by the type of the key.
+        uniform: what ``type_mass`` is where attention is spread evenly over the keys that a query may see.
     """
 
     entropy: Float[Tensor, "utterance head token"]
     type_mass: Float[Tensor, "utterance head type"]
     keys: Float[Tensor, "utterance token"]
     pairs: Float[Tensor, "utterance type"]
+    uniform: Float[Tensor, "utterance type"]
 
 
 def attend_with_rows(

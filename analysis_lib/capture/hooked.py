@@ -156,4 +156,5 @@ def rows_of_windows(windows: list[Window], visibility: Visibility) -> AttentionR
     indicators = [masks.to(entropy.dtype).transpose(1, 2).unsqueeze(1) for masks in type_masks]
     mass = torch.cat([window.weights @ types for window, types in zip(windows, indicators, strict=True)], 2)
     queries = visibility.queries.counted.to(mass.dtype)[:, None, None]
-    return AttentionRows(entropy, (queries @ mass).squeeze(2), visibility.seen, visibility.pairs)
+    mass = (queries @ mass).squeeze(2)
+    return AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform)

@@ -87,7 +87,7 @@ class InterfaceAttention:
         output, entropy, mass = attend_with_rows(
             query, key, value, mask, scaling, indicators, counted, bias, visibility.causal
         )
-        layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs)
+        layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform)
         return output.to(dtype)
 
 

@@ -213,6 +213,14 @@ class Visibility:
     @cached_property
     def pairs(self) -> Float[Tensor, "utterance type"]:
         """How many pairs of a counted query and a key that it sees there are, by the type of the key."""
-        counted = self.queries.counted.double().unsqueeze(-1)
-        queries_of_key = self.over_queries(counted).squeeze(-1).expand(-1, self.keys.mask.shape[1])
-        return (self.keys.type_masks.double() @ queries_of_key.unsqueeze(-1)).squeeze(-1)
+        return self._by_type(self.queries.counted.double())
+
+    @cached_property
+    def uniform(self) -> Float[Tensor, "utterance type"]:
+        """The weight by type of the key, summed over counted queries, if each spreads it evenly over what it sees."""
+        return self._by_type(self.queries.counted / self.seen.clamp_min(1))
+
+    def _by_type(self, values: Float[Tensor, "utterance token"]) -> Float[Tensor, "utterance type"]:
+        """The values of the queries, summed over pairs with a key that they see, by its type."""
+        of_key = self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])
+        return (self.keys.type_masks.double() @ of_key.unsqueeze(-1)).squeeze(-1)

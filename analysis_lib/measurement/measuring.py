@@ -57,8 +57,8 @@ def measure(
     (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes it. So the result is the
     same, byte for byte, for any number of workers on this machine. With another number of threads, or on another
     processor, sums are formed in another order and by other kernels: in single precision the tables then agree to 4
-    parts in 10,000, or 2 millionths of a column's root mean square where a value is what is left of a cancellation,
-    and in double precision to 2 parts in 10⁹.
+    parts in 10,000, or 2 millionths of a column's root mean square where a value is what is left of a cancellation (10
+    for the ends of an interval), and in double precision to 2 parts in 10⁹.
 
     Workers that have more threads than there are cores take turns, at little cost. One thread per worker
     (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.

@@ -1,6 +1,7 @@
 """What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ class Metric(ABC):
         name: of the table.
         needs: the spaces of ``capture.SPACES``, and ``weights`` or ``scores``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
+        limits: the range of that column, which its interval does not leave.
         counts: the column that says how many vectors or utterances a row rests on. A group of utterances that adds
             nothing to it has no part in the interval of the row; without such a column, every group has.
         of_pairs_within_utterances: whether it compares vectors of one utterance.
@@ -90,6 +92,7 @@ class Metric(ABC):
     name: ClassVar[str]
     needs: ClassVar[frozenset[str]]
     interval: ClassVar[str | None] = None
+    limits: ClassVar[tuple[float, float] | None] = None
     counts: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
@@ -129,13 +132,12 @@ class Metric(ABC):
         table = self.points(total := self.total())
         if self.interval is None:
             return table
-        point = table[self.interval].to_numpy()
-        rest = [self._without(group, total) for group in self.occupied_groups()]
-        left_out = np.reshape([part[self.interval] for part in rest], (-1, *point.shape))
-        part = None
-        if self.counts is not None:
-            part = np.reshape([part[self.counts] != table[self.counts] for part in rest], left_out.shape)
-        low, high = jackknife_interval(point, left_out, part)
+        rest, again = itertools.tee(self._without(group, total) for group in self.occupied_groups())
+        left_out = (part[self.interval].to_numpy() for part in rest)
+        has_part = (self.counts is None or (part[self.counts] != table[self.counts]).to_numpy() for part in again)
+        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out, has_part)
+        if self.limits is not None:
+            low, high = low.clip(*self.limits), high.clip(*self.limits)
         position = table.columns.get_loc(self.interval) + 1
         table.insert(position, "ci_low", low)
         table.insert(position + 1, "ci_high", high)
@@ -174,6 +176,13 @@ class Metric(ABC):
         if not self.sums:
             raise AnalysisError(f"{self.name}: nothing was measured")
         return {key: values.sum(0) for key, (_, values) in self.arrays().items()}
+
+    def occur(self, quantity: str, layer: int) -> np.ndarray:
+        """Of the counts in a sum of a layer, such as those of tokens by type, which are above 0 in the whole corpus.
+
+        What ``points`` lists is decided by these, so that a table without a group of utterances has the same rows.
+        """
+        return self.sums[quantity, layer].values.sum(0).cpu().numpy() > 0
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
@@ -264,19 +273,19 @@ def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> C
 
 
 def type_means(
-    totals: np.ndarray, counts: np.ndarray, types: Sequence[str] = TOKEN_TYPES
+    totals: np.ndarray, counts: np.ndarray, occur: np.ndarray, types: Sequence[str] = TOKEN_TYPES
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The means over all tokens, or pairs, and over those of each type that occurs.
 
     Args:
         totals: sums by type, of shape ... x type x width.
         counts: how many tokens or pairs of each type there are.
+        occur: which types have a row, whether there are any here or not: see :meth:`Metric.occur`.
 
     Returns:
         The means, of shape ... x kind x width; how many there are of each kind; and the kinds, ``all`` first.
     """
     totals = np.concatenate([totals.sum(-2, keepdims=True), totals], axis=-2)
-    counts = np.array([counts.sum(), *counts])
-    occurs = counts > 0
-    kinds = np.array(["all", *types])[occurs]
-    return totals[..., occurs, :] / counts[occurs, None], counts[occurs].astype(int), kinds
+    counts, rows = np.array([counts.sum(), *counts]), np.array([True, *occur])
+    means = totals[..., rows, :] / np.where(counts > 0, counts, np.nan)[rows, None]
+    return means, counts[rows].astype(int), np.array(["all", *types])[rows]

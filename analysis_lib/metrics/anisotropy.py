@@ -71,6 +71,7 @@ class Anisotropy(Metric):
     name = "anisotropy"
     needs = frozenset(VECTOR_SPACES)
     interval = "cosine"
+    limits = (-1, 1)
     counts = "tokens"
 
     def update(self, activations: Activations) -> None:
@@ -103,6 +104,7 @@ class UtteranceSimilarity(Metric):
     name = "utterance_similarity"
     needs = frozenset(VECTOR_SPACES)
     interval = "similarity"
+    limits = (-1, 1)
     counts = "utterances"
     of_pairs_within_utterances = True
 

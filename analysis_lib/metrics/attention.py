@@ -12,12 +12,15 @@ class AttentionEntropy(Metric):
     """Mean entropy of the attention rows of a head.
 
     Columns: layer, head, entropy_nats, the mean of −Σ p ln p over queries; and entropy_normalised in [0, 1], the
-    mean of the entropy over ln n, its largest value for the n keys that the query may see. A row with one key has
-    entropy 0 and no normalised one: it counts in the first mean alone (normalised is NaN where no row has two keys).
+    mean of the entropy over ln n, its largest value for the n keys that the query may see, with its 95 % interval. A
+    row with one key has entropy 0 and no normalised one: it counts in the first mean alone (normalised is NaN where no
+    row has two keys).
     """
 
     name = "attention_entropy"
     needs = frozenset({WEIGHTS})
+    interval = "entropy_normalised"
+    limits = (0, 1)
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
@@ -44,13 +47,17 @@ class AttentionEntropy(Metric):
 class AttentionByTokenType(Metric):
     """The attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
 
-    Columns: layer, head, key_type (cls, sep, first, punct, other), mass in [0, 1], the total weight that a query gives
-    to the keys of the type, mean over queries, which sums to 1 over types; and weight in [0, 1], the mean
-    weight of a pair of a query and a key of the type that it may see. A type that does not occur has no row.
+    Columns: layer, head, key_type (a type of token), mass in [0, 1], the total weight that a query gives to the keys of
+    the type, mean over queries, which sums to 1 over types; weight in [0, 1], the mean weight of a pair of a query and
+    a key of the type that it may see, with its 95 % interval; and uniform_mass and uniform_weight, the same for
+    attention that is spread evenly over the keys that a query may see. Under a causal mask, that gives the first token
+    more than others: a model gives it much where its weight is above this. A type that does not occur has no row.
     """
 
     name = "attention_by_token_type"
     needs = frozenset({WEIGHTS})
+    interval = "weight"
+    limits = (0, 1)
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
@@ -59,13 +66,16 @@ class AttentionByTokenType(Metric):
         self.add(("mass", layer), activations.rows.type_mass, activations)
         self.add(("queries", layer), activations.tokens.counts, activations)
         self.add(("pairs", layer), activations.rows.pairs, activations)
+        self.add(("uniform", layer), activations.rows.uniform, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(layer: int) -> Columns:
-            total, pairs = sums["mass", layer], sums["pairs", layer]
-            occurs = pairs > 0
-            axes = {"head": range(1, len(total) + 1), "key_type": np.array(TOKEN_TYPES)[occurs]}
-            mass, weight = total / sums["queries", layer], total[:, occurs] / pairs[occurs]
-            return crossed(layer, axes, mass=mass[:, occurs], weight=weight)
+            occur, queries = self.occur("pairs", layer), sums["queries", layer]
+            given, uniform, pairs = (sums[name, layer][..., occur] for name in ("mass", "uniform", "pairs"))
+            pairs = np.where(pairs > 0, pairs, np.nan)
+            axes = {"head": range(1, len(given) + 1), "key_type": np.array(TOKEN_TYPES)[occur]}
+            values = {"mass": given / queries, "weight": given / pairs}
+            even = {"uniform_mass": uniform[None] / queries, "uniform_weight": uniform[None] / pairs}
+            return crossed(layer, axes, **values, **even)
 
         return tabulated(sums, "mass", rows)

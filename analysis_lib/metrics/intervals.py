@@ -1,5 +1,6 @@
 """95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +15,7 @@ Z_95 = 1.959964
 
 
 def jackknife_interval(
-    point: np.ndarray, left_out: np.ndarray, part: np.ndarray | None = None
+    point: np.ndarray, left_out: Iterable, part: Iterable | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
 
@@ -23,8 +24,8 @@ def jackknife_interval(
 
     Args:
         point: the statistic on everything, of any shape.
-        left_out: the statistic without each group, first axis the groups.
-        part: of the same shape, whether the group has a part in the statistic; by default, every group has.
+        left_out: the statistic without each group; of large ones, one is in memory at a time.
+        part: for each group, of the same shape, whether it has a part in the statistic; by default, every group has.
 
     Returns:
         Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
@@ -33,13 +34,15 @@ def jackknife_interval(
     >>> round(float(high - 2), 3)
     2.484
     """
-    if not len(left_out):
-        return np.full_like(point, np.nan, dtype=float), np.full_like(point, np.nan, dtype=float)
-    part = np.ones(left_out.shape, bool) if part is None else part
-    groups = part.sum(0)
+    groups, mean, square = np.zeros(np.shape(point), int), np.zeros(np.shape(point)), np.zeros(np.shape(point))
+    for values, has_part in zip(left_out, itertools.repeat(True) if part is None else part, strict=False):
+        # Running mean and sum of squares (Welford 1962).
+        groups = groups + has_part
+        step = np.where(has_part, values - mean, 0)
+        mean = mean + step / np.maximum(groups, 1)
+        square = square + np.where(has_part, step * (values - mean), 0)
     several = np.where(groups > 1, groups, np.nan)
-    mean = np.where(part, left_out, 0).sum(0) / several
-    spread = np.sqrt((several - 1) / several * np.where(part, (left_out - mean) ** 2, 0).sum(0))
+    spread = np.sqrt((several - 1) / several * square)
     reach = np.asarray(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread)
     return np.asarray(point - reach), np.asarray(point + reach)
 

@@ -61,11 +61,14 @@ class HeadMeans(Metric):
 class QueryKeyAlignment(Metric):
     """Cosine and scalar product of the mean query and the mean key of a head, after bias (Godey et al. 2024, sec. 5).
 
-    Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero) and dot, before the 1/√d' scaling.
+    Columns: layer, head, cosine in [−1, 1] (NaN where a mean is exactly zero), its 95 % interval, and dot, before the
+    1/√d' scaling.
     """
 
     name = "qk_alignment"
     needs = frozenset({"query", "key"})
+    interval = "cosine"
+    limits = (-1, 1)
 
     def update(self, activations: Activations) -> None:
         if "query" not in activations.spaces:

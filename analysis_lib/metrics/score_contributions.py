@@ -14,13 +14,15 @@ class ScoreContributions(Metric):
     less what does not depend on the key's input (``score_terms``). What masks, rotations, norms of keys and relative
     positions change is said in :class:`~analysis_lib.capture.ScoreSums` (``capture/score_sums.py``).
 
-    Columns: layer, head, dimension (from 0), key_type (all, cls, sep, first, punct, other), contribution, the mean of
-    C_j over the pairs of a query and a key that it may see, before scaling; and pairs, how many. A type that does not
-    occur has no row.
+    Columns: layer, head, dimension (from 0), key_type (all, or a type of token), contribution, the mean of C_j over the
+    pairs of a query and a key that it may see, before scaling, with its 95 % interval; and pairs, how many. A type that
+    does not occur has no row.
     """
 
     name = "score_contributions"
     needs = frozenset({SCORES})
+    interval = "contribution"
+    counts = "pairs"
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -30,7 +32,8 @@ class ScoreContributions(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(layer: int) -> Columns:
-            means, pairs, types = type_means(sums["sum", layer], sums["pairs", layer])
+            pairs = sums["pairs", layer]
+            means, pairs, types = type_means(sums["sum", layer], pairs, self.occur("pairs", layer))
             heads, _, width = means.shape
             axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
             return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
@@ -42,15 +45,18 @@ class ScoreContributions(Metric):
 class ScoreTerms(Metric):
     """What the scores of a head are made of, besides their dimensions.
 
-    Columns: layer, head, key_type (all, cls, sep, first, punct, other), term, contribution, the mean over the pairs of
-    a query and a key that it may see, before scaling; and pairs, how many. The terms are ``content``, q · W_K x_n
-    (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa; ``key_bias``, q · b_K;
-    and ``position``, what is added whatever the key's input: relative position biases (T5, MPNet, BEiT), and
-    DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture lacks has no row.
+    Columns: layer, head, key_type (all, or a type of token), term, contribution, the mean over the pairs of a query and
+    a key that it may see, before scaling, with its 95 % interval; and pairs, how many. The terms are ``content``,
+    q · W_K x_n (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa;
+    ``key_bias``, q · b_K; and ``position``, what is added whatever the key's input: relative position biases (T5,
+    MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture
+    lacks has no row.
     """
 
     name = "score_terms"
     needs = frozenset({SCORES})
+    interval = "contribution"
+    counts = "pairs"
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -61,7 +67,8 @@ class ScoreTerms(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(term: str, layer: int) -> Columns:
-            means, pairs, types = type_means(sums["sum", term, layer], sums["pairs", layer])
+            pairs = sums["pairs", layer]
+            means, pairs, types = type_means(sums["sum", term, layer], pairs, self.occur("pairs", layer))
             axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
             return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
 

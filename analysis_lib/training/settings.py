@@ -188,8 +188,11 @@ def left_by(seed: int, steps: Iterable[int]) -> list[str]:
 def write(path: Path, text: str) -> None:
     """Write a file whole, or leave it as it was."""
     unfinished = path.with_name(f".unfinished-{path.name}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.rename(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.rename(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def holds(description: Path, identity: dict) -> bool:

@@ -45,6 +45,8 @@ def assert_agree(
         for column in found:
             a, b = (table[column].to_numpy(dtype=float) for table in (found, wanted))
             scale = np.sqrt(np.mean(b**2)) if len(b) else 0
+            # Of an interval, a difference of two that may be larger.
+            scale *= 5 if column.startswith("ci_") else 1
             close = np.abs(a - b) <= relative * np.abs(b) + absolute * scale
             worst = found.index[int(np.argmax(np.abs(a - b) / np.maximum(np.abs(b), 1e-30)))] if len(b) else None
             assert close.all(), f"{name}.{column}: {(~close).sum()} of {len(a)} differ, worst at {worst}"

@@ -100,11 +100,13 @@ def test_attention_by_token_type_and_entropy_by_hand():
     entropy = torch.special.entr(weights).sum(-1)
     mass = torch.stack([weights[:, 0].sum(), weights[:, 3].sum(), *torch.zeros(3).double(), weights[:, 1:3].sum()])
     keys, pairs = torch.full((1, 4), 4.0).double(), torch.tensor([[4.0, 4, 0, 0, 0, 8]]).double()
-    rows = AttentionRows(entropy[None, None], mass[None, None], keys, pairs)
+    rows = AttentionRows(entropy[None, None], mass[None, None], keys, pairs, pairs / 4)
     activations = Activations(1, "blocks", "layer.0", tokens, rows=rows)
     table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
     assert table["mass"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.5 / 4}
     assert table["weight"].to_dict() == {"cls": 3.25 / 4, "sep": 0.25 / 4, "other": 0.25 / 4}
+    assert table["uniform_mass"].to_dict() == {"cls": 0.25, "sep": 0.25, "other": 0.5}
+    assert table["uniform_weight"].to_dict() == dict.fromkeys(("cls", "sep", "other"), 0.25)
     row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
     assert row["entropy_nats"] == pytest.approx(math.log(4) / 4)
     assert row["entropy_normalised"] == pytest.approx(1 / 4)
@@ -115,7 +117,7 @@ def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
     weights = torch.tensor([[1.0, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
     mass = torch.stack([weights[:, 0].sum(), *torch.zeros(4, dtype=torch.float64), weights[:, 1:].sum()])
     keys, pairs = torch.tensor([[1.0, 2, 3]]).double(), torch.tensor([[3.0, 0, 0, 0, 0, 3]]).double()
-    rows = AttentionRows(torch.special.entr(weights).sum(-1)[None, None], mass[None, None], keys, pairs)
+    rows = AttentionRows(torch.special.entr(weights).sum(-1)[None, None], mass[None, None], keys, pairs, mass[None])
     activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS, OTHER, OTHER]]), rows=rows)
     row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
     assert row["entropy_nats"] == pytest.approx((math.log(2) + math.log(3)) / 3)
@@ -123,12 +125,15 @@ def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
     table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
     assert table["mass"].to_dict() == pytest.approx({"cls": 11 / 18, "other": 7 / 18})
     assert table["weight"].to_dict() == pytest.approx({"cls": 11 / 18, "other": 7 / 18})
+    # That is what even attention gives the first token under the mask.
+    assert table["uniform_mass"].to_dict() == table["mass"].to_dict()
+    assert table["uniform_weight"].to_dict() == table["weight"].to_dict()
 
 
 def test_a_row_of_one_key_has_no_normalised_entropy():
     zero, one = torch.zeros(1, 1, 1).double(), torch.ones(1, 1).double()
     cls = torch.tensor([[1.0, 0, 0, 0, 0, 0]]).double()
-    rows = AttentionRows(zero, cls[None], one, cls)
+    rows = AttentionRows(zero, cls[None], one, cls, cls)
     activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS]]), rows=rows)
     table = accumulated(metrics.AttentionEntropy(), activations).table()
     assert table["entropy_nats"].item() == 0

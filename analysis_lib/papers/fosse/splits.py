@@ -10,7 +10,9 @@ from analysis_lib.corpora.splits import drawn, stratified
 from analysis_lib.errors import AnalysisError
 
 
-def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tuple[Corpus, Corpus, Corpus]:
+def splits(
+    data: str, limit: int = 0, test_limit: int = 0, seed: int = 0, test: str | None = None
+) -> tuple[Corpus, Corpus, Corpus]:
     """What a classifier is trained on, stopped by and tested on.
 
     Args:
@@ -20,6 +22,7 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
             on; 0 for all.
         test_limit: how many texts to test on, drawn in the same way.
         seed: of the draws.
+        test: a corpus with classes to test on, where one was published; all that is not for validation is trained on.
 
     Raises:
         AnalysisError: there is no such corpus, it lacks a split or has no classes, the test split has a class that
@@ -28,10 +31,15 @@ def splits(data: str, limit: int = 0, test_limit: int = 0, seed: int = 0) -> tup
     limits = (limit, -(-limit // 4), test_limit)
     if data.count(":") < 2 and Path(data.partition(":")[0]).is_file():
         raise AnalysisError(f"{data} names no classes: give a table with both columns, as in reviews.csv:text:label")
-    whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
+    if test is None:
+        whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
+    else:
+        every, validation = load_corpus(data), load_corpus(f"{data}:validation")
+        kept = {*validation.items, *(published := load_corpus(test)).items}
+        whole = [every.take(i for i, item in enumerate(every.items) if item not in kept), validation, published]
     # Found here and not after the training, when the texts of that class cannot be scored.
     if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):
-        raise AnalysisError(f"{data}:test has the class {unknown[0]}, which {data}:train lacks: leave it out")
+        raise AnalysisError(f"{test or f'{data}:test'} has the class {unknown[0]}, which {data} lacks: leave it out")
     return tuple(stratified(corpus, size or len(corpus), seed) for corpus, size in zip(whole, limits, strict=True))
 
 

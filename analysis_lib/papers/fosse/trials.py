@@ -43,7 +43,9 @@ COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
 _TABLE, _RECORD = "trials.csv", "results.json"
 
 
-def trials(classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 1000, **settings) -> pd.DataFrame:
+def trials(
+    classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 1000, test: str | None = None, **settings
+) -> pd.DataFrame:
     """Train classifiers of self-attention and measure them.
 
     Where PyTorch may use several threads, as many classifiers are trained at once. None is trained whose numbers come
@@ -56,6 +58,7 @@ def trials(classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 100
         limit: as of :func:`splits`.
         utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
             measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
+        test: as of :func:`splits`.
         settings: of :func:`self_attention`.
 
     Returns:
@@ -72,12 +75,12 @@ def trials(classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 100
     if any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row in work):
         raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
     require_names(row["data"] for row in work)
-    asked = {"limit": limit, "utterances": utterances, **settings}
+    asked = {"limit": limit, "utterances": utterances, **({"test": test} if test else {}), **settings}
     shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
     same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
     known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
     missing = [row for row, found in zip(work, known, strict=True) if found.empty]
-    corpora = {data: splits(data, limit) for data in dict.fromkeys(row["data"] for row in missing)}
+    corpora = {data: splits(data, limit, test=test) for data in dict.fromkeys(row["data"] for row in missing)}
     one = partial(_trial, utterances=utterances, settings=settings)
     with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
         fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
@@ -145,6 +148,7 @@ def record(
     sensitivity_layers: Sequence[int] = (1,),
     limit: int = 0,
     utterances: int = 1000,
+    test: str | None = None,
     **settings,
 ) -> None:
     """Run trials at full length and keep their numbers, without texts and weights.
@@ -159,7 +163,7 @@ def record(
         seeds: of the trainings.
         sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any.
         sensitivity_layers: how many blocks, for these.
-        limit, utterances, settings: as of :func:`trials`.
+        limit, utterances, test, settings: as of :func:`trials`.
     """
     cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
     work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
@@ -169,7 +173,8 @@ def record(
     ]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
-    corpora, settings = splits(data, limit), {"limit": limit, "utterances": utterances, **settings}
+    settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
+    corpora = splits(data, limit, test=test)
     table = trials(work, **settings)
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
     settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
