@@ -99,7 +99,8 @@ def one_line(error: BaseException) -> str:
     """An error as the command line says it."""
     if isinstance(error, OSError) and error.filename:
         error = AnalysisError(f"{error.filename} cannot be used ({error.strerror}): give another file or folder")
-    unexpected = f"{type(error).__name__}: {error} (--debug shows where)"
+    hint = "start Python without -OO, by which transformers fails" if sys.flags.optimize > 1 else "--debug shows where"
+    unexpected = f"{type(error).__name__}: {error} ({hint})"
     return f"error: {error if isinstance(error, AnalysisError) else ' '.join(unexpected.split())}"
 
 

@@ -6,7 +6,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tqdm import tqdm
+from analysis_lib.errors import AnalysisError
+
+try:
+    from tqdm import tqdm
+except ValueError as error:
+    raise AnalysisError(
+        f"a variable TQDM_... of the environment is none that tqdm takes ({error}): unset it"
+    ) from error
 
 # Names the file in which the current line of a bar is kept, instead of being shown.
 LINE_FILE = "ANALYSIS_LIB_PROGRESS"

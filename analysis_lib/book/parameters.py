@@ -10,6 +10,7 @@ import nbformat
 import yaml
 from sphinx_external_toc.parsing import parse_toc_yaml
 
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,14 +31,15 @@ class Parameter:
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """The notebook at ``path``, which is refused if it cannot be read."""
-    try:
+
+    def read(path: Path) -> nbformat.NotebookNode:
         notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
         if notebook.nbformat < 4:
             raise ValueError("its format is older than 4 (`jupyter nbconvert --to notebook` writes it anew)")
+        nbformat.validate(notebook)
         return notebook
-    except (OSError, ValueError, AttributeError, TypeError, KeyError, nbformat.ValidationError) as error:
-        reason = str(error).split("\n")[0]
-        raise AnalysisError(f"{path} cannot be read as a notebook: {reason}") from error
+
+    return packages.read(path, read, "give a notebook as Jupyter saves it")
 
 
 def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
@@ -69,8 +71,10 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
                 case ast.Assign([ast.Name(name)], value):
                     default = ast.literal_eval(value)
                     found[name] = Parameter(name, type(default).__name__, default)
-    except SyntaxError as error:
-        raise AnalysisError(f"{notebook}: its parameters cell is not plain Python: {error.msg}") from None
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise AnalysisError(
+            f"{notebook}: its parameters cell is not plain Python: {str(error).split(' (')[0]}"
+        ) from None
     except ValueError:
         raise AnalysisError(f"{notebook}: the default of parameter {name} is not a literal") from None
     for name, parameter in found.items():

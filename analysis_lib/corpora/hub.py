@@ -86,6 +86,8 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
         # The hub's own "not in the cache" error is an OSError too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
         raise _unreachable(repository, reason) from error
+    except Exception as error:  # Of the HTTP client, such as for a proxy that is none.
+        raise _unreachable(repository, f"cannot be asked ({type(error).__name__}: {error})") from error
 
 
 def _misnamed(repository: str) -> AnalysisError:

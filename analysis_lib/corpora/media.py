@@ -70,7 +70,8 @@ class ArrayImage:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file; an AnalysisError if it cannot be read."""
-    if path.exists() and not path.is_file():
+    if path.exists() and (not path.is_file() or path.resolve().is_relative_to("/proc")):
+        # Pipes, and what the kernel shows as files, may be waited for for ever.
         raise AnalysisError(f"{path} is no regular file: give one, or pipe lines of text into -")
     try:
         return path.read_bytes()

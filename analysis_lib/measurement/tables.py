@@ -248,8 +248,8 @@ def save_tables(
 def _listed(run: Path) -> set[str]:
     """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
     try:
-        about = json.loads(run.read_text(encoding="utf-8"))
+        about = packages.read_json(run)
         made = [f"{name}.{form}" for name in about.get("tables", ()) if name.isidentifier() for form in FORMATS]
         return {*made, *(name for name in about.get("files", ()) if Path(name).name == name)}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (AnalysisError, TypeError, AttributeError):
         return set()

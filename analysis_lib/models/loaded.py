@@ -28,6 +28,8 @@ PUNCTUATION = frozenset(",.，．、。،।")
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_length_inputs")
 # A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files of another kind.
 LEAST_SHARE = 10
+# Per second of a sound: more would fill the memory.
+MOST_SAMPLES = 1_000_000
 # A model without a limit of its own (T5's positions are relative) reads this many tokens at once.
 LONGEST_TEXT = 1024
 
@@ -88,6 +90,9 @@ class LoadedModel:
             )
         _refuse_non_finite(self)
         _refuse_strange_tokens(self)
+        rate = getattr(self.processor, "sampling_rate", MOST_SAMPLES)
+        if not isinstance(rate, int) or not 1 <= rate <= MOST_SAMPLES:
+            raise AnalysisError(f"{self.name}: its processor reads {rate!r} samples per second: mend its settings")
 
     def __repr__(self) -> str:
         layers = sum(map(len, self.stacks.values()))

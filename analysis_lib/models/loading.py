@@ -329,7 +329,8 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         model_type = settings.get("model_type")
         if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
             raise AnalysisError(
-                f"{name} is no transformers model (model_type {model_type!r}): give one of {', '.join(MODEL_LAYOUTS)}"
+                f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
+                f"config.json, or give a model of one of {', '.join(MODEL_LAYOUTS)}"
             )
         return transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
 

@@ -1,5 +1,6 @@
 """Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put around them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -12,6 +13,8 @@ from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 
+# Tokenising so many takes a minute.
+MANY_LETTERS = 5_000_000
 Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
 
 
@@ -89,6 +92,8 @@ def encoded(name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length
     """
     pairs = isinstance(texts[0], Pair)
     sides = [[*side] for side in zip(*texts, strict=True)] if pairs else [[*texts]]
+    if (letters := max(map(len, sides[0]))) > MANY_LETTERS:
+        logging.getLogger(__name__).warning("note: %s: a text of %d letters takes a while to tokenise", name, letters)
     try:
         found = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])

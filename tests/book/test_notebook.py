@@ -92,7 +92,7 @@ def test_a_notebook_of_an_old_format_is_refused(tmp_path):
     path = write(tmp_path / "n.ipynb", "print('old')", parameters="")
     path.write_text(nbformat.writes(nbformat.convert(nbformat.read(path, 4), 3), 3))
     assert json.loads(path.read_text())["nbformat"] == 3
-    with pytest.raises(AnalysisError, match=r"n.ipynb cannot be read as a notebook: its format is older than 4"):
+    with pytest.raises(AnalysisError, match=r"n.ipynb cannot be read \(ValueError: its format is older than 4"):
         run_notebook(path, {}, tmp_path / "out" / "n.ipynb")
 
 
