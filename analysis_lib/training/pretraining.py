@@ -1,5 +1,6 @@
 """A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
 
+import itertools
 import json
 import logging
 import math
@@ -48,8 +49,9 @@ from analysis_lib.training.settings import (
 from analysis_lib.training.tasks import IGNORED
 from analysis_lib.training.wordpiece import word_pieces
 
-# The last of every 40 texts is held out; the loss is that of the first sequences of these texts.
-HELD_OUT_EVERY, HELD_OUT_SEQUENCES = 40, 256
+# The last of every 20 units of the corpus, such as articles, is held out, or the last of every 40 texts where it has no
+# units; the loss is that of the first sequences of these texts.
+HELD_OUT_UNITS, HELD_OUT_TEXTS, HELD_OUT_SEQUENCES = 20, 40, 256
 # A model of more parameters takes half a minute and more to begin with.
 LARGE = 50_000_000
 # The share of the tokens that are predicted, as in BERT.
@@ -153,10 +155,13 @@ def _sequences(
     tokenizer: Tokenizer, settings: Pretraining
 ) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
     """The texts as sequences of one length: those to train on, and those held out."""
-    texts = tokenizer(corpora.load_corpus(settings.data).texts, add_special_tokens=False)["input_ids"]
-    held_out = texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    del texts[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    train, held_out = (_cut(part, tokenizer, settings.length) for part in (texts, held_out))
+    corpus = corpora.load_corpus(settings.data)
+    texts = tokenizer(list(corpus.texts), add_special_tokens=False)["input_ids"]
+    every = HELD_OUT_TEXTS if corpus.units is None else HELD_OUT_UNITS
+    places = {unit: place for place, unit in enumerate(dict.fromkeys(corpus.units or range(len(texts))), 1)}
+    kept = [places[unit] % every > 0 for unit in corpus.units or range(len(texts))]
+    parts = (itertools.compress(texts, kept), itertools.compress(texts, (not inside for inside in kept)))
+    train, held_out = (_cut([*part], tokenizer, settings.length) for part in parts)
     if len(train) < settings.batch or not len(held_out):
         raise AnalysisError(
             f"{settings.data} makes {len(train)} sequences of {settings.length} tokens to train on and {len(held_out)} "

@@ -15,7 +15,7 @@ from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole
 from analysis_lib.models.names import file_hashes, weights_identity
 
 # They count changes of how models are trained that the settings do not show.
-PRETRAINING, RECIPE = 1, 2
+PRETRAINING, RECIPE = 2, 2
 # Of a vocabulary of word pieces, in their order.
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
