@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
     add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
-    add("--data", type=expanduser, default="wikipedia:sentences", help="texts (default wikipedia:sentences)")
+    add("--data", type=expanduser, default="wikipedia:held-out", help="texts (default wikipedia:held-out)")
     add("--limit", type=whole_number, default=128, help="number of texts (default 128)")
     add("--seed", type=whole_number, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")

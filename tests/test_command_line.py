@@ -429,8 +429,8 @@ def test_classifiers_that_cannot_be_trained(run, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1]", ["config.json holds a list", "hidden_size"]),
-        ("{bad", ["config.json cannot be read as JSON"]),
+        ("[1]", ["config.json cannot be read (TypeError: it holds a list)", "hidden_size"]),
+        ("{bad", ["config.json cannot be read (JSONDecodeError"]),
         (None, ["config.json cannot be read"]),
         ('{"hidden_sise": 32}', ["did you mean hidden_size"]),
         ('{"layer_norm_eps": NaN}', ["layer_norm_eps is nan"]),

@@ -4,6 +4,7 @@ import bz2
 import csv
 import importlib.metadata
 import io
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.corpus import Example, Labelled, Source
 from analysis_lib.corpora.media import ArrayImage, decoded
-from analysis_lib.corpora.splits import SPLITS, division
+from analysis_lib.corpora.splits import SPLITS, division, held_out
 
 _WIKIPEDIA = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 _NEWS = "gensim/test/test_data/lee_background.cor"
@@ -63,6 +64,12 @@ def _wikipedia_sentences(longest: int | None = None) -> list[Example]:
     if longest is None:
         return whole
     return [row for row in whole if 3 <= len(row.item.split()) <= longest and row.item[-1] in ".!?"]
+
+
+def _held_out_sentences() -> list[Example]:
+    """Those of the articles that pretraining on ``wikipedia:paragraphs`` does not see."""
+    rows = _wikipedia_sentences()
+    return [*itertools.compress(rows, held_out([row.unit for row in rows], len(rows)))]
 
 
 def _sentences(name: str, parts: Callable[[], Iterable[Sequence[str]]]) -> list[Example]:
@@ -196,6 +203,7 @@ BUNDLED = {
             "sentences": _wikipedia_sentences,
             "short": partial(_wikipedia_sentences, longest=_SHORT),
             "paragraphs": _wikipedia_paragraphs,
+            "held-out": _held_out_sentences,
         },
         lambda _: packages.pin("gensim"),
     ),

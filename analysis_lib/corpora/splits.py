@@ -13,6 +13,8 @@ from analysis_lib.errors import AnalysisError
 
 # Of a corpus with classes: to train on, to stop training by, and to measure on.
 SPLITS = ("train", "validation", "test")
+# One of so many is held out from pretraining.
+_UNITS, _TEXTS = 10, 40
 
 
 def check_draw(limit: int | None, seed: int | None) -> None:
@@ -53,6 +55,19 @@ def stratified(corpus: Corpus, count: int, seed: int = 0) -> Corpus:
     # What rounding down has left goes to the classes that lost most by it.
     whole[np.argsort(whole - exact, kind="stable")[: count - whole.sum()]] += 1
     return corpus.take(drawn(corpus.labels, dict(zip(classes, whole, strict=True)), seed))
+
+
+def held_out(units: Sequence | None, count: int) -> np.ndarray:
+    """Which of ``count`` texts pretraining does not see: those of the last of every ten units, such as articles.
+
+    Without units, every 40th text.
+
+    >>> held_out([*"aabcdefghiijk"], 13).nonzero()
+    (array([11]),)
+    """
+    units, every = (range(count), _TEXTS) if units is None else (units, _UNITS)
+    places = {unit: place for place, unit in enumerate(dict.fromkeys(units))}
+    return np.array([places[unit] % every == every - 1 for unit in units], bool)
 
 
 def drawn(labels: Sequence, sizes: Mapping[object, int], seed: int = 0) -> np.ndarray:

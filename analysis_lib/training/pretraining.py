@@ -49,9 +49,8 @@ from analysis_lib.training.settings import (
 from analysis_lib.training.tasks import IGNORED
 from analysis_lib.training.wordpiece import word_pieces
 
-# The last of every 20 units of the corpus, such as articles, is held out, or the last of every 40 texts where it has no
-# units; the loss is that of the first sequences of these texts.
-HELD_OUT_UNITS, HELD_OUT_TEXTS, HELD_OUT_SEQUENCES = 20, 40, 256
+# Of the texts that are held out, the first sequences: the loss is theirs.
+HELD_OUT_SEQUENCES = 256
 # A model of more parameters takes half a minute and more to begin with.
 LARGE = 50_000_000
 # The share of the tokens that are predicted, as in BERT.
@@ -157,10 +156,8 @@ def _sequences(
     """The texts as sequences of one length: those to train on, and those held out."""
     corpus = corpora.load_corpus(settings.data)
     texts = tokenizer(list(corpus.texts), add_special_tokens=False)["input_ids"]
-    every = HELD_OUT_TEXTS if corpus.units is None else HELD_OUT_UNITS
-    places = {unit: place for place, unit in enumerate(dict.fromkeys(corpus.units or range(len(texts))), 1)}
-    kept = [places[unit] % every > 0 for unit in corpus.units or range(len(texts))]
-    parts = (itertools.compress(texts, kept), itertools.compress(texts, (not inside for inside in kept)))
+    outside = corpora.held_out(corpus.units, len(texts))
+    parts = (itertools.compress(texts, chosen) for chosen in (~outside, outside))
     train, held_out = (_cut([*part], tokenizer, settings.length) for part in parts)
     if len(train) < settings.batch or not len(held_out):
         raise AnalysisError(

@@ -111,6 +111,7 @@ def test_smollm2_measures_as_computed_in_numpy_from_the_tensors_of_its_package(t
             hidden + (gate * special.expit(gate) * (x @ of_block["ffn_up.weight"].T)) @ of_block["ffn_down.weight"].T
         )
         expected["hidden", layer, 0] = mean_cosine(hidden)
+    expected["final", layer, 0] = mean_cosine(normed(hidden, weights["output_norm.weight"], epsilon))
     (tmp_path / "lines.txt").write_text(SENTENCE, encoding="utf-8")
     table = measure(model, load_corpus(str(tmp_path / "lines.txt")), "anisotropy", progress=False)["anisotropy"]
     places = zip(table["space"], table["layer"], table["head"].fillna(0), strict=True)

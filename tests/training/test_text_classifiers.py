@@ -151,7 +151,7 @@ def killed_at(monkeypatch, owner, method, call):
     [
         # The description; state and table of the epoch; the table at the end.
         (Path, "rename", 4),
-        (Path, "unlink", 2),
+        (Path, "unlink", 5),
         # As it starts, the best and the last.
         (transformers.PreTrainedModel, "save_pretrained", 3),
         (transformers.PreTrainedTokenizerBase, "save_pretrained", 3),

@@ -111,7 +111,7 @@ class Dynamics(dict[str, pd.DataFrame]):
 
 def dynamics(
     run: str,
-    data: str = "wikipedia:sentences",
+    data: str = "wikipedia:held-out",
     limit: int = 128,
     seed: int = 0,
     *,

@@ -28,7 +28,7 @@ SMALL = {"block": {"hidden_size": 8}}
 @pytest.fixture
 def reviews(monkeypatch) -> None:
     """The corpus ``reviews`` is six texts."""
-    monkeypatch.setattr(runs, "splits", lambda data, limit: (REVIEWS, REVIEWS, REVIEWS))
+    monkeypatch.setattr(runs, "splits", lambda data, limit, test=None: (REVIEWS, REVIEWS, REVIEWS))
 
 
 def classifiers(**values: list) -> list[dict]:
@@ -118,7 +118,7 @@ def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeyp
     monkeypatch.setattr(
         "analysis_lib.papers.fosse.splits.load_corpus", lambda spec: more if spec.endswith("test") else few
     )
-    with pytest.raises(AnalysisError, match="x:test has the class plot, which x:train lacks"):
+    with pytest.raises(AnalysisError, match="x:test has the class plot, which x lacks"):
         splits("x")
 
 
