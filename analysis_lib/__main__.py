@@ -364,13 +364,15 @@ def _count(number: int, thing: str) -> str:
 def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.book.ledger import NOT_RUN, ledger
     from analysis_lib.book.parameters import ROOT
+    from analysis_lib.figures.verdicts import about
     from analysis_lib.papers import claims
 
     required = [claims.claim(name).id for name in filter(None, options.require.split(","))]
     home = ROOT / "_build" / "executed" / "default"
     pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
     rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
-    shown = rows[["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "corrected", "judged_by"]]
+    columns = ["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "after", "judged_by"]
+    shown = rows.assign(on=about(rows))[columns]
     judged = rows[rows["verdict"] != NOT_RUN]
     text = judged.to_csv(index=False) if options.csv else shown.to_string(index=False, na_rep="", float_format="%.3f")
     print(text.rstrip())

@@ -1,6 +1,5 @@
 """The ledger: the claims of the papers, with the verdicts of executed notebooks."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,15 +7,12 @@ import pandas as pd
 from nbformat import NotebookNode
 
 from analysis_lib.book.parameters import read_notebook
+from analysis_lib.figures.verdicts import GROUPS
 from analysis_lib.papers import claims
 
 NOT_RUN = "not run"
-# What a verdict is about.
-GROUPS = ("model", "run", "dataset", "variant", "classes", "stage")
-PARAMETERS = {"model": "model", "run": "run", "dataset": "data"}
-# Parameters that name what a page is on.
-OWN = ("model", "run", "data", "class_data")
 NUMBERS = ("value", "ci_low", "ci_high", "draws", "p")
+_OF_VERDICT = (*NUMBERS, "verdict", "sample")
 
 
 def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
@@ -27,75 +23,57 @@ def ledger(pages: Mapping[str, Path]) -> pd.DataFrame:
 
     Returns:
         One row per verdict, the same on two pages once, and one per claim without any (``not run``): the fields of a
-        claim, paper, on (what it is judged on, or needs), subject (its model, run or corpus), those of a verdict,
-        corrected (over all rows), judged_by, table and figure (of that page, the one that shows the number of this
-        subject; or "").
+        claim, with claim for its sentence; paper; those of a verdict; the columns of ``GROUPS``; after (the verdict, if
+        those on all models are to be right at once); judged_by (the page) and figure (of that page, the one that shows
+        the number; or "").
 
     Raises:
         AnalysisError: a notebook cannot be read.
     """
     every = {name: claim for paper in claims.PAPERS for name, claim in claims.load(paper).items()}
     found = []
-    for name, path in pages.items():
+    for page, path in pages.items():
         notebook = read_notebook(path)
-        given = notebook.metadata.get("analysis_lib", {}).get("parameters", {})
-        # What a page on one model, run or corpus need not repeat; a row that names its model may be of another corpus.
-        known = {group: given.get(parameter) for group, parameter in PARAMETERS.items()}
         outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-        rows = [row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())]
-        drawn = _drawn(notebook)
-        # A claim that the book no longer makes has no row.
-        for row in (row for row in rows if row["id"] in every):
-            row = {"judged_by": name} | (row if row.get("model") else known | row)
-            shown = [figure for figure in every[row["id"]].figures if figure in drawn]
-            found.append(row | {"figure": _shows(shown, drawn, _about(row), given)})
-    rows = pd.DataFrame(found, columns=["id", *NUMBERS, "verdict", "table", "judged_by", "figure", *GROUPS])
+        drawn = {*_figures(notebook)}
+        for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
+            # A claim that the book no longer makes has no row.
+            if row["id"] in every:
+                shown = [figure for figure in every[row["id"]].figures if figure in drawn]
+                found.append(row | {"judged_by": page, "figure": (shown or [""])[0]})
+    rows = pd.DataFrame(found, columns=["id", *GROUPS, *_OF_VERDICT, "judged_by", "figure"])
     rows = rows.astype(dict.fromkeys(NUMBERS, float)).drop_duplicates(["id", *GROUPS, *NUMBERS])
-    about = [*map(_about, rows[[*GROUPS]].to_dict("records"))]
-    rows["subject"] = [*map(_subject, about)]
-    rows["on"] = [*map(", ".join, about)]
-    rows["corrected"] = claims.corrected(rows)
-    known = pd.DataFrame([vars(claim) for claim in every.values()])
+    rows["after"] = claims.corrected(rows)
+    known = pd.DataFrame([vars(claim) | {"source": claim.source} for claim in every.values()])
     known["paper"] = known["id"].str.partition("-")[0].map(claims.PAPERS)
-    rows = known.merge(rows, on="id", how="left")
+    rows = known.rename(columns={"sentence": "claim"}).merge(rows, on="id", how="left")
     rows["judged_by"] = rows["judged_by"].fillna(rows["page"])
-    rows["on"] = rows["on"].astype(object).fillna("needs " + rows["needs"])
-    without = {"verdict": NOT_RUN, "corrected": NOT_RUN, "table": "", "figure": "", "subject": ""}
+    without = {"verdict": NOT_RUN, "after": NOT_RUN, "figure": "", "sample": ""}
     return rows.astype(dict.fromkeys(without, object)).fillna(without)
 
 
-def _about(row: Mapping) -> list[str]:
-    """What a verdict is about, in words; first the model, else the run or the corpus."""
-    values = [row[group] for group in GROUPS if not pd.isna(row.get(group))]
-    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
+    """What was found of each claim, over all that it was judged on, after correction.
 
+    Args:
+        rows: of :func:`ledger`.
 
-def _subject(about: list[str]) -> str:
-    """The model, run or corpus, whether it was measured here or comes with the book."""
-    return re.sub(r" \(shipped.*\)$", "", next(iter(about), ""))
-
-
-def _drawn(notebook: NotebookNode) -> dict[str, str]:
-    """The numbers that the figures of a notebook are drawn from, as CSV, by their names."""
-    found = {}
-    for cell in notebook.cells:
-        if name := cell.metadata.get("mystnb", {}).get("figure", {}).get("name"):
-            found[name] = "".join(output.get("data", {}).get("text/csv", "") for output in cell.get("outputs", ()))
-    return found
-
-
-def _shows(figures: list[str], drawn: Mapping[str, str], about: list[str], given: Mapping) -> str:
-    """The figure that is drawn from most numbers of what a verdict is about, if any.
-
-    Those of a page on one model, run or corpus do not name it; what stands beside it is named.
+    Returns:
+        Columns id, paper and outcome: ``holds`` or ``does not hold`` wherever it is decided, ``mixed`` where some hold
+        and some do not, ``undecided``, ``without a verdict`` (no number has an interval) or ``not run``.
     """
-    # A shipped model that was fine-tuned is named by its corpus: MODEL-on-CORPUS.
-    subject = _subject(about).rpartition("-on-")[2]
-    values = [given.get(name) for name in OWN]
-    own = [one for value in values for one in (value if isinstance(value, list) else [value])]
-    # Not a part of another name.
-    names = re.compile(rf"(?<![\w-]){re.escape(subject)}(?![\w-])")
-    counts = {figure: len(names.findall(drawn[figure])) for figure in figures}
-    named = sorted(filter(counts.get, figures), key=counts.get, reverse=True)
-    of_page = figures if about and about[0] in (*own, f"{given.get('model')} on {given.get('data')}") else []
-    return next(iter([*named, *of_page]), "")
+
+    def outcome(after: pd.Series) -> str:
+        decided = {*after} & {claims.HOLDS, claims.FAILS}
+        if decided:
+            return decided.pop() if len(decided) == 1 else "mixed"
+        return next((one for one in (claims.UNDECIDED, NOT_RUN) if one in {*after}), "without a verdict")
+
+    found = rows.groupby(["id", "paper"], sort=False)["after"].agg(outcome)
+    return found.rename("outcome").reset_index()
+
+
+def _figures(notebook: NotebookNode) -> list[str]:
+    """The names of the figures of a notebook."""
+    named = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in notebook.cells]
+    return [name for name in named if name]

@@ -13,12 +13,10 @@ from matplotlib.figure import Figure
 from analysis_lib import figures
 from analysis_lib.progress import Once
 
-KINDS = ("bar", "box", "cat", "count", "dis", "ecdf", "hist", "kde", "line", "point", "reg", "rel", "rug", "scatter")
-
 
 def load_ipython_extension(_: object) -> None:
     """Let seaborn's functions note what they draw, and figures show it as CSV besides their picture."""
-    for name in (f"{kind}plot" for kind in KINDS):
+    for name in (name for name in dir(sns) if name.endswith(("plot", "heatmap"))):
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
     Figure._repr_mimebundle_ = lambda figure, **_: _as_csv(drawn(figure))
@@ -61,7 +59,7 @@ def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
 def drawn(figure: Figure) -> pd.DataFrame | None:
     """The tables from which seaborn has drawn a figure, one below the other; else the points of its lines, if any."""
     if tables := {id(table): table for table in getattr(figure, "_drawn", ())}.values():
-        named = [table.reset_index() if any(table.index.names) else table for table in tables]
+        named = [table.reset_index([name for name in table.index.names if name]) for table in tables]
         return pd.concat(named, ignore_index=True)
     lines = [line for axes in figure.axes for line in axes.lines]
     points = [(str(line.get_label()), *point) for line in lines for point in line.get_xydata()]

@@ -76,7 +76,7 @@ class Slider:
 def _png(figure: Figure) -> str:
     buffer = io.BytesIO()
     # Not cut to what is drawn, as single figures are: frames of one size do not jump.
-    figure.savefig(buffer, format="png")
+    figure.savefig(buffer, format="png", facecolor="white")
     frame, buffer = Image.open(buffer).convert("RGB"), io.BytesIO()
     # A page holds dozens of frames, and figures few colours: a palette makes them three times smaller.
     frame.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)

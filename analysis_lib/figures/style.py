@@ -8,21 +8,27 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from IPython import get_ipython
-from matplotlib import rc_params_from_file
+from matplotlib import font_manager, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, NullLocator
 
+# Fonts with Chinese, Japanese and Korean characters.
+SCRIPTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic", "Hiragino Sans", "Microsoft YaHei")
 RC = rc_params_from_file(Path(__file__).with_name("theme.mplstyle"), use_default_template=False)
 
 
 def theme() -> None:
-    """Set seaborn's theme for the figures that follow: white ground, colours that the colour-blind can tell apart.
+    """Set seaborn's theme for the figures that follow: colours that the colour-blind can tell apart, on no ground.
 
-    In a script, the figures that are still open at its end are saved as ``figure-1.png``, ``figure-2.png``, ... in
-    the current folder; ``plt.show()`` shows and closes them first.
+    In a script, the ground is white, and the figures that are still open at its end are saved as ``figure-1.png``,
+    ``figure-2.png``, ... in the current folder; ``plt.show()`` shows and closes them first.
     """
-    sns.set_theme(style="whitegrid", palette="colorblind", rc=RC)
+    # Of these, what the machine has: names of models and texts may be in any script.
+    there = {font.name for font in font_manager.fontManager.ttflist}
+    fonts = {"font.sans-serif": ["DejaVu Sans", *(font for font in SCRIPTS if font in there)]}
+    sns.set_theme(style="whitegrid", palette="colorblind", rc=RC | fonts)
     if get_ipython() is None:
+        plt.rcParams.update({"figure.facecolor": "white", "axes.facecolor": "white"})
         atexit.unregister(_save_open_figures)
         atexit.register(_save_open_figures)
 
@@ -59,6 +65,20 @@ def band(
         for _, unit in [(None, rows)] if units is None else rows.groupby(units):
             unit = unit.sort_values(x)
             ax.fill_between(unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0)
+
+
+def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
+    """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a title.
+
+    Args:
+        drawn: what seaborn returned.
+        ncols: columns of the legend.
+        look: as ``seaborn.move_legend`` takes it.
+    """
+    place = (0.5, -0.2) if isinstance(drawn, Axes) else (0.5, 0)
+    sns.move_legend(
+        drawn, "upper center", **{"bbox_to_anchor": place, "ncols": ncols, "title": None, "columnspacing": 1} | look
+    )
 
 
 def step_axis(axes: Axes, steps: Iterable[int]) -> None:

@@ -11,38 +11,42 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
-from analysis_lib.models import UNTRAINED, split_twin
+from analysis_lib.models import UNTRAINED, split_twin, title
 from analysis_lib.models.loading import checked_options, load_model
 
 
 class Comparison(LazyTables):
     """The tables of several models: each is one DataFrame, with the columns of the model in front.
 
-    These are model, trained, twin (the seed of an untrained twin; missing for the model itself), stack and width.
+    These are model (its :func:`~analysis_lib.models.title`), trained, twin (the seed of an untrained twin; missing for
+    the model itself), stack and width.
 
     Attributes:
-        runs: the tables of each model, by (model, twin); twin is None for the model itself.
+        runs: the tables of each model, by (name, twin); twin is None for the model itself.
+        titles: what each is called, by name.
     """
 
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         first, *others = runs.values()
         super().__init__({name: name for name in first if all(name in other for other in others)}, self._joined)
-        self.runs = runs
+        self.runs, names = runs, {name: title(name) for name, _ in runs}
+        # Two folders may end alike: then both are called by all that was given.
+        self.titles = {name: name if [*names.values()].count(called) > 1 else called for name, called in names.items()}
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
         for (model, twin), tables in self.runs.items():
             layers = tables.layers.set_index("layer").loc[tables[name]["layer"], ["stack", "width"]]
             seed = pd.Series(pd.NA if twin is None else twin, tables[name].index, dtype="Int64")
-            columns = {"model": model, "trained": twin is None, "twin": seed}
+            columns = {"model": self.titles[model], "trained": twin is None, "twin": seed}
             columns |= {c: layers[c].to_numpy() for c in layers}
             frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
         return pd.concat(frames, ignore_index=True)
 
     @property
     def trained(self) -> dict[str, Tables]:
-        """The tables of the models as they are, by name, without their untrained twins."""
-        return {model: tables for (model, twin), tables in self.runs.items() if twin is None}
+        """The tables of the models as they are, by title, without their untrained twins."""
+        return {self.titles[model]: tables for (model, twin), tables in self.runs.items() if twin is None}
 
 
 def compare(

@@ -268,6 +268,7 @@ def _description(
         "dtype": str(model.model.dtype).removeprefix("torch."),
         "data": corpus.name,
         "data_sha256": corpus.sha256,
+        "kind": corpus.kind,
         "texts": len(corpus),
         "blank_left_out": corpus.blank,
         # Most models have no maps, and are the same whatever a vector of a map is.

@@ -41,11 +41,13 @@ class Shipped(LazyTables):
     """The tables that the command ``measure`` has written, by name, each read when first asked for.
 
     Attributes:
+        folder: where they lie.
         run: parameters, model, data, versions and duration: ``run.json``.
     """
 
     def __init__(self, folder: Path):
-        self.run, read = packages.read_json(folder / "run.json"), partial(packages.read, how=pd.read_parquet)
+        self.folder, self.run = folder, packages.read_json(folder / "run.json")
+        read = partial(packages.read, how=pd.read_parquet)
         super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, read)
 
     @cached_property

@@ -1,6 +1,7 @@
 """The tables of a measurement, and the report of what was read."""
 
 import json
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,10 +19,12 @@ from analysis_lib.capture.inputs import Reading
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.metrics.intervals import Estimate, jackknife_interval
+from analysis_lib.models import title
 
 # Computes one number, or several, from the tables of a measurement, or of several.
 Statistic = Callable[..., float | Sequence[float]]
+TableSet = Mapping[str, pd.DataFrame]
 # The endings of the files of tables.
 FORMATS = ("parquet", "csv")
 # What adds up of a report.
@@ -109,10 +112,16 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
 
 
 class LazyTables(Mapping[str, pd.DataFrame]):
-    """The table that ``make`` makes of each part, by the name of the part, made when first asked for."""
+    """The table that ``make`` makes of each part, by the name of the part, made when first asked for.
 
-    def __init__(self, parts: Mapping[str, Any], make: Callable[[Any], pd.DataFrame]):
-        self._parts, self._make = parts, make
+    Attributes:
+        layers: one row per layer, see :class:`Tables`.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Any], make: Callable[[Any], pd.DataFrame], layers: pd.DataFrame | None = None
+    ):
+        self._parts, self._make, self.layers = parts, make, layers
         self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
@@ -125,6 +134,62 @@ class LazyTables(Mapping[str, pd.DataFrame]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A number of the tables of one or more measurements, or several."""
+
+    number: Statistic
+
+    def told(self, found: list[Estimate]) -> list[Estimate]:
+        """What the intervals of the numbers say."""
+        return found
+
+
+@dataclass(frozen=True)
+class Chosen(Plain):
+    """Numbers of something that is chosen on one half of the texts, such as a layer, and judged on the other half.
+
+    The largest of several numbers is too large, and its jackknife is not consistent. On a corpus of three groups or
+    fewer, both are done on all texts.
+
+    Attributes:
+        number: is given what was chosen after the tables.
+        choose: what is chosen, from the tables.
+    """
+
+    choose: Callable[..., Any]
+
+
+def largest(statistic: Statistic) -> Chosen:
+    """The largest of several numbers, or the column of a table whose least is largest, chosen on half of the texts.
+
+    Args:
+        statistic: gives a Series, such as one number per layer, or a DataFrame, such as one column per dimension.
+    """
+
+    def choose(*tables: Mapping[str, pd.DataFrame]) -> Any:
+        found = statistic(*tables)
+        return (found.min(skipna=False) if isinstance(found, pd.DataFrame) else found).idxmax()
+
+    return Chosen(lambda *given: statistic(*given[:-1])[given[-1]], choose)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One number over another, which has no value where the interval of the latter holds zero."""
+
+    over: Statistic
+    under: Statistic
+
+    def number(self, *tables: Mapping[str, pd.DataFrame]) -> list[float]:
+        over, under = self.over(*tables), self.under(*tables)
+        return [over / under if under else math.nan, under]
+
+    def told(self, found: list[Estimate]) -> Estimate:
+        ratio, under = found
+        return ratio if under.side(0) in ("above", "below") else Estimate(math.nan)
 
 
 class Tables(LazyTables):
@@ -152,11 +217,16 @@ class Tables(LazyTables):
         return f"<Tables of {self.run.get('model')} on {self.run.get('data')}, {read}: {', '.join(self)}>"
 
     @property
+    def title(self) -> str:
+        """What the model is called, see :func:`~analysis_lib.models.title`."""
+        return title(self.run["model"])
+
+    @property
     def groups(self) -> list[int]:
         """The groups over which intervals are: as many as the corpus has independent units, up to 20."""
         return sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
 
-    def interval(self, statistic: Statistic, *others: "Tables") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def interval(self, statistic: "Statistic | Chosen | Ratio", *others: "Tables") -> Estimate | list[Estimate]:
         """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
 
         ``statistic`` is called on the tables of the whole corpus, then on those of the corpus without each of its
@@ -165,25 +235,52 @@ class Tables(LazyTables):
         text drops out of a difference.
 
         Returns:
-            The value, the lower and the upper bound, in the shape that ``statistic`` returns; the bounds are NaN for
-            a corpus of one utterance.
+            An estimate, which has no interval for a corpus of one utterance; of several numbers, a list of them.
 
         Raises:
             AnalysisError: another measurement read other texts.
 
-        >>> tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())  # doctest: +SKIP
-        (array(1.58), array(1.57), array(1.59))
+        >>> print(tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean()))  # doctest: +SKIP
+        1.58 [1.57, 1.59]
         """
-        measured = (self, *others)
+        return self.intervals({"": statistic}, *others)[""]
+
+    def intervals(
+        self, statistics: "Mapping[str, Statistic | Chosen | Ratio]", *others: "Tables"
+    ) -> dict[str, Estimate | list[Estimate]]:
+        """The :meth:`interval` of each of several statistics: the tables without a group are made once for all."""
+        measured, groups = (self, *others), self.groups
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
-        value = np.asarray(statistic(*measured), dtype=float)
-        if len(self.groups) < 2:
+
+        def without(*left_out: int) -> list[LazyTables]:
+            return [LazyTables(t._parts, operator.methodcaller("without", *left_out), t.layers) for t in measured]
+
+        known = {name: s if isinstance(s, Chosen | Ratio) else Plain(s) for name, s in statistics.items()}
+        # What is chosen on every other group is judged on the rest.
+        halves = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
+        choosing = {name: s for name, s in known.items() if isinstance(s, Chosen)}
+        chooser = (without(*halves[1]) if halves[0] else measured) if choosing else ()
+        choices = {name: s.choose(*chooser) for name, s in choosing.items()}
+        found = {}
+        for chosen, left_out, over in ((False, (), groups), (True, *halves)):
+            some = {name: s for name, s in known.items() if (name in choices) == chosen}
+            if not some:
+                continue
+
+            def numbers(*t: LazyTables, some: Mapping = some) -> list[np.ndarray]:
+                called = (s.number(*t, *([choices[name]] if name in choices else [])) for name, s in some.items())
+                return [np.asarray(values, dtype=float) for values in called]
+
+            whole = numbers(*(without(*left_out) if left_out else measured))
             # Without its only group there is nothing to compute a number from.
-            return value, *np.full((2, *value.shape), np.nan)
-        without = [operator.methodcaller("without", group) for group in self.groups]
-        left_out = [statistic(*(LazyTables(tables._parts, rest) for tables in measured)) for rest in without]
-        return value, *jackknife_interval(value, np.array(left_out, dtype=float))
+            rest = [numbers(*without(*left_out, group)) for group in over if len(over) > 1]
+            for place, (name, s) in enumerate(some.items()):
+                ends = jackknife_interval(whole[place], [values[place] for values in rest])
+                rows = np.stack([whole[place], *ends], axis=-1).reshape(-1, 3)
+                every = [Estimate(*map(float, row), len(over)) for row in rows]
+                found[name] = s.told(every) if whole[place].ndim else every[0]
+        return {name: found[name] for name in statistics}
 
     def leave_out_what_fails(self) -> dict[str, str]:
         """Make every table; those that too little was read for are no more among them: by name, why."""

@@ -4,7 +4,7 @@ import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -132,7 +132,7 @@ class Metric(ABC):
         table = self.points(total := self.total())
         if self.interval is None:
             return table
-        rest, again = itertools.tee(self._without(group, total) for group in self.occupied_groups())
+        rest, again = itertools.tee(self._without([group], total) for group in self.occupied_groups())
         left_out = (part[self.interval].to_numpy() for part in rest)
         has_part = (self.counts is None or (part[self.counts] != table[self.counts]).to_numpy() for part in again)
         low, high = jackknife_interval(table[self.interval].to_numpy(), left_out, has_part)
@@ -143,15 +143,15 @@ class Metric(ABC):
         table.insert(position + 1, "ci_high", high)
         return table
 
-    def without(self, group: int) -> pd.DataFrame:
-        """The table of the corpus without one group of utterances, and without intervals."""
-        return self._without(group, self.total())
+    def without(self, *groups: int) -> pd.DataFrame:
+        """The table of the corpus without some groups of utterances, and without intervals."""
+        return self._without(groups, self.total())
 
-    def _without(self, group: int, total: Sums) -> pd.DataFrame:
-        rest = {
-            key: total[key] - values[groups.index(group)].cpu().numpy() if group in groups else total[key]
-            for key, (groups, values) in self.sums.items()
-        }
+    def _without(self, left_out: Collection[int], total: Sums) -> pd.DataFrame:
+        rest = {}
+        for key, (groups, values) in self.sums.items():
+            gone = [place for place, group in enumerate(groups) if group in left_out]
+            rest[key] = total[key] - values[gone].sum(0).cpu().numpy() if gone else total[key]
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.points(rest)

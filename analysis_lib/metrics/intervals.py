@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
@@ -47,58 +48,188 @@ def jackknife_interval(
     return np.asarray(point - reach), np.asarray(point + reach)
 
 
-def mean_interval(values: Iterable[float], fewest: int = 2) -> tuple[float, float, float]:
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its 95 % interval, and over how many independent units that is; it prints itself.
+
+    Attributes:
+        value: the number; NaN where there is none.
+        ci_low, ci_high: the ends of its interval, NaN without one. An interval of no width is none: what was counted
+            does not depend on the units.
+        draws: the independent units, such as seeds or groups of texts, where that is known.
+        scale: ``linear``, or ``fisher`` for a correlation r, whose interval is symmetric in artanh r.
+
+    >>> found = Estimate(0.2412, 0.2215, 0.2609)
+    >>> print(f"{found}, {found:.3f}", Estimate(0.24))
+    0.24 [0.22, 0.26], 0.241 [0.222, 0.261] 0.24
+    >>> found.side(0.2), found.side(0.25), found.side(0.3), Estimate(0.24).side(0.3)
+    ('above', 'undecided', 'below', '')
+    """
+
+    value: float
+    ci_low: float = math.nan
+    ci_high: float = math.nan
+    draws: float = math.inf
+    scale: str = "linear"
+
+    def __post_init__(self) -> None:
+        if not (self.ci_high > self.ci_low and math.isfinite(self.value)):
+            self.__dict__.update(ci_low=math.nan, ci_high=math.nan)
+
+    def __format__(self, form: str) -> str:
+        form = form or "z.2f"
+        if math.isnan(self.value):
+            return "none"
+        ends = "" if math.isnan(self.ci_low) else f" [{self.ci_low:{form}}, {self.ci_high:{form}}]"
+        return f"{self.value:{form}}{ends}"
+
+    def __str__(self) -> str:
+        return format(self)
+
+    def __neg__(self) -> "Estimate":
+        return replace(self, value=-self.value, ci_low=-self.ci_high, ci_high=-self.ci_low)
+
+    @property
+    def row(self) -> tuple[float, float, float]:
+        """The value and the ends of its interval, as the columns of a table."""
+        return self.value, self.ci_low, self.ci_high
+
+    def side(self, bound: float) -> str:
+        """On which side of a bound the whole interval lies: ``above``, ``below`` or ``undecided``; "" without one."""
+        if math.isnan(self.ci_low):
+            return ""
+        return "above" if self.ci_low > bound else "below" if self.ci_high <= bound else "undecided"
+
+    def within(self, least: float, most: float) -> "Estimate":
+        """The same, whose interval does not leave the range of its quantity."""
+        return replace(self, ci_low=max(self.ci_low, least), ci_high=min(self.ci_high, most))
+
+    def p(self, bound: float) -> float:
+        """The probability that a number whose true value is ``bound`` lies as far from it; NaN without an interval.
+
+        By Student's t over the draws, or the normal law, on the scale on which the interval is symmetric; of one that
+        is not symmetric, the side of the bound counts.
+
+        >>> round(Estimate(1.0, 0.0, 2.0).p(0.0), 3)
+        0.05
+        """
+        value, low, high, bound = map(self._straight, (self.value, self.ci_low, self.ci_high, bound))
+        if math.isnan(low):
+            return math.nan
+        distance, reach = abs(value - bound), value - low if value > bound else high - value
+        return float(2 * self._law.sf(self._law.ppf((1 + CONFIDENCE) / 2) * distance / reach)) if reach else 1.0
+
+    def wider(self, tests: int) -> "Estimate":
+        """The same with the interval at the level at which so many are right at once (Bonferroni)."""
+        level = 1 - (1 - CONFIDENCE) / 2 / tests
+        factor = self._law.ppf(level) / self._law.ppf((1 + CONFIDENCE) / 2)
+        value, *ends = map(self._straight, (self.value, self.ci_low, self.ci_high))
+        low, high = (value + factor * (end - value) for end in ends)
+        if self.scale == "fisher":
+            low, high = math.tanh(low), math.tanh(high)
+        return replace(self, ci_low=low, ci_high=high)
+
+    @property
+    def _law(self) -> "scipy.stats.rv_frozen":
+        return scipy.stats.t(self.draws - 1) if math.isfinite(self.draws) else scipy.stats.norm()
+
+    def _straight(self, number: float) -> float:
+        """A number on the scale on which the interval is symmetric; a correlation of 1 is infinitely far."""
+        if self.scale == "linear":
+            return number
+        return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)
+
+
+@dataclass(frozen=True)
+class Least(Estimate):
+    """The least of several numbers, by :func:`least`.
+
+    Attributes:
+        parts: the numbers.
+    """
+
+    parts: tuple[Estimate, ...] = ()
+
+    def p(self, bound: float) -> float:
+        """For a least above the bound, the largest p of the parts (intersection-union); else their corrected least."""
+        every = [part.p(bound) for part in self.parts]
+        if self.value > bound:
+            return float(np.max(every))
+        below = [p for p, part in zip(every, self.parts, strict=True) if part.value <= bound]
+        return min(1.0, len(every) * float(np.min(below)))
+
+
+def least(parts: Sequence[Estimate]) -> Estimate:
+    """The least of several numbers, such as those of all layers, with an interval that holds it in 95 % of draws.
+
+    The jackknife of a minimum is not consistent. Here the lower end is the least of the lower ends: all numbers lie
+    above a bound where each does (intersection-union; Berger 1982). The upper end is the least of the upper ends at the
+    level at which those of all numbers are right at once (Bonferroni). No interval where one has none.
+
+    >>> print(least([Estimate(0.3, 0.2, 0.4), Estimate(0.25, 0.15, 0.35)]))
+    0.25 [0.15, 0.36]
+    """
+    if len(parts) == 1:
+        return parts[0]
+    value, low = (np.min([getattr(part, name) for part in parts]) for name in ("value", "ci_low"))
+    high = np.min([part.wider(len(parts)).ci_high for part in parts])
+    return Least(float(value), float(low), float(high), min(part.draws for part in parts), parts=tuple(parts))
+
+
+def mean_interval(values: Iterable[float], fewest: int = 2) -> Estimate:
     """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1 degrees of freedom.
 
-    The interval of fewer than ``fewest`` draws is NaN.
+    There is no interval of fewer than ``fewest`` draws.
 
-    >>> [round(number, 3) for number in mean_interval([1.0, 2.0, 3.0])]
-    [2.0, -0.484, 4.484]
+    >>> print(mean_interval([1.0, 2.0, 3.0]))
+    2.00 [-0.48, 4.48]
     """
     values = np.asarray([*values], dtype=float)
     mean, reach = float(values.mean()) if len(values) else math.nan, math.nan
     if len(values) >= fewest:
         reach = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * scipy.stats.sem(values))
-    return mean, mean - reach, mean + reach
+    return Estimate(mean, mean - reach, mean + reach, len(values))
 
 
-def seed_interval(values: Iterable[float]) -> tuple[float, float, float]:
+def seed_interval(values: Iterable[float]) -> Estimate:
     """The :func:`mean_interval` of numbers of one training each, of which ``FEWEST_SEEDS`` are needed."""
     return mean_interval(values, FEWEST_SEEDS)
 
 
-def seed_and_unit_interval(estimates: Iterable[Iterable[float]]) -> tuple[float, float, float]:
+def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
     """Mean and 95 % interval over seeds of numbers that each have an interval over the same texts, or pictures.
 
     Half-widths add like independent errors: that of :func:`seed_interval`, and that over texts, mean over seeds, which
     all of them share.
 
+    >>> print(seed_and_unit_interval([Estimate(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)]))
+    3.00 [0.80, 5.20]
+    """
+    estimates = [*estimates]
+    mean = seed_interval(found.value for found in estimates)
+    over_units = np.mean([found.ci_high - found.ci_low for found in estimates]) / 2
+    reach = math.hypot((mean.ci_high - mean.ci_low) / 2, over_units)
+    return Estimate(mean.value, mean.value - reach, mean.value + reach, mean.draws)
+
+
+def correlation(r: float, items: int, rank: bool = False) -> Estimate:
+    """A correlation over independent items with its 95 % interval, by Fisher's transformation.
+
     Args:
-        estimates: for each seed the value, and the ends of its interval over texts.
+        r: Pearson's correlation, or with ``rank`` Spearman's.
+        items: at least 4 have an interval.
+        rank: with the variance of Bonett and Wright (2000), (1 + r²/2) / (n − 3); a perfect order counts as the next
+            one below it, as another order would be.
 
-    >>> [round(number, 3) for number in seed_and_unit_interval([(n, n - 1, n + 1) for n in (1.0, 2.0, 3.0, 4.0, 5.0)])]
-    [3.0, 0.797, 5.203]
+    >>> print(correlation(0.5, 30))
+    0.50 [0.17, 0.73]
     """
-    values, low, high = np.transpose(np.asarray([*estimates], dtype=float))
-    mean, *ends = seed_interval(values)
-    reach = math.hypot((ends[1] - ends[0]) / 2, float((high - low).mean()) / 2)
-    return mean, mean - reach, mean + reach
-
-
-def two_sided_p(value: float, low: float, high: float, bound: float, draws: float = math.inf) -> float:
-    """The probability that a number whose true value is ``bound`` lies as far from it, read off its 95 % interval.
-
-    By Student's t over so many ``draws``, or the normal law; of an interval that is not symmetric, the side of the
-    bound counts. NaN where there is no interval.
-
-    >>> round(two_sided_p(1.0, 0.0, 2.0, 0.0), 3)
-    0.05
-    """
-    distance, reach = abs(value - bound), value - low if value > bound else high - value
-    if not reach > 0:
-        return math.nan if math.isnan(reach) else float(distance == 0)
-    law = scipy.stats.t(draws - 1) if math.isfinite(draws) else scipy.stats.norm
-    return float(2 * law.sf(law.ppf((1 + CONFIDENCE) / 2) * distance / reach))
+    most = 1 - 12 / max(items**3 - items, 24) if rank else 1 - 1e-9
+    if items < 4 or math.isnan(r):
+        return Estimate(r)
+    reach = Z_95 * math.sqrt((1 + r**2 / 2 if rank else 1) / (items - 3))
+    middle = math.atanh(min(max(r, -most), most))
+    return Estimate(r, math.tanh(middle - reach), math.tanh(middle + reach), scale="fisher")
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
@@ -114,23 +245,34 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     return raised
 
 
-def wilson(correct: int, items: int) -> tuple[float, float]:
-    """The 95 % interval of a share, after Wilson (1927).
+@dataclass(frozen=True)
+class Share(Estimate):
+    """A share of independent items, with the interval of Wilson (1927), by :func:`share`; ``draws`` are the items."""
 
-    >>> [round(bound, 3) for bound in wilson(10, 10)]
-    [0.722, 1.0]
+    def p(self, bound: float) -> float:
+        """By the score test, which the interval inverts."""
+        error = math.sqrt(bound * (1 - bound) / self.draws) if 0 < bound < 1 else 0.0
+        distance = abs(self.value - bound)
+        return float(2 * scipy.stats.norm.sf(distance / error)) if error else float(distance == 0)
+
+
+def share(correct: int, items: int) -> Share:
+    """A share of independent items and its 95 % interval, after Wilson (1927).
+
+    >>> print(share(10, 10))
+    1.00 [0.72, 1.00]
     """
     interval = scipy.stats.binomtest(correct, items).proportion_ci(CONFIDENCE, method="wilson")
-    return float(interval.low), float(interval.high)
+    return Share(correct / items, float(interval.low), float(interval.high), items)
 
 
-def ratio_interval(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"]) -> tuple[float, float, float]:
+def ratio(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"]) -> Estimate:
     """The ratio Σ totals / Σ sizes and its 95 % interval over items, by the delta method.
 
-    >>> ratio_interval(np.array([2.0, 4.0]), np.array([1.0, 2.0]))
-    (2.0, 2.0, 2.0)
+    >>> print(ratio(np.array([2.0, 5.0, 6.0]), np.array([1.0, 2.0, 3.0])))
+    2.17 [1.83, 2.51]
     """
     ratio = totals.sum() / sizes.sum()
     residuals = totals - ratio * sizes
     half = Z_95 * math.sqrt(len(sizes) / max(len(sizes) - 1, 1) * (residuals**2).sum()) / sizes.sum()
-    return float(ratio), float(ratio - half), float(ratio + half)
+    return Estimate(float(ratio), float(ratio - half), float(ratio + half), len(sizes))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         multibert,
         register,
         split_twin,
+        title,
         weights_identity,
     )
 

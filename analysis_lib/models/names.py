@@ -4,6 +4,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -145,6 +146,22 @@ def known_models() -> dict[str, str]:
             on_hub[name] = f"{known.description} (hub: {known.repository}{unpinned})"
     made = {name: text for maker in _makers for name, text in maker.descriptions.items()}
     return found | made | on_hub
+
+
+def title(name: str) -> str:
+    """What a model is called in figures and sentences: its proper name, or the last part of a path or hub id.
+
+    Matplotlib leaves what begins with ``_`` out of a legend, and sets what stands between two ``$`` as mathematics.
+
+    >>> title("minilm"), title("models/bert$1"), title("own/_gpt"), title("google/canine-c:untrained")
+    ('MiniLM', 'bert_1', 'own/_gpt', 'canine-c, untrained')
+    """
+    whole, twin = split_twin(name)
+    known, parts = known_model(whole), whole.replace("$", "_").rstrip("/").split("/")
+    proper = re.split("[:,] ", known.description)[0] if known and known.description else parts[-1]
+    if proper.startswith("_"):
+        proper = f"{parts[-2] if len(parts) > 1 else '.'}/{proper}"
+    return proper if twin is None else f"{proper}, untrained"
 
 
 def known_model(name: str) -> KnownModel | None:

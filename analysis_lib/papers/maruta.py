@@ -4,9 +4,9 @@ import math
 
 import pandas as pd
 
+from analysis_lib.measurement import TableSet
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
-from analysis_lib.papers.claims import TableSet
 
 # Types of tokens as a reader would write them, for legends and sentences: ``.cat.rename_categories(maruta.NAMES)``.
 NAMES = {

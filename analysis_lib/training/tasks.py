@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.corpora import load_corpus
-from analysis_lib.metrics.intervals import ratio_interval, wilson
+from analysis_lib.metrics.intervals import ratio, share
 from analysis_lib.models.tokenization import padded
 from analysis_lib.progress import bar
 from analysis_lib.training import loop
@@ -109,7 +109,8 @@ class Digits(Task):
     def evaluate(self, model: transformers.PreTrainedModel) -> HeldOutScore:
         correct = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model))
         most, items = Counter(label for _, label in self.test).most_common(1)[0][1], len(self.test)
-        return HeldOutScore("accuracy", correct / items, *wilson(correct, items), items, most / items)
+        found = share(correct, items)
+        return HeldOutScore("accuracy", found.value, found.ci_low, found.ci_high, items, most / items)
 
     def inputs(self, examples: Sequence) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
@@ -180,7 +181,8 @@ class NextToken(Task):
         counts[self.preprocessor.pad_token_id] = 0
         unigrams = -(counts / counts.sum()).log2().double()
         baseline = sum(unigrams[ids[1:]].sum().item() for ids in self.test) / self.test_bytes.sum()
-        return HeldOutScore("bits_per_byte", *ratio_interval(bits, self.test_bytes), len(bits), float(baseline))
+        found = ratio(bits, self.test_bytes)
+        return HeldOutScore("bits_per_byte", found.value, found.ci_low, found.ci_high, len(bits), float(baseline))
 
 
 def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:

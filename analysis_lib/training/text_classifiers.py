@@ -18,7 +18,7 @@ from torch import Tensor
 
 from analysis_lib.corpora import Corpus, Pair, packages
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.intervals import wilson
+from analysis_lib.metrics.intervals import share
 from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.models.loading import LOCALLY, reading
@@ -344,5 +344,5 @@ def predict(
 def accuracy(predictions: pd.DataFrame) -> dict[str, float]:
     """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low and ci_high."""
     right = int((predictions["label"] == predictions["predicted"]).sum())
-    low, high = wilson(right, len(predictions))
-    return {"accuracy": right / len(predictions), "ci_low": low, "ci_high": high}
+    found = share(right, len(predictions))
+    return {"accuracy": found.value, "ci_low": found.ci_low, "ci_high": found.ci_high}

@@ -1,4 +1,4 @@
-"""The second copy button of a code cell: the cell with the cells above it that it depends on, as a script.
+"""The second copy button of a code cell: the cell with what it needs of the cells above it, as a script.
 
 A Sphinx extension adds the button to the pages of notebooks (``_config.yml`` names it); ``book/_static/copying.js``
 answers a click.
@@ -7,10 +7,13 @@ answers a click.
 import ast
 import contextlib
 import dis
+import html
 import inspect
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType
 
 from docutils import nodes
@@ -21,61 +24,107 @@ from analysis_lib.book.parameters import read_notebook
 MAGIC = re.compile(r"^\s*[%!].*\n?", re.MULTILINE)
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CONDITIONAL = ast.If | ast.While | ast.Try | ast.Match
+IMPORT = ast.Import | ast.ImportFrom
 LABEL = "Copy with everything it needs"
 BUTTON = f"""<button class="copy-everything o-tooltip--left" type="button" aria-label="{LABEL}"
- data-tooltip="{LABEL}" data-cells="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
+ data-tooltip="{LABEL}" data-script="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
  d="M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4"/></svg></button>"""
 
 
 def scripts(cells: Sequence[str]) -> list[str]:
     """Each of a notebook's code cells as a script that runs by itself, or "" for a cell that is not Python.
 
-    A script holds the cells above that give a value to the names that its cell reads, the cells that change these
+    A script holds the statements above that give a value to the names that its cell reads, those that change these
     values, and so on; imports come first. A value is changed by an assignment to an attribute or an item of it, also
-    of an item in a loop over it, and by a method called as a statement. Lines of magic are left out. A function that
-    changes an argument is not noticed.
+    of an item in a loop over it, and by a method called as a statement. What a cell of imports calls is kept. Lines of
+    magic are left out. A function that changes an argument is not noticed.
 
-    >>> print(scripts(["import math", "r = 2", "s = 3", "print(math.pi * r**2)"])[3])
+    >>> print(scripts(["import math, sys", "r = 2\\ns = 3", "print(math.pi * r**2)"])[2])
     import math
     <BLANKLINE>
     r = 2
     <BLANKLINE>
     print(math.pi * r**2)
     """
-    known, needed = orders(cells)
-    return ["\n\n".join(known[i].source for i in order) if known[order[-1]].source else "" for order in needed]
+    units = [unit for number, source in enumerate(cells) for unit in statements(number, source)]
+    imported = {name for unit in units for name in unit.imports}
+    for unit in units:
+        unit.changes |= unit.called - imported
+    return [_script(units, number) for number in range(len(cells))]
 
 
-def orders(cells: Sequence[str]) -> tuple[list["Cell"], list[list[int]]]:
-    """The cells, and for each the indices of those that its script consists of, in their order there."""
-    known = [analyse(source) for source in cells]
-    imported = {alias for cell in known for alias in cell.imports}
-    for cell in known:
-        cell.changes |= cell.called - imported
-    needs = [_needs(known, index) for index in range(len(known))]
-    first = [cell.only_imports and not need for cell, need in zip(known, needs, strict=True)]
-    return known, [sorted({*need, index}, key=lambda i: (not first[i], i)) for index, need in enumerate(needs)]
+def _script(units: Sequence["Cell"], number: int) -> str:
+    own = [i for i, unit in enumerate(units) if unit.number == number]
+    kept = [i for i, unit in enumerate(units) if unit.sets_up and unit.number < number] + own if own else []
+    needed = sorted({*kept, *itertools.chain(*(_needs(units, i, kept[-1] + 1) for i in kept))})
+    first = [units[i] for i in needed if units[i].imports]
+    parts = [_merged([unit.source for unit in first])] if first else []
+    rest = [units[i] for i in needed if not units[i].imports]
+    # What is set up stands with the imports.
+    for (sets_up, _), group in itertools.groupby(rest, lambda unit: (unit.sets_up, unit.number)):
+        text = "\n".join(unit.source for unit in group).strip("\n")
+        parts = [f"{parts[0]}\n{text}", *parts[1:]] if sets_up and parts else [*parts, text]
+    return "\n\n".join(parts)
+
+
+def _merged(imports: Sequence[str]) -> str:
+    """Imports of one name each, those from one module in a line."""
+    lines: dict[str, list[str]] = {}
+    for line in imports:
+        start, word, name = line.rpartition(" import ") if line.startswith("from ") else (line, "", "")
+        lines.setdefault(start + word, []).extend([name] if name else [])
+    return "\n".join(start + ", ".join(dict.fromkeys(names)) for start, names in lines.items())
+
+
+def statements(number: int, source: str) -> Iterator["Cell"]:
+    """The statements of a cell, and what each does to the names of its notebook; imports of one name each."""
+    for text in (source, MAGIC.sub("", source)):
+        with contextlib.suppress(SyntaxError):
+            compile(text, "cell", "exec")
+            break
+    else:
+        return
+    lines, tree, end = text.splitlines(), ast.parse(text), 0
+    only_imports = any(isinstance(node, IMPORT) for node in tree.body) and all(
+        isinstance(node, IMPORT | ast.Expr) for node in tree.body
+    )
+    for _, group in itertools.groupby(tree.body, lambda node: node.lineno):
+        *_, node = nodes = [*group]
+        part = "\n".join(lines[end : node.end_lineno])
+        end = node.end_lineno
+        if isinstance(node, IMPORT) and len(nodes) == 1:
+            for alias in node.names:
+                one = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
+                yield Cell(one, number, binds={(alias.asname or alias.name).partition(".")[0]}, imported=True)
+        else:
+            yield analyse(part, number, sets_up=only_imports)
 
 
 @dataclass
 class Cell:
-    """What the code of a cell does to the names of its notebook."""
+    """What a statement of a cell does to the names of its notebook."""
 
     source: str = ""  # without magic
+    number: int = 0  # of the cell of the notebook
     reads: set[str] = field(default_factory=set)  # names whose earlier value it needs
     deferred: set[str] = field(default_factory=set)  # names that its functions read whenever they are called
     binds: set[str] = field(default_factory=set)  # names that have a value from here on
     changes: set[str] = field(default_factory=set)  # names whose value it changes, or may replace
     called: set[str] = field(default_factory=set)  # names with a method called as a statement: rows.append(1)
-    imports: set[str] = field(default_factory=set)  # names that it imports
-    only_imports: bool = False  # whether it imports and does nothing else but call
+    imported: bool = False  # whether it is an import
+    sets_up: bool = False  # whether it is a call in a cell of imports
+
+    @property
+    def imports(self) -> set[str]:
+        """The names that it imports."""
+        return self.binds if self.imported else set()
 
 
-def _needs(cells: Sequence[Cell], index: int) -> set[int]:
-    """The cells above that the cell depends on."""
+def _needs(cells: Sequence[Cell], index: int, end: int) -> set[int]:
+    """The statements above that a statement depends on; what its functions read, they read at ``end``."""
     found: set[int] = set()
     seen: set[tuple[str, int]] = set()
-    queue = [(name, index) for name in cells[index].reads]
+    queue = [(name, index) for name in cells[index].reads] + [(name, end) for name in cells[index].deferred]
     while queue:
         name, before = wanted = queue.pop()
         if wanted in seen:
@@ -90,32 +139,23 @@ def _needs(cells: Sequence[Cell], index: int) -> set[int]:
     return found
 
 
-def analyse(source: str) -> Cell:
-    """What the code of a cell does to the names of its notebook; an empty ``Cell`` if it is not Python."""
-    for text in (source, MAGIC.sub("", source)):
-        with contextlib.suppress(SyntaxError):
-            compile(text, "cell", "exec")
-            break
-    else:
-        return Cell()
-    cell, tree = Cell(text.strip()), ast.parse(text)
+def analyse(source: str, number: int, sets_up: bool) -> Cell:
+    """What a statement of a cell does to the names of its notebook."""
+    cell, tree = Cell(source, number, sets_up=sets_up), ast.parse(source)
     cell.binds = _flow(tree.body, cell, set())
-    cell.reads |= cell.deferred - cell.binds
+    # A function that is only defined here reads when it is called.
+    if not isinstance(tree.body[-1], ast.FunctionDef):
+        cell.reads |= cell.deferred - cell.binds
     # From the inside out: what changes an item in an inner loop changes what the outer loop runs over.
     for node in reversed(list(ast.walk(tree))):
         if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
             cell.changes |= _base(node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             cell.called |= _base(node.value.func) if isinstance(node.value.func, ast.Attribute) else set()
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            cell.imports |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.For):
             over = {part.id for part in ast.walk(node.iter) if isinstance(part, ast.Name)}
             cell.changes |= over if _stored(node.target) & cell.changes else set()
             cell.called |= over if _stored(node.target) & cell.called else set()
-    cell.only_imports = bool(cell.imports) and all(
-        isinstance(statement, ast.Import | ast.ImportFrom | ast.Expr) for statement in tree.body
-    )
     return cell
 
 
@@ -182,10 +222,10 @@ def _add_buttons(app: Sphinx, page: nodes.document) -> None:
     sources = [node for node in page.findall(nodes.container) if node.get("nb_element") == "cell_code_source"]
     if not sources:
         return
-    cells = read_notebook(app.env.doc2path(app.env.docname)).cells
-    code = {index: cell.source for index, cell in enumerate(cells) if cell.cell_type == "code"}
-    known, needed = orders(list(code.values()))
-    # Of what stands on the page, the browser puts the script together.
-    for node, cell, order in zip(sources, known, needed, strict=True):
-        if cell.source:
-            node += nodes.raw("", BUTTON % " ".join(map(str, order)), format="html")
+    cells = read_notebook(Path(app.env.doc2path(app.env.docname))).cells
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    shown = [cell for cell in code if "injected-parameters" not in cell.metadata.get("tags", ())]
+    whole = dict(zip(map(id, code), scripts([cell.source for cell in code]), strict=True))
+    for node, cell in zip(sources, shown, strict=True):
+        if script := whole[id(cell)]:
+            node += nodes.raw("", BUTTON % html.escape(script), format="html")

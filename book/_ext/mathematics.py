@@ -30,6 +30,8 @@ def mathml(latex: str, display: str) -> str:
         converted = convert(latex, display=display)
     except Exception as error:  # Each kind of mistake has a class of its own.
         raise ValueError(f"{type(error).__name__} {error}") from error
+    # A bar that stands alone is no taller than what it stands beside.
+    converted = re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', converted)
     if unknown := UNKNOWN.search(converted):
         raise ValueError(f"{unknown[1]} is not known")
     return converted

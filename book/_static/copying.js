@@ -1,11 +1,7 @@
-// The second button of a code cell, which book/_ext/copying.py adds. It names the cells of the page that a script of the
-// cell needs; lines of magic are left out. ClipboardJS comes with sphinx-copybutton, and needs neither a network nor a
-// secure origin.
+// The second button of a code cell, which book/_ext/copying.py adds with the script that it copies. ClipboardJS comes
+// with sphinx-copybutton, and needs neither a network nor a secure origin.
 window.addEventListener("load", () => {
-  const cells = [...document.querySelectorAll("div.cell_input")].map((cell) => cell.querySelector("pre").textContent);
-  const code = (index) => cells[index].replace(/^\s*[%!].*\n?/gm, "").trim();
-  const script = (button) => button.dataset.cells.split(" ").map(code).join("\n\n");
-  const clipboard = new ClipboardJS("button.copy-everything", { text: script });
+  const clipboard = new ClipboardJS("button.copy-everything", { text: (button) => button.dataset.script });
   const answer = (words) => (event) => {
     const button = event.trigger;
     const label = button.getAttribute("aria-label");

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import FEWEST_SEEDS, jackknife_interval, wilson
-from analysis_lib.papers.claims import Estimate
+from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife_interval, share
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 # A cosine outside the 99 % band of independent directions is not put down to chance.
@@ -105,7 +104,7 @@ def outside_chance(run: Dynamics) -> pd.DataFrame:
     band = chance_band(chance_dimensions(run))
     outside = (parts["cosine"].abs() > band).set_axis(parts.set_index(["seed", "step", "part"]).index)
     groups = outside.groupby(level=[0, 1, 2], sort=False)
-    rows = [(*keys, len(heads), heads.mean(), *wilson(int(heads.sum()), len(heads))) for keys, heads in groups]
+    rows = [(*keys, len(heads), heads.mean(), *share(int(heads.sum()), len(heads)).row[1:]) for keys, heads in groups]
     columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
     return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)
 
@@ -135,4 +134,4 @@ def agreement_of_seeds(run: Dynamics) -> Estimate:
     left_out = np.array([of_pairs[kept].mean() for kept in without])
     mean = of_pairs.mean(keepdims=True)
     low, high = np.ravel(jackknife_interval(mean, left_out.reshape(-1, 1)))
-    return float(mean[0]), float(low), float(high), float(len(run.seeds))
+    return Estimate(float(mean[0]), float(low), float(high), len(run.seeds))

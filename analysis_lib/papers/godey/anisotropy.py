@@ -10,9 +10,10 @@ from scipy import stats
 from analysis_lib.capture import Activations, Vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import Tables, measure
+from analysis_lib.measurement import Comparison, Tables, measure
+from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval, seed_interval
 from analysis_lib.models import LoadedModel
 
 
@@ -56,22 +57,58 @@ def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Ta
     return measure(model, half, [Anisotropy(), centred], **settings)
 
 
-def isotropic_excess(tables: Mapping[str, pd.DataFrame], widths: Mapping[int, int]) -> float:
-    """How far the average cosine rises above what isotropy gives, in the layer where it rises farthest.
-
-    It is the largest, over the layers, of the average cosine of the hidden states minus the 95th percentile of the
-    cosine of random directions in as many dimensions (Godey et al. 2024, app. B).
+def cosines(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
+    """The average cosine of the hidden states by layer.
 
     Args:
-        tables: with ``anisotropy``.
-        widths: dimensions of the hidden states of each layer.
+        tables: of one model.
+        name: of the table: ``anisotropy``, or ``centred`` of :class:`Centred`.
+    """
+    return tables[name].query("space == 'hidden'").set_index("layer")["cosine"]
+
+
+def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
+    """How far the average cosine of each layer rises above what isotropy gives.
+
+    It is the average cosine of the hidden states minus the 95th percentile of the cosine of random directions in as
+    many dimensions (Godey et al. 2024, app. B): at most 1 minus the percentile.
+
+    Args:
+        tables, name: as for :func:`cosines`.
+    """
+    widths = tables.layers.set_index("layer")["width"].astype(int)
+    return cosines(tables, name) - widths.map(isotropic_cosine_quantile)
+
+
+def with_isotropic(tables: Tables) -> pd.DataFrame:
+    """The table ``anisotropy`` with a column isotropic, the 95th percentile of the cosine of random directions."""
+    table, sizes = tables["anisotropy"], tables.layers.set_index("layer")[["width", "head_width"]]
+    widths = sizes.reindex(table["layer"]).to_numpy(dtype=float, na_value=np.nan)
+    dimensions = np.where(table["head"].isna(), widths[:, 0], widths[:, 1])
+    return table.assign(isotropic=[isotropic_cosine_quantile(d) for d in dimensions])
+
+
+def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosine") -> pd.DataFrame:
+    """A number of the hidden states by layer, of models as they are and untrained.
+
+    Args:
+        comparison: with untrained twins, or without.
+        table, value: where the number is.
 
     Returns:
-        Above 0 where a layer lies above the percentile; at most 1 minus the percentile.
+        Columns model, weights (``trained`` or ``untrained``), stack, width, layer, the number, ci_low and ci_high, and
+        isotropic: the 95th percentile of the cosine of random directions in as many dimensions. An untrained model is
+        the mean of its twins, whose interval counts texts and draws of the weights.
     """
-    table = tables["anisotropy"]
-    hidden = table[table["space"] == "hidden"]
-    return (hidden["cosine"] - [isotropic_cosine_quantile(int(widths[layer])) for layer in hidden["layer"]]).max()
+    found = comparison[table]
+    found = found.query("space == 'hidden'") if "space" in found else found
+    found = found.assign(weights=np.where(found["trained"], "trained", "untrained"))
+    places, numbers = ["model", "weights", "stack", "width", "layer"], [value, "ci_low", "ci_high"]
+    draws = found[~found["trained"]].groupby(places, sort=False)[numbers]
+    twins = [(*at, *seed_and_unit_interval(map(Estimate, *rows.T.to_numpy())).row) for at, rows in draws]
+    both = pd.concat([found.loc[found["trained"], places + numbers], pd.DataFrame(twins, columns=places + numbers)])
+    widths = both["width"].astype(int)
+    return both.assign(isotropic=widths.map({d: isotropic_cosine_quantile(d) for d in {*widths}}))
 
 
 def training_effect(anisotropy: pd.DataFrame) -> pd.DataFrame:
@@ -91,7 +128,7 @@ def training_effect(anisotropy: pd.DataFrame) -> pd.DataFrame:
     table = anisotropy.assign(reach=(anisotropy["ci_high"] - anisotropy["ci_low"]) / 2)
     draws = table[~table["trained"]].groupby(["model", "layer"], sort=False)
     twins = draws[["cosine", "reach"]].mean()
-    twins["over_draws"] = draws["cosine"].agg(lambda cosines: np.ptp(seed_interval(cosines)[1:]) / 2)
+    twins["over_draws"] = draws["cosine"].agg(lambda cosines: np.ptp(seed_interval(cosines).row[1:]) / 2)
     trained = table.loc[table["trained"], ["model", "layer", "cosine", "reach"]]
     pairs = trained.merge(twins.reset_index(), on=["model", "layer"], suffixes=("", "_of_twin"))
     pairs = pairs.rename(columns={"cosine": "trained", "cosine_of_twin": "untrained"})

@@ -280,7 +280,7 @@ def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm
     """
     by = ["architecture", *by]
     each = table.groupby([*by, *DRAW_COLUMNS[1:]], sort=False)[column].mean()
-    rows = [(*keys, *seed_interval(values)) for keys, values in each.groupby(by, sort=False)]
+    rows = [(*keys, *seed_interval(values).row) for keys, values in each.groupby(by, sort=False)]
     return pd.DataFrame(rows, columns=[*by, "value", "ci_low", "ci_high"])
 
 

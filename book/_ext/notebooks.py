@@ -1,0 +1,247 @@
+"""Executed notebooks as pages: what was found at the top, figures with their files, how the page was made at the end.
+
+A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found; its text stands under
+the title, with the figure of the cell tagged ``lead``, or the first one. The parameters are shown as they ran. Sliders
+become figures with numbers. What is downloaded has the pictures as PNG alone.
+"""
+
+import base64
+import html
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+from nbformat import NotebookNode
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.transforms import SphinxTransform
+
+from analysis_lib.book.freshness import inputs, paper_data, used_modules
+from analysis_lib.book.parameters import parameters_cell, read_notebook
+from analysis_lib.corpora.packages import data_directory
+
+# The endings of the files of a figure, by the kind of an output.
+KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
+# Of a slider, as analysis_lib.figures draws it.
+SLIDER = re.compile(r'<figure id="(?P<name>[^"]+)" class="slider">(?P<inner>.*)</figure>', re.DOTALL)
+CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
+FRAME = re.compile(r'<img src="data:image/png;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
+FIGURES, NOTEBOOKS = Path("_static", "figures"), Path("_static", "notebooks")
+FOUND = """\
+:::::{{admonition}} Finding
+:class: tip finding
+
+{text}
+
+```{{raw}} html
+{picture}
+```
+:::::
+"""
+PICTURE = '<a href="#{name}"><img class="figure" src="{address}" alt="{alt}"></a>'
+MADE = """\
+::::{{dropdown}} How this page was made
+
+```bash
+{command}
+```
+
+Executed in {seconds:.0f} seconds, finished {finished}, with the key `{key}`; {{ref}}`status` says what that is, and
+has the versions.
+
+{inputs}
+
+```{{raw}} html
+<p>Notebook: <a href="{up}_sources/{page}.ipynb" download>as executed</a>,
+<a href="{clean}" download>without outputs</a></p>
+```
+::::
+"""
+
+
+@dataclass
+class Drawn:
+    """A numbered figure: what it says, what is drawn, by the ending of a file its content, and if it leads its page."""
+
+    caption: str
+    alt: str
+    leads: bool = False
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def keep(environment: BuildEnvironment, file: Path, content: bytes) -> str:
+    """Write a file that the site takes along; its address from the page that Sphinx is reading."""
+    path = Path(environment.srcdir, file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return "../" * environment.docname.count("/") + file.as_posix()
+
+
+def executed(environment: BuildEnvironment) -> dict[str, Path]:
+    """The notebooks by the names of their pages, in the order of the table of contents."""
+    paths = {name: Path(environment.srcdir, f"{name}.ipynb") for name in environment.config.external_site_map}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def tagged(notebook: NotebookNode, tag: str) -> list[NotebookNode]:
+    """The cells with a tag."""
+    return [cell for cell in notebook.cells if tag in cell.metadata.get("tags", ())]
+
+
+def finding(notebook: NotebookNode) -> str:
+    """What the cell tagged ``found`` displays, or "" where there is none."""
+    outputs = [output for cell in tagged(notebook, "found") for output in cell.outputs]
+    return "\n".join(output.get("data", {}).get("text/markdown", "") for output in outputs).strip()
+
+
+def figures(notebook: NotebookNode) -> dict[str, Drawn]:
+    """The numbered figures of an executed notebook by their names; of a slider, the frame that it begins with."""
+    found, leading = {}, tagged(notebook, "lead")
+    for cell in notebook.cells:
+        shown = {kind: text for output in cell.get("outputs", ()) for kind, text in output.get("data", {}).items()}
+        files = {ending: shown[kind].encode() for kind, ending in KINDS.items() if kind in shown}
+        if "png" in files:
+            files["png"] = base64.b64decode(files["png"])
+        about = cell.metadata.get("mystnb", {})
+        if slider := SLIDER.search(shown.get("text/html", "")):
+            *_, last = FRAME.finditer(slider["inner"])
+            words = [html.unescape(text) for text in (CAPTION.search(slider["inner"])["caption"], last["alt"])]
+            found[slider["name"]] = Drawn(*words, cell in leading, files | {"png": base64.b64decode(last["picture"])})
+        elif (name := about.get("figure", {}).get("name")) and files:
+            found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], cell in leading, files)
+    return found
+
+
+def lead(environment: BuildEnvironment, notebook: NotebookNode) -> str:
+    """The picture that stands for a page, as HTML; it leads to its figure."""
+    drawn = {name: figure for name, figure in figures(notebook).items() if figure.files}
+    if not drawn:
+        return ""
+    name = max(drawn, key=lambda name: drawn[name].leads)
+    ending = "svg" if "svg" in drawn[name].files else "png"
+    address = keep(environment, FIGURES / f"{name}.{ending}", drawn[name].files[ending])
+    return PICTURE.format(name=name, address=address, alt=html.escape(drawn[name].alt))
+
+
+def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """Make a page of an executed notebook, in the source that Sphinx is about to parse."""
+    if not app.env.doc2path(name).endswith(".ipynb"):
+        return
+    notebook = nbformat.reads(source[0], 4)
+    if text := finding(notebook):
+        # Within the first cell: what comes after it is counted by others.
+        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=lead(app.env, notebook))
+        for cell in tagged(notebook, "found"):
+            cell.outputs = []
+    _show_parameters(notebook)
+    notebook.cells.append(nbformat.v4.new_markdown_cell(_how(app.env, name, notebook)))
+    for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
+        data.pop("text/csv", None)
+        if "image/svg+xml" in data:
+            data.pop("text/html" if "image/png" in data else "image/svg+xml", None)
+            data.pop("image/png", None)
+    source[0] = nbformat.writes(notebook)
+
+
+def _show_parameters(notebook: NotebookNode) -> None:
+    """Write the values that ran into the cell of the parameters, and take out the cell that changed them."""
+    injected = tagged(notebook, "injected-parameters")
+    notebook.cells = [cell for cell in notebook.cells if cell not in injected]
+    cell = parameters_cell(notebook)
+    for key, value in notebook.metadata["analysis_lib"]["parameters"].items():
+        line = re.compile(rf"^({key}(?:: \w+)? = )(?:\[[^\]]*\]|\"[^\"]*\"|[^\s#]+)", re.MULTILINE)
+        shown = json.dumps(value, ensure_ascii=False) if isinstance(value, str | list) else repr(value)
+        cell.source = line.sub(lambda found, shown=shown: found[1] + shown, cell.source, count=1)
+
+
+def _how(environment: BuildEnvironment, name: str, notebook: NotebookNode) -> str:
+    """How a page was made, and its notebook without outputs."""
+    record, bare = notebook.metadata["analysis_lib"], nbformat.from_dict(notebook)
+    del bare.metadata["analysis_lib"]
+    for cell in bare.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    bare.cells[0].source = bare.cells[0].source.partition("\n\n:::::{admonition} Finding")[0]
+    address = keep(environment, NOTEBOOKS / f"{name}.ipynb", (nbformat.writes(bare) + "\n").encode())
+    read = inputs(record["parameters"]) | paper_data(used_modules(notebook), data_directory())
+    given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
+    return MADE.format(
+        command=" \\\n    ".join([f"python -m analysis_lib run {name}", *given]),
+        seconds=record["seconds"],
+        finished=record["finished"][:16].replace("T", " ") + " UTC",
+        key=record["key"][:12],
+        inputs="\n".join(f"- {what}: `{content}`" for what, content in read.items()),
+        up="../" * name.count("/"),
+        page=name,
+        clean=address,
+    )
+
+
+def _add_files(app: Sphinx, page: nodes.document) -> None:
+    """Below the caption of each figure: its picture as PNG and SVG, and the table that it is drawn from as CSV."""
+    path = Path(app.env.doc2path(app.env.docname))
+    found = figures(read_notebook(path)) if path.suffix == ".ipynb" else {}
+    for node in page.findall(nodes.figure):
+        for name in {*node["names"]} & found.keys():
+            kept = {e: keep(app.env, FIGURES / f"{name}.{e}", content) for e, content in found[name].files.items()}
+            links = [f'<a href="{address}" download>{ending.upper()}</a>' for ending, address in kept.items()]
+            node += nodes.legend("", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html"))
+            for image in node.findall(nodes.image):
+                image["classes"].append("figure")
+
+
+class Sliders(SphinxTransform):
+    """Put every slider, which a notebook shows as HTML, into a figure of the page, before labels are collected."""
+
+    default_priority = 800
+
+    def apply(self) -> None:
+        for node in list(self.document.findall(nodes.raw)):
+            if slider := SLIDER.search(node.astext()):
+                name, caption = slider["name"], html.unescape(CAPTION.search(slider["inner"])["caption"])
+                caption, inner = nodes.caption("", caption), CAPTION.sub("", slider["inner"])
+                inner = nodes.raw("", FRAME.sub(partial(self._filed, name, itertools.count()), inner), format="html")
+                figure = nodes.figure("", inner, caption, ids=[name], names=[name], classes=["slider"])
+                self.document.note_explicit_target(figure)
+                node.replace_self(figure)
+
+    def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
+        """The frame in a file, which a browser asks for when it is to be shown."""
+        file = Path("_static", "frames", f"{name}-{next(numbers)}.png")
+        address = keep(self.env, file, base64.b64decode(frame["picture"]))
+        return f'<img loading="lazy" src="{address}" alt="{frame["alt"]}"'
+
+
+def _write_downloads(app: Sphinx, error: Exception | None) -> None:
+    """Leave notebooks for download their PNG alone, and write each once more, as a script that saves it.
+
+    ``book/_static/download.js`` says why.
+    """
+    for path in (app.outdir / "_sources").rglob("*.ipynb"):
+        notebook = nbformat.read(path, 4)
+        for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
+            if slider := SLIDER.search(data.get("text/html", "")):
+                *_, last = FRAME.finditer(slider["inner"])
+                data.pop("text/html")
+                data["image/png"] = last["picture"]
+            for kind in ("image/svg+xml", "text/csv"):
+                data.pop(kind, None)
+        nbformat.write(notebook, path)
+        arguments = map(json.dumps, (path.name, path.read_text(encoding="utf-8")))
+        path.with_name(f"{path.name}.js").write_text(f"saveNotebook({', '.join(arguments)});\n", encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls when it loads the extension."""
+    app.connect("source-read", _as_page)
+    app.connect("doctree-read", _add_files)
+    app.connect("build-finished", _write_downloads)
+    app.add_transform(Sliders)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,136 @@
+"""What all pages say, on one: findings, figures, and how each notebook was executed.
+
+A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card with its figure, in
+the words below the directive, if any; ``{findings} PART`` what each page of a part found; ``{gallery}`` has all figures;
+``{models}`` the models that were measured; ``{execution-status}`` when and with what each notebook was executed.
+"""
+
+import importlib.metadata
+import platform
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pandas as pd
+from docutils import nodes
+from notebooks import FIGURES, executed, figures, finding, keep, lead
+from packaging.requirements import Requirement
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from analysis_lib.book.parameters import read_notebook
+from analysis_lib.figures import Table
+from analysis_lib.models import known_models, title
+from analysis_lib.training.recipes import RECIPES
+
+CARD = """\
+::::{{card}} {title}
+:class-card: finding
+:link: {page}
+:link-type: doc
+
+{text}
+
+```{{raw}} html
+{picture}
+```
+::::
+"""
+THUMBNAIL = """\
+:::{{grid-item-card}}
+:link: {name}
+:link-type: ref
+:class-card: thumbnail
+
+```{{raw}} html
+<img class="figure" loading="lazy" src="{address}" alt="">
+```
+{{numref}}`{name}`. {caption}
+:::
+"""
+
+
+class Finding(SphinxDirective):
+    """A card: the question of a page, its finding in the words given, or in its own, and its figure."""
+
+    required_arguments, final_argument_whitespace, has_content = 1, True, True
+    option_spec: ClassVar = {}
+
+    def run(self) -> list[nodes.Node]:
+        notebook = read_notebook(Path(self.env.srcdir, f"{self.arguments[0]}.ipynb"))
+        heading = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
+        picture = re.sub(r"</?a\b[^>]*>", "", lead(self.env, notebook))
+        text = "\n".join(self.content) or finding(notebook)
+        card = CARD.format(title=heading, page=self.arguments[0], text=text, picture=picture)
+        return self.parse_text_to_nodes(card)
+
+
+class Findings(SphinxDirective):
+    """``{findings} outliers``: what each page of a part found."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        part = [name for name in executed(self.env) if name.startswith(f"{self.arguments[0]}/")]
+        said = {name: finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb"))) for name in part}
+        return self.parse_text_to_nodes("\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items()))
+
+
+class Gallery(SphinxDirective):
+    """A section for each notebook, with a card for each of its figures."""
+
+    def run(self) -> list[nodes.Node]:
+        sections = []
+        for page, path in executed(self.env).items():
+            cards = []
+            for name, drawn in figures(read_notebook(path)).items():
+                ending = "svg" if "svg" in drawn.files else "png"
+                address = keep(self.env, FIGURES / f"{name}.{ending}", drawn.files[ending])
+                cards.append(THUMBNAIL.format(name=name, address=address, caption=drawn.caption))
+            if cards:
+                sections += [f"**{{doc}}`{page}`**\n", "::::{grid} 1 2 3 3\n:gutter: 2\n", *cards, "::::\n"]
+        return self.parse_text_to_nodes("\n".join(sections))
+
+
+class Models(SphinxDirective):
+    """The models that the numbers come from, as a table."""
+
+    def run(self) -> list[nodes.Node]:
+        given = [read_notebook(path).metadata["analysis_lib"]["parameters"] for path in executed(self.env).values()]
+        values = [v for chosen in given for name, v in chosen.items() if re.fullmatch(r"(\w+_)?models?|beside", name)]
+        names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
+        known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
+        for name in names:
+            if name.partition("@")[0] not in RECIPES:
+                lines.append(f"| {title(name)} | {known.get(name, name).partition(': ')[2] or name} |")
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
+class ExecutionStatus(SphinxDirective):
+    """Two tables: the executed notebooks, and the versions of the packages."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = []
+        for page, path in executed(self.env).items():
+            record = read_notebook(path).metadata["analysis_lib"]
+            values = ", ".join(f"`{name} = {value!r}`" for name, value in record["parameters"].items())
+            when = f"{record['seconds']:.0f}", record["finished"][:16].replace("T", " "), record["key"][:12]
+            rows.append((f"{{doc}}`{page}`", values or "none", *when))
+        columns = ["notebook", "parameters", "seconds", "finished (UTC)", "key"]
+        wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
+        names = [requirement.name for requirement in wanted if not requirement.marker]
+        versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
+        tables = (
+            Table(pd.DataFrame(rows, columns=columns), "tab-status", "Executed notebooks"),
+            Table(versions, "tab-versions", "Versions of the packages on which the library depends"),
+        )
+        where = f"They ran on Python {platform.python_version()}, {platform.system()} on {platform.machine()}."
+        return self.parse_text_to_nodes("\n\n".join([where, *(table._repr_markdown_() for table in tables)]))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """What Sphinx calls when it loads the extension."""
+    directives = {"finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
+    for name, directive in (directives | {"execution-status": ExecutionStatus}).items():
+        app.add_directive(name, directive)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
