@@ -116,6 +116,8 @@ class Estimate:
         value, low, high, bound = map(self._straight, (self.value, self.ci_low, self.ci_high, bound))
         if math.isnan(low):
             return math.nan
+        if not math.isfinite(value):  # A correlation of 1: its interval is around the next order below it.
+            value = (low + high) / 2
         distance, reach = abs(value - bound), value - low if value > bound else high - value
         return float(2 * self._law.sf(self._law.ppf((1 + CONFIDENCE) / 2) * distance / reach)) if reach else 1.0
 
@@ -134,7 +136,7 @@ class Estimate:
         return scipy.stats.t(self.draws - 1) if math.isfinite(self.draws) else scipy.stats.norm()
 
     def _straight(self, number: float) -> float:
-        """A number on the scale on which the interval is symmetric; a correlation of 1 is infinitely far."""
+        """A number on the scale on which the interval is symmetric, on which a correlation of 1 is infinitely far."""
         if self.scale == "linear":
             return number
         return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)

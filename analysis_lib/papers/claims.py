@@ -12,9 +12,10 @@ from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.figures import OUTCOMES, Verdicts
-from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables, grouped
+from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables
 from analysis_lib.measurement.tables import Statistic
 from analysis_lib.metrics.intervals import CONFIDENCE, Estimate, holm, least, seed_interval
+from analysis_lib.models import title
 
 PAPERS = {
     "godey": "Godey et al. 2024",
@@ -142,18 +143,22 @@ def verdicts(
         tables: of a measurement, or by the name of a model. Of one that comes with the book, the verdicts come with it.
 
     Returns:
-        One row per claim and model: model (where there are several); id, claim (the sentence), source, quantity; value,
+        One row per claim and model: model, id, claim (the sentence), source, quantity; value,
         ci_low and ci_high (missing where the number has no interval), draws (groups of independent units), p (of the
         value if the truth lay at the bound), bound, direction, rationale, sample, verdict.
     """
     if not isinstance(tables, Tables | Shipped):
-        return grouped({model: verdicts(statistics, found) for model, found in tables.items()}, "model")
+        found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
+        return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
     run = tables.run
     sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
     if isinstance(tables, Shipped):
         found = recorded(tables.folder.name)
-        return found[found["id"].isin(statistics)].assign(sample=sample).reset_index(drop=True)
-    return pd.DataFrame([judged(name, found, sample) for name, found in tables.intervals(statistics).items()])
+        found = found[found["id"].isin(statistics)].assign(sample=sample)
+    else:
+        found = pd.DataFrame([judged(name, one, sample) for name, one in tables.intervals(statistics).items()])
+    found.insert(0, "model", title(run["model"]))
+    return found.reset_index(drop=True)
 
 
 def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame], sample: str = "") -> pd.DataFrame:

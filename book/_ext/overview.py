@@ -1,8 +1,8 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card with its figure, in
-the words below the directive, if any; ``{findings} PART`` what each page of a part found; ``{gallery}`` has all figures;
-``{models}`` the models that were measured; ``{execution-status}`` when and with what each notebook was executed.
+the words below the directive, if any; ``{findings} PART`` what each page of a part found; ``{gallery}`` has all
+figures; ``{models}`` the models that were measured; ``{execution-status}`` when and with what each notebook was executed.
 """
 
 import importlib.metadata
