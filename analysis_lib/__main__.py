@@ -197,7 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
     add = command("run", _run, "execute one notebook with new parameters")
-    add("notebook", type=Path, metavar="NOTEBOOK")
+    add("notebook", type=Path, metavar="NOTEBOOK", help="a file, or a page of the book such as anisotropy/layers")
     add("-p", **parameters)
     add("--out", type=_folder, default=Path("."), help="folder for the executed copy (default: the current folder)")
 
@@ -338,14 +338,14 @@ def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
 def _run(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
-    if not options.notebook.is_file():
-        raise AnalysisError(f"there is no notebook {options.notebook}: check the path")
-    spec = book.notebook_parameters(options.notebook)
+    notebook = book.located(options.notebook)
+    spec = book.notebook_parameters(notebook)
     parameters = book.coerce(options.parameters, spec)
     with _made(options.out):
         # Misspelt models and corpora, before a kernel starts.
-        book.inputs(book.complete(parameters, spec, str(options.notebook)))
-        executed = book.run_notebook(options.notebook, parameters, options.out / options.notebook.name)
+        book.inputs(book.complete(parameters, spec, str(notebook)))
+        name = notebook.name if options.notebook.is_file() else "-".join(options.notebook.parts) + ".ipynb"
+        executed = book.run_notebook(notebook, parameters, options.out / name)
     print(f"executed notebook: {executed}")
 
 

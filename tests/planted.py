@@ -4,30 +4,43 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
+import pandas as pd
 
+from analysis_lib.measurement import Chosen, Ratio, Tables
+from analysis_lib.measurement.tables import LazyTables, Plain, Statistic
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 
 
-class Planted(dict):
+class Planted(Tables):
     """Tables without a model: what ``claims.verdicts`` needs, with an interval that reaches so far on each side."""
 
     # As many groups as a jackknife has.
     groups = range(20)
 
-    def __init__(self, tables=(), reach: float = 0.0, **more):
-        super().__init__(tables, **more)
-        self.reach = reach
+    def __init__(
+        self, tables: Mapping = MappingProxyType({}), reach: float = 1e-9, layers: pd.DataFrame | None = None, **more
+    ):
+        LazyTables.__init__(self, {**tables, **more}, lambda table: table, layers)
+        self.reach, self.run = reach, {"model": "planted", "data": "texts", "texts": 40}
 
-    def interval(self, statistic, *others):
-        value = np.asarray(statistic(self, *others), dtype=float)
-        return value, value - self.reach, value + self.reach
+    def intervals(self, statistics, *others):
+        found = {}
+        for name, statistic in statistics.items():
+            one = statistic if isinstance(statistic, Chosen | Ratio) else Plain(statistic)
+            at = [one.choose(self, *others)] if isinstance(one, Chosen) else []
+            values = np.asarray(one.number(self, *others, *at), dtype=float)
+            every = [Estimate(v, v - self.reach, v + self.reach, 20) for v in map(float, values.ravel())]
+            found[name] = one.told(every) if values.ndim else every[0]
+        return found
 
 
-def verdicts_of(statistics: Mapping[str, claims.Statistic], **tables) -> list[str]:
+def verdicts_of(statistics: Mapping[str, Statistic], **tables) -> list[str]:
     return claims.verdicts(statistics, Planted(tables))["verdict"].tolist()
 
 

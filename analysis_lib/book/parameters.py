@@ -42,6 +42,21 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     return packages.read(path, read, "give a notebook as Jupyter saves it")
 
 
+def located(notebook: Path) -> Path:
+    """The file of a notebook: as it is given, or a page of the book by its name, in a clone or installed.
+
+    Raises:
+        AnalysisError: neither is there (with the nearest names of pages).
+    """
+    if notebook.is_file():
+        return notebook
+    home = ROOT / "book" if (ROOT / "_toc.yml").is_file() else ROOT / "analysis_lib" / "notebooks"
+    if notebook.suffix or notebook.is_absolute() or not (found := home / f"{notebook}.ipynb").is_file():
+        known = sorted(str(path.relative_to(home).with_suffix("")) for path in home.rglob("*.ipynb"))
+        raise AnalysisError(f"there is no notebook {notebook}: {near_names(str(notebook), known)}")
+    return found
+
+
 def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """The cell that is tagged ``parameters``."""
     return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)

@@ -74,9 +74,12 @@ def build_book(
         _stage(root, tasks, stage)
         builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.ledger", "analysis_lib.papers.claims"])
         claims = file_hashes(packages.data_directory() / "claims")
-        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), builder)
+        library = file_hashes(root / "analysis_lib"), file_hashes(root / "book")
+        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), builder, library)
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
+            if (root / "pyproject.toml").is_file():
+                _add_wheel(root, scratch / "wheel", stage / "_static")
             site = _sphinx(stage, scratch / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             # Two renames, so that neither the new site nor the old one is ever half-written.
@@ -88,9 +91,11 @@ def build_book(
 
 
 def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
-    """What was executed, what was up to date, and how long it took."""
-    names = f" ({', '.join(task.name for task in stale)})" if stale else ""
-    return f"executed {len(stale)} of {len(tasks)} notebooks{names}; the others were up to date; {seconds:.0f} s"
+    """What was executed, how long the slowest took, and how long all did."""
+    took = {task.name: read_notebook(task.out).metadata["analysis_lib"]["seconds"] for task in stale}
+    slowest = sorted(took, key=took.get, reverse=True)[:5]
+    names = f"; slowest: {', '.join(f'{name} {took[name]:.0f} s' for name in slowest)}" if slowest else ""
+    return f"executed {len(stale)} of {len(tasks)} notebooks in {seconds:.0f} s; the others were up to date{names}"
 
 
 async def _execute(tasks: list[Task]) -> None:
@@ -146,6 +151,25 @@ def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
         shutil.copy(task.out, stage / f"{task.name}.ipynb")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(root / name, stage)
+
+
+def _add_wheel(root: Path, scratch: Path, target: Path) -> None:
+    """The library as a wheel that the site brings along, with the versions that it needs.
+
+    It is without the weights of the small models, which it trains where they are asked for, and without the vectors of
+    runs: together they would weigh more than the pages.
+    """
+    leave = shutil.ignore_patterns("packages", "models", "vectors.parquet", "__pycache__", "_*", ".ipynb_checkpoints")
+    for name in ("analysis_lib", "data", "book"):
+        keep = shutil.ignore_patterns("__pycache__") if name == "analysis_lib" else leave
+        shutil.copytree(root / name, scratch / name, ignore=keep)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, scratch)
+    pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--quiet", "--no-deps"]
+    done = subprocess.run([*pip, "--no-build-isolation", "-w", target, scratch], capture_output=True, text=True)
+    if done.returncode:
+        raise AnalysisError("the wheel for the site was not built:", *done.stderr.splitlines()[-3:])
+    shutil.copy(root / "constraints.txt", target)
 
 
 def _sphinx(stage: Path, target: Path, log: Path) -> Path:

@@ -69,7 +69,7 @@ class Estimate:
     value: float
     ci_low: float = math.nan
     ci_high: float = math.nan
-    draws: float = math.inf
+    draws: int | float = math.inf
     scale: str = "linear"
 
     def __post_init__(self) -> None:

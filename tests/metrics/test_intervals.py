@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis_lib.metrics.intervals import (
+    Estimate,
+    correlation,
     holm,
     jackknife_interval,
+    least,
     mean_interval,
-    ratio_interval,
+    ratio,
     seed_and_unit_interval,
     seed_interval,
-    two_sided_p,
-    wilson,
+    share,
 )
 
 
@@ -31,15 +33,36 @@ def test_the_interval_is_that_of_student_for_a_mean():
 
 
 def test_one_draw_has_no_interval():
-    assert mean_interval([2.0])[0] == 2
-    assert np.isnan(mean_interval([2.0])[1:]).all()
+    found = mean_interval([2.0])
+    assert found.value == 2
+    assert np.isnan(found.row[1:]).all()
 
 
-@given(st.integers(1, 2000), st.floats(0, 1))
-def test_wilson_is_scipys(items, share):
-    correct = round(share * items)
-    wanted = scipy.stats.binomtest(correct, items).proportion_ci(method="wilson")
-    assert wilson(correct, items) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
+@pytest.mark.parametrize("form", ["z.2f", ".0%", ".1e", ""])
+def test_an_estimate_prints_its_numbers_in_one_form(form):
+    found = Estimate(0.25, 0.125, 0.5)
+    value, low, high = (format(number, form or "z.2f") for number in found.row)
+    assert format(found, form) == f"{value} [{low}, {high}]"
+    assert format(Estimate(0.25), form) == value
+    assert str(Estimate(math.nan)) == "none"
+
+
+def test_an_interval_of_no_width_is_none():
+    """What was counted does not depend on the units: it has no p."""
+    counted = Estimate(0.9, 0.9, 0.9, 20)
+    assert np.isnan(counted.row[1:]).all()
+    assert math.isnan(counted.p(0.5))
+    assert counted.side(0.5) == ""
+
+
+@given(st.integers(1, 2000), st.floats(0, 1), st.floats(0.01, 0.99))
+def test_wilson_is_scipys_and_its_p_says_what_the_interval_does(items, part, bound):
+    found = share(round(part * items), items)
+    wanted = scipy.stats.binomtest(round(part * items), items).proportion_ci(method="wilson")
+    assert found.row[1:] == pytest.approx((wanted.low, wanted.high), abs=1e-6)
+    inside = found.ci_low < bound < found.ci_high
+    if min(abs(bound - end) for end in found.row[1:]) > 1e-6:
+        assert (found.p(bound) > 0.05) == inside
 
 
 def test_the_interval_of_a_ratio_holds_it_nineteen_times_in_twenty():
@@ -47,29 +70,42 @@ def test_the_interval_of_a_ratio_holds_it_nineteen_times_in_twenty():
     held = 0
     for _ in range(1000):
         sizes = rng.integers(5, 50, 200).astype(float)
-        _, low, high = ratio_interval(sizes * rng.gamma(4, 0.5, 200), sizes)
-        held += low < 2.0 < high
+        found = ratio(sizes * rng.gamma(4, 0.5, 200), sizes)
+        held += found.ci_low < 2.0 < found.ci_high
     assert 0.92 < held / 1000 < 0.97
 
 
 def test_fewer_than_five_seeds_have_no_interval():
     for count in (1, 2, 4):
-        mean, *ends = seed_interval([*map(float, range(count))])
-        assert mean == (count - 1) / 2
-        assert np.isnan(ends).all()
+        found = seed_interval([*map(float, range(count))])
+        assert found.value == (count - 1) / 2
+        assert np.isnan(found.row[1:]).all()
     assert seed_interval([0.0, 1.0, 2.0, 3.0, 4.0]) == mean_interval([0.0, 1.0, 2.0, 3.0, 4.0])
 
 
 def test_the_p_value_is_students_or_normal_on_the_side_of_the_bound():
     values = np.random.default_rng(0).normal(0.4, 1, 7)
-    expected = scipy.stats.ttest_1samp(values, 0).pvalue
-    assert two_sided_p(*mean_interval(values), 0.0, 7.0) == pytest.approx(expected)
-    assert two_sided_p(1.96, 0.0, 3.92, 0.0) == pytest.approx(0.05, abs=1e-4)
+    assert mean_interval(values).p(0.0) == pytest.approx(scipy.stats.ttest_1samp(values, 0).pvalue)
+    assert Estimate(1.96, 0.0, 3.92).p(0.0) == pytest.approx(0.05, abs=1e-4)
     # Of a crooked interval, the side that faces the bound counts.
-    assert two_sided_p(1.0, 0.5, 9.0, 0.0) == pytest.approx(2 * scipy.stats.norm.sf(2 * 1.959964), rel=1e-5)
-    assert math.isnan(two_sided_p(1.0, math.nan, math.nan, 0.0))
-    assert two_sided_p(1.0, 1.0, 1.0, 0.0) == 0
-    assert two_sided_p(0.0, 0.0, 0.0, 0.0) == 1
+    assert Estimate(1.0, 0.5, 9.0).p(0.0) == pytest.approx(2 * scipy.stats.norm.sf(2 * 1.959964), rel=1e-5)
+    assert math.isnan(Estimate(1.0).p(0.0))
+
+
+@pytest.mark.parametrize(("r", "items"), [(0.96, 7), (-0.5, 30), (0.1, 13)])
+def test_the_p_value_of_a_correlation_is_on_the_scale_of_fisher(r, items):
+    found = correlation(r, items)
+    assert found.p(0.0) == pytest.approx(2 * scipy.stats.norm.sf(abs(math.atanh(r)) * math.sqrt(items - 3)), rel=1e-6)
+    wanted = scipy.stats.norm.interval(0.95, math.atanh(r), 1 / math.sqrt(items - 3))
+    assert found.row[1:] == pytest.approx([*map(math.tanh, wanted)], rel=1e-6)
+
+
+def test_a_perfect_order_counts_as_the_next_one_below_it():
+    perfect, next_to_it = correlation(1.0, 7, rank=True), 1 - 12 / (7**3 - 7)
+    # The variance is that of a correlation of 1, the place that of the next order.
+    assert math.atanh(perfect.ci_low) + math.atanh(perfect.ci_high) == pytest.approx(2 * math.atanh(next_to_it))
+    assert 0 < perfect.p(0.0) < 0.01
+    assert np.isnan(correlation(0.9, 3).row[1:]).all()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
@@ -86,6 +122,29 @@ def test_seeds_and_texts_both_widen_an_interval():
     random, inside = np.random.default_rng(0), 0
     for _ in range(1000):
         values = random.normal(0, 0.3) + random.normal(0, 0.3, 5)
-        _, low, high = seed_and_unit_interval([(value, value - 0.588, value + 0.588) for value in values])
-        inside += low <= 0 <= high
+        found = seed_and_unit_interval([Estimate(value, value - 0.588, value + 0.588) for value in values])
+        inside += found.ci_low <= 0 <= found.ci_high
     assert 0.94 < inside / 1000 < 0.995
+
+
+@pytest.mark.parametrize("truth", [[0.0] * 8, [0.0, 1.0, 1.0, 1.0], [0.0, 0.1, 0.2, 0.3]])
+def test_the_least_of_several_lies_in_its_interval(truth):
+    """In 95 % of draws or more, whether the numbers are alike or one is far below the others."""
+    random, held, above = np.random.default_rng(0), 0, 0
+    for _ in range(500):
+        found = least([mean_interval(random.normal(mean, 1, 20)) for mean in truth])
+        held += found.ci_low <= min(truth) <= found.ci_high
+        above += found.ci_low > min(truth)
+    assert held / 500 > 0.94
+    assert above / 500 <= 0.035
+
+
+def test_the_p_of_the_least_is_that_of_the_worst_above_its_bound_and_corrected_below():
+    parts = [Estimate(0.5, 0.4, 0.6), Estimate(0.3, 0.1, 0.5), Estimate(0.9, 0.8, 1.0)]
+    found = least(parts)
+    assert found.row[:2] == (0.3, 0.1)
+    assert found.p(0.05) == max(part.p(0.05) for part in parts)
+    assert found.p(0.4) == pytest.approx(3 * parts[1].p(0.4))
+    assert (found.p(0.11) < 0.05) == (found.ci_low > 0.11)
+    assert np.isnan(least([*parts, Estimate(0.2)]).row[1:]).all()
+    assert math.isnan(least([*parts, Estimate(math.nan)]).value)

@@ -27,6 +27,7 @@ class SelfAttentionConfig(PreTrainedConfig):
         embedding_std: the standard deviation of the embeddings' initial values.
         initializer_range: the standard deviation of the matrices' initial values, with biases of zero; None for
             PyTorch's default, which is uniform in ±1/√d for both.
+        attention_std: that of the matrices of queries and keys, where it is another one.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
         entropy_weight: λ, the weight of the attention rows' mean normalised entropy in the loss.
         layer_norm_eps: the epsilon of the norm after each block.
@@ -40,6 +41,7 @@ class SelfAttentionConfig(PreTrainedConfig):
     num_attention_heads: int = 1
     embedding_std: float = 0.02
     initializer_range: float | None = 0.02
+    attention_std: float | None = None
     bias: bool = True
     entropy_weight: float = 0.0
     layer_norm_eps: float = 1e-12
@@ -95,6 +97,10 @@ class SelfAttentionPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         else:
             super()._init_weights(module)
+        # After its matrices, which are modules of their own.
+        if isinstance(module, SelfAttention) and self.config.attention_std is not None:
+            for part in (module.query, module.key):
+                nn.init.normal_(part.weight, std=self.config.attention_std)
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
             if module.padding_idx is not None:
