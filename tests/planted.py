@@ -1,7 +1,7 @@
 """Planted tables, and the verdicts on them."""
 
+import ast
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -55,7 +55,8 @@ def run_cells(page: str, *containing: str, **names) -> dict:
     cells = json.loads((BOOK / f"{page}.ipynb").read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     (parameters,) = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
-    imports = re.findall(r"^(?:from|import) .*", "\n".join(sources), re.MULTILINE)
+    statements = (node for source in sources for node in ast.parse(source).body)
+    imports = [ast.unparse(node) for node in statements if isinstance(node, ast.Import | ast.ImportFrom)]
     space: dict = {}
     exec("\n".join([*imports, parameters]), space)
     space.update(names)

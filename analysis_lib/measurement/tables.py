@@ -171,9 +171,10 @@ def largest(statistic: Statistic) -> Chosen:
 
     def choose(*tables: Mapping[str, pd.DataFrame]) -> Any:
         found = statistic(*tables)
-        return (found.min(skipna=False) if isinstance(found, pd.DataFrame) else found).idxmax()
+        found = (found.min(skipna=False) if isinstance(found, pd.DataFrame) else found).dropna()
+        return found.idxmax() if len(found) else None
 
-    return Chosen(lambda *given: statistic(*given[:-1])[given[-1]], choose)
+    return Chosen(lambda *given: math.nan if given[-1] is None else statistic(*given[:-1])[given[-1]], choose)
 
 
 @dataclass(frozen=True)

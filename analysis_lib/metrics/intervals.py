@@ -155,6 +155,8 @@ class Least(Estimate):
     def p(self, bound: float) -> float:
         """For a least above the bound, the largest p of the parts (intersection-union); else their corrected least."""
         every = [part.p(bound) for part in self.parts]
+        if math.isnan(self.value):
+            return math.nan
         if self.value > bound:
             return float(np.max(every))
         below = [p for p, part in zip(every, self.parts, strict=True) if part.value <= bound]

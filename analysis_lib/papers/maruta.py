@@ -1,14 +1,15 @@
 """Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
 
 import math
+from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis_lib.measurement import TableSet
+from analysis_lib.measurement import Ratio, TableSet
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES
 
-# Types of tokens as a reader would write them, for legends and sentences: ``.cat.rename_categories(maruta.NAMES)``.
+# Types of tokens as a reader would write them, in the order of legends: ``.replace(maruta.NAMES)``.
 NAMES = {
     "cls": "[CLS]",
     "sep": "[SEP]",
@@ -28,13 +29,22 @@ def named_layers(depth: int) -> dict[str, list[int]]:
     {'early': [2], 'middle': [3, 4, 5], 'last': [6]}
     """
     start, end = math.ceil(5 * depth / 12), math.floor(10 * depth / 12)
-    early = range(2, max(2, round(depth / 4)) + 1)
+    early = range(2, min(max(2, round(depth / 4)) + 1, start))
     return {"early": [*early], "middle": [*range(start, end + 1)], "last": [*range(end + 1, depth + 1)]}
 
 
-def mean_over(values: pd.Series, part: str) -> float:
-    """The mean of a number per attention layer over a part of :func:`named_layers`; NaN where no layer has one."""
-    return float(values.reindex(named_layers(int(values.index.max()))[part]).mean())
+def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
+    """By how much each of some types of token exceeds each of the others.
+
+    Args:
+        values: one column per type; of types that do not occur, NaN.
+        types: those that should be larger.
+
+    Returns:
+        The same rows, and a column for each pair of one of the types and another; NaN where the former does not occur.
+    """
+    rest = values.drop(columns=[*types]).dropna(axis=1, how="all")
+    return pd.concat({key_type: rest.rsub(values[key_type], axis=0) for key_type in types}, axis=1)
 
 
 # --- Dimensions ---------------------------------------------------------------------------------------
@@ -51,100 +61,155 @@ def zscores(means: pd.DataFrame) -> pd.DataFrame:
     return means.apply(magnitude_zscores, axis=1, raw=True)
 
 
+def role_margins(tables: TableSet, role: str) -> pd.DataFrame:
+    """How far each dimension is from breaking the pattern of one that the paper follows.
+
+    ``leading`` is an outlier in the first two thirds of the layers, as dimension 308 of BERT-base; ``middle`` in the
+    middle layers and in none of those before the fourth of twelve, as 381; ``late`` in the last layers and in none of
+    the first two thirds, as 180. Layer 0, the embeddings, is left open.
+
+    Returns:
+        One row per layer that the role speaks of, one column per dimension: how far its z-score lies on the right side
+        of 3. A dimension has the role if all its numbers are above zero.
+    """
+    above = zscores(overall_means(tables)).drop(index=0) - THRESHOLD
+    named, thirds = named_layers(above.index.max()), above.index[above.index <= two_thirds(tables)]
+    before = [layer for layer in range(1, max(named["early"], default=1) + 1) if layer < named["middle"][0]]
+    inside = {"leading": thirds, "middle": named["middle"], "late": named["last"]}[role]
+    outside = {"leading": [], "middle": before, "late": thirds}[role]
+    return pd.concat([above.loc[inside], -above.loc[outside]])
+
+
+def two_thirds(tables: TableSet) -> int:
+    """The last of the first two thirds of the layers: 8 of 12."""
+    return round(2 * int(tables["dimension_means"]["layer"].max()) / 3)
+
+
+def in_role(tables: TableSet, role: str) -> int | None:
+    """The dimension that fits a role of :func:`role_margins` by the widest margin; None where none has it."""
+    least = role_margins(tables, role).min()
+    return int(least.idxmax()) if least.max() > 0 else None
+
+
 # --- Attention by type of token -----------------------------------------------------------------------
 
 
-def weights_in(tables: TableSet, part: str | None = None) -> pd.DataFrame:
+def weights_in(tables: TableSet, part: str | None = None, above: str | None = None) -> pd.DataFrame:
     """Mean weight per key over the heads, in a part of :func:`named_layers`.
 
     Args:
         tables: with ``attention_by_token_type``.
         part: early, middle or last; all layers unless given.
+        above: ``uniform`` for how much it exceeds the weight that attention spread evenly gives under the same mask.
 
     Returns:
-        One row per attention layer, one column per type of key: a weight in [0, 1], NaN where there is no such key.
+        One row per attention layer, one column per type of key; NaN where there is no such key.
     """
-    weights = tables["attention_by_token_type"].pivot_table("weight", "layer", "key_type", aggfunc="mean")
+    table = tables["attention_by_token_type"]
+    table = table.assign(weight=table["weight"] - table["uniform_weight"] * (above == "uniform"))
+    weights = table.pivot_table("weight", "layer", "key_type", aggfunc="mean", observed=True)
     weights = weights.reindex(columns=TOKEN_TYPES)
     return weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
-
-
-def weight_margin(tables: TableSet, part: str, key_type: str) -> float:
-    """The least margin of a type's mean weight per key over the best other type, over the layers of a part.
-
-    Args:
-        tables, part: as for :func:`weights_in`.
-        key_type: any but other.
-
-    Returns:
-        In [-1, 1]; NaN where the model has no such key.
-    """
-    weights = weights_in(tables, part)
-    return (weights[key_type] - weights.drop(columns=key_type).max(axis=1)).min()
 
 
 # --- Contributions to the scores ----------------------------------------------------------------------
 
 
-def _outliers_read(tables: TableSet, threshold: float, typed: bool = False) -> pd.MultiIndex:
-    """The pairs of an attention layer and a dimension of its input that is an outlier, or one for some token type."""
+def by_head(tables: TableSet) -> pd.DataFrame:
+    """Mean C_j over all pairs: one row per attention layer and dimension, one column per head."""
+    rows = tables["score_contributions"].query("key_type == 'all'")
+    return rows.pivot(index=["layer", "dimension"], columns="head", values="contribution")
+
+
+def by_key_type(tables: TableSet) -> pd.DataFrame:
+    """Mean C_j over the heads: one row per attention layer and dimension, one column per type of key."""
+    by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=True)
+    return by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
+
+
+def outliers_read(tables: TableSet, threshold: float = THRESHOLD, typed: bool = False) -> pd.MultiIndex:
+    """The pairs of an attention layer and a dimension of its input that is an outlier.
+
+    Args:
+        tables: with ``dimension_means``.
+        threshold: of the z-score; 3 in the paper.
+        typed: for outliers of the mean over the tokens of some type, in place of that over all tokens.
+    """
     means = tables["dimension_means"].query(f"token_type {'!=' if typed else '=='} 'all'")
     wide = means.pivot(index=["layer", "token_type"], columns="dimension", values="mean")
     outlying = (zscores(wide) > threshold).groupby("layer").any().rename(index=lambda layer: layer + 1).stack()
     return outlying.index[outlying]
 
 
-def outlier_part(tables: TableSet) -> pd.DataFrame:
-    """How much the outlier dimensions of its input contribute to the scores of each attention layer.
+def led_by_outliers(tables: TableSet) -> pd.Series:
+    """Share of the heads whose largest |C_j| is that of an outlier dimension of the layer's input, by layer."""
+    sizes = by_head(tables).abs()
+    theirs = sizes[sizes.index.isin(outliers_read(tables))].groupby("layer").max()
+    return theirs.eq(sizes.groupby("layer").max()).mean(axis=1)
 
-    Args:
-        tables: with ``score_contributions`` and ``dimension_means``.
 
-    Returns:
-        By layer: heads, the share of heads whose largest |C_j| is that of an outlier dimension; and share, that of
-        Σ_j |C_j| which outlier dimensions add, mean over heads.
+def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.DataFrame:
+    """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches: a row per layer, a column per dimension.
+
+    Above zero, it is the sign of the contribution in so many heads.
     """
-    overall = tables["score_contributions"].query("key_type == 'all'").set_index(["layer", "dimension", "head"])
-    sizes = overall["contribution"].abs()
-    outlying = sizes.where(sizes.index.droplevel("head").isin(_outliers_read(tables, THRESHOLD)), 0.0)
-    theirs, whole = (part.groupby(["layer", "head"]).agg(["max", "sum"]) for part in (outlying, sizes))
-    by_head = pd.DataFrame({"heads": theirs["max"] == whole["max"], "share": theirs["sum"] / whole["sum"]})
-    return by_head.groupby("layer").mean()
+    rows = sign * by_head(tables).loc[[*layers]]
+    return rows.quantile(1 - share, axis=1, interpolation="lower").unstack()
+
+
+def standing_out(tables: TableSet, layers: Iterable[int]) -> pd.Index:
+    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over heads and layers."""
+    sizes = by_head(tables).loc[[*layers]].abs().mean(axis=1)
+    read = outliers_read(tables)
+    return sizes.groupby("dimension").mean().reindex(read[read.isin([*layers], "layer")].unique("dimension")).nlargest(3).index
 
 
 def explained_gap(
     tables: TableSet, rival: str = "other", preferred: str | None = None, threshold: float = THRESHOLD
 ) -> pd.DataFrame:
-    """How much of the score that favours a layer's preferred type of key the outlier dimensions explain.
+    """How much of the score that favours a layer's preferred type of key comes from the outlier dimensions.
 
-    For each attention layer, the preferred type is the one with the largest mean weight per key, other tokens left out,
-    unless one is named. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the rival's), mean over heads: how
-    much higher the scores of its keys are. A share is what some dimensions add to the gap, over the gap.
+    For each attention layer, the preferred type is the one whose mean weight per key lies farthest above even
+    attention, other tokens left out, unless one is named. Its gap to a rival type is Σ_j (C_j of its keys − C_j of the
+    rival's), mean over heads: how much higher the scores of its keys are.
 
     Args:
         tables: with ``score_contributions``, ``dimension_means`` and ``attention_by_token_type``.
-        rival: ``other``, or ``runner-up``: the type with the second largest mean weight.
+        rival: ``other``, or ``runner-up``: the type with the second largest weight.
         preferred: a type of key to take in every layer.
         threshold: of the z-score from which a dimension is an outlier; 3 in the paper.
 
     Returns:
-        Columns layer, key_type (the preferred), rival, gap (before scaling), share (of the outlier dimensions of
-        the layer's input), typed_share (of those that are outliers for some token type), largest_dimension (the one
-        that adds most) and largest_share. A share above 1 means that the rest works against it; where the gap is
-        not positive there is no share (NaN).
+        By layer: key_type (the preferred), rival, gap (before scaling), and the parts of the gap that some dimensions
+        add: outliers (those of the layer's input), typed (those that are outliers for some type of token), and
+        largest, that of largest_dimension.
     """
-    by_type = tables["score_contributions"].groupby(["layer", "dimension", "key_type"], observed=False)
-    means = by_type["contribution"].mean().unstack().reindex(columns=TOKEN_TYPES)
-    for name, typed in (("outlier", False), ("typed", True)):
-        means[name] = means.index.isin(_outliers_read(tables, threshold, typed))
+    means = by_key_type(tables)
+    for name, typed in (("outliers", False), ("typed", True)):
+        means[name] = means.index.isin(outliers_read(tables, threshold, typed))
     rows = []
-    for layer, weight in weights_in(tables).iterrows():
+    for layer, weight in weights_in(tables, above="uniform").iterrows():
         key_type = preferred or weight.drop("other").idxmax()
         against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
         part = means.loc[layer]
         gap = part[key_type] - part[against]
-        shares = pd.Series([gap[part["outlier"]].sum(), gap[part["typed"]].sum(), gap.max()])
-        shares /= gap.sum() if gap.sum() > 0 else math.nan
-        rows.append((layer, key_type, against, gap.sum(), *shares[:2], gap.idxmax(), shares[2]))
-    names = ["layer", "key_type", "rival", "gap", "share", "typed_share", "largest_dimension", "largest_share"]
-    return pd.DataFrame(rows, columns=names)
+        added = gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max(), gap.idxmax()
+        rows.append((layer, key_type, against, gap.sum(), *added))
+    names = ["layer", "key_type", "rival", "gap", "outliers", "typed", "largest", "largest_dimension"]
+    return pd.DataFrame(rows, columns=names).set_index("layer")
+
+
+def share_of_gap(part: str, rule: str = "outliers", **options: str) -> Ratio:
+    """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part together.
+
+    Args:
+        part: of :func:`named_layers`.
+        rule: the column of what they add: ``outliers`` or ``typed``.
+        options: as of :func:`explained_gap`.
+    """
+
+    def total(tables: TableSet, column: str) -> float:
+        found = explained_gap(tables, **options)[column]
+        return found.reindex(named_layers(int(found.index.max()))[part]).sum()
+
+    return Ratio(lambda t: total(t, rule), lambda t: total(t, "gap"))

@@ -113,7 +113,7 @@ def finetune(
 
 
 # Of SelfAttentionConfig.
-BLOCK_SETTINGS = ("hidden_size", "embedding_std", "initializer_range", "attention_std", "bias", "entropy_weight")
+BLOCK_SETTINGS = ("hidden_size", "embedding_std", "initializer_range", "attention_gain", "bias", "entropy_weight")
 
 
 def self_attention(

@@ -27,7 +27,7 @@ class SelfAttentionConfig(PreTrainedConfig):
         embedding_std: the standard deviation of the embeddings' initial values.
         initializer_range: the standard deviation of the matrices' initial values, with biases of zero; None for
             PyTorch's default, which is uniform in ±1/√d for both.
-        attention_std: that of the matrices of queries and keys, where it is another one.
+        attention_gain: by how much the initial values of the matrices of queries and keys are multiplied.
         bias: whether queries, keys and values have biases; equations 1 and 2 have none.
         entropy_weight: λ, the weight of the attention rows' mean normalised entropy in the loss.
         layer_norm_eps: the epsilon of the norm after each block.
@@ -41,7 +41,7 @@ class SelfAttentionConfig(PreTrainedConfig):
     num_attention_heads: int = 1
     embedding_std: float = 0.02
     initializer_range: float | None = 0.02
-    attention_std: float | None = None
+    attention_gain: float = 1.0
     bias: bool = True
     entropy_weight: float = 0.0
     layer_norm_eps: float = 1e-12
@@ -59,6 +59,7 @@ class SelfAttention(nn.Module):
         self.scaling = config.hidden_size**-0.5
         width = config.hidden_size
         self.query, self.key, self.value = (nn.Linear(width, width, bias=config.bias) for _ in range(3))
+        self.query.gain = self.key.gain = config.attention_gain
 
     def forward(
         self, hidden: Float[Tensor, "text token width"], mask: Tensor | None
@@ -97,10 +98,8 @@ class SelfAttentionPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         else:
             super()._init_weights(module)
-        # After its matrices, which are modules of their own.
-        if isinstance(module, SelfAttention) and self.config.attention_std is not None:
-            for part in (module.query, module.key):
-                nn.init.normal_(part.weight, std=self.config.attention_std)
+        if isinstance(module, nn.Linear):
+            module.weight *= getattr(module, "gain", 1.0)
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
             if module.padding_idx is not None:

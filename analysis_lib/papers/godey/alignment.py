@@ -1,7 +1,6 @@
 """How far mean queries and mean keys align along training, and how far they would by chance."""
 
 import itertools
-import math
 
 import numpy as np
 import pandas as pd
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife_interval, share
+from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife_interval
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 # A cosine outside the 99 % band of independent directions is not put down to chance.
@@ -61,20 +60,21 @@ def chance_of_cosine(cosine: Float[np.ndarray, "*points"], dimensions: float) ->
     return 2 * stats.beta.sf((1 + np.abs(cosine)) / 2, half, half)
 
 
-def aligned_since(run: Dynamics) -> pd.DataFrame:
-    """The first checkpoint from which, to the last, the mean query and key of a head are beyond :func:`chance_band`.
+def onset(run: Dynamics) -> pd.DataFrame:
+    """Where the mean query and key of each head end, and the first checkpoint at which they are beyond chance there.
 
     Returns:
-        Columns seed, layer, head, cosine (at the last step) and step, missing where the head ends within the band.
+        Columns seed, layer, head, cosine (at the last step), ends (``similar`` or ``opposite``, beyond
+        :func:`chance_band`, or ``within the band``) and step, at which the cosine is first beyond the band on the side
+        where it ends; missing where it ends within.
     """
-    band, rows = chance_band(chance_dimensions(run)), []
-    for keys, group in run["qk_alignment"].groupby(["seed", "layer", "head"], sort=False):
-        ordered = group.sort_values("step")
-        inside = np.flatnonzero(ordered["cosine"].abs() <= band)
-        since = inside[-1] + 1 if len(inside) else 0
-        step = ordered["step"].iloc[since] if since < len(ordered) else math.nan
-        rows.append((*keys, ordered["cosine"].iloc[-1], step))
-    return pd.DataFrame(rows, columns=["seed", "layer", "head", "cosine", "step"])
+    keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
+    table = run["qk_alignment"].sort_values("step", kind="stable").set_index(keys)
+    last = table.groupby(keys)["cosine"].last()
+    side = np.sign(last).where(last.abs() > band, 0.0)
+    beyond = table["cosine"] * side.reindex(table.index) > band
+    heads = pd.DataFrame({"cosine": last, "ends": side.map({1: "similar", -1: "opposite", 0: "within the band"})})
+    return heads.assign(step=table.loc[beyond, "step"].groupby(keys).min()).reset_index()
 
 
 def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
@@ -88,25 +88,6 @@ def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:
     layer = table["layer"]
     names = np.select([layer <= size, layer > depth - size], ["first third", "last third"], "middle third")
     return pd.Series(names, table.index)
-
-
-def outside_chance(run: Dynamics) -> pd.DataFrame:
-    """The share of heads whose mean query and mean key are more alike, or more opposite, than chance would have them.
-
-    Returns:
-        One row per seed, step and part of the layers (``first third``, ``middle third``, ``last third`` and ``all``):
-        seed, step, part, heads (how many), share (with |cos| above :func:`chance_band`), ci_low and ci_high (95 %,
-        after Wilson, over heads).
-    """
-    table = run["qk_alignment"]
-    thirds = table.assign(part=third_of_layers(table, run.layers))
-    parts = pd.concat([thirds, table.assign(part="all")], ignore_index=True)
-    band = chance_band(chance_dimensions(run))
-    outside = (parts["cosine"].abs() > band).set_axis(parts.set_index(["seed", "step", "part"]).index)
-    groups = outside.groupby(level=[0, 1, 2], sort=False)
-    rows = [(*keys, len(heads), heads.mean(), *share(int(heads.sum()), len(heads)).row[1:]) for keys, heads in groups]
-    columns = ["seed", "step", "part", "heads", "share", "ci_low", "ci_high"]
-    return pd.DataFrame(rows, columns=columns).sort_values(["seed", "step"], kind="stable", ignore_index=True)
 
 
 def cosine_of_layers(run: Dynamics) -> pd.DataFrame:

@@ -1,14 +1,14 @@
 """The directions that queries and keys share along training, and how much of their drift lies along them."""
 
-import math
-
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import grouped
 from analysis_lib.papers.godey.dynamics import Dynamics, heads_shown
+
+# What the vectors of a space are called.
+SPACES = {"key": "keys", "query": "queries"}
 
 
 def singular_directions(
@@ -38,66 +38,65 @@ def singular_directions(
     return directions * np.where(directions @ towards < 0, -1, 1)[:, None]
 
 
-def projections(run: Dynamics, vectors: str = "both") -> tuple[pd.DataFrame, pd.DataFrame]:
+def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Queries and keys of the heads shown, on two directions that all steps share (Fig. 11, 12 and 19 to 22).
 
-    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors of all steps; the
-    mean key of the last step has no negative coordinate along them.
-
-    Args:
-        run: its measurements.
-        vectors: whose directions they are: ``query``, ``key`` or ``both``.
+    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors of all steps, or of
+    its keys or queries alone; the mean key of the last step has no negative coordinate along them.
 
     Returns:
-        The sampled queries and keys, and their means over all tokens, in the order of the steps. Columns head (such as
-        ``similar (layer 1, head 1)``), step, space, x and y.
+        The sampled queries and keys, and their means over all tokens, in the order of the steps. Columns directions
+        (``both``, ``keys``, ``queries``: whose they are), head (such as ``similar (layer 1, head 1)``), step, space, x
+        and y.
     """
+    here = f"seed == {run.seeds[0]}"
+    sampled = (
+        run["vectors"].query(here).set_index(["layer", "head", "step", "space"]).drop(columns="seed").astype(float)
+    )
+    means = _means(run).loc[run.seeds[0]]
     clouds, paths = {}, {}
-    for end, (layer, head) in heads_shown(run["qk_alignment"]).items():
-        sampled, means = _of_head(run, layer, head)
-        directions = _directions(sampled, vectors).T
-        for projected, table in ((clouds, sampled), (paths, means)):
-            along = pd.DataFrame(table.to_numpy() @ directions, table.index, ["x", "y"])
-            projected[f"{end} (layer {layer}, head {head})"] = along.reset_index()
-    return grouped(clouds, "head"), grouped(paths, "head")
-
-
-def _of_head(run: Dynamics, layer: int, head: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The sampled queries and keys of a head in the first seed, and their means: rows by step and space."""
-    here = f"seed == {run.seeds[0]} and layer == {layer} and head == {head}"
-    sampled = run["vectors"].query(here).set_index(["step", "space"]).drop(columns=["seed", "layer", "head"])
-    means = run["head_means"].query(f"{here} and space != 'value'")
-    return sampled.astype(float), means.pivot(index=["step", "space"], columns="dimension", values="mean")
-
-
-def _directions(sampled: pd.DataFrame, vectors: str) -> Float[np.ndarray, "two dim"]:
-    chosen = sampled if vectors == "both" else sampled.xs(vectors, level="space")
-    last_key = sampled.query("space == 'key' and step == step.max()").mean()
-    return singular_directions(chosen.to_numpy(), last_key.to_numpy())
+    for end, place in heads_shown(run["qk_alignment"]).items():
+        vectors = sampled.loc[place]
+        last_key = vectors.loc[(run.steps[-1], "key")].mean()
+        for name, chosen in _choices(vectors).items():
+            directions = singular_directions(chosen.to_numpy(), last_key.to_numpy()).T
+            for projected, table in ((clouds, vectors), (paths, means.loc[place])):
+                along = pd.DataFrame(table.to_numpy() @ directions, table.index, ["x", "y"])
+                projected[name, "{} (layer {}, head {})".format(end, *place)] = along.reset_index()
+    return _joined(clouds), _joined(paths)
 
 
 def drift_along(run: Dynamics) -> pd.DataFrame:
-    """How much of a head's queries and keys its first directions hold, by the vectors whose directions they are.
+    """How much of the drift of a head's mean query and mean key lies along the first directions of these means.
+
+    A drift is the move of a mean from the first step to the last; the directions are the first right singular vectors,
+    uncentred, of the means of all steps. Of two moves with the cosine c, no line holds more than (1 + ǀcǀ) / 2 of both.
 
     Returns:
-        One row per head shown and choice of vectors (both, key, query), with columns head (``similar``, ``opposite``);
-        vectors; angle, in degrees, between their first direction and that of both, as lines; first and first_two, the
-        share of the squared length of all sampled queries and keys on the first direction, and on the first two; query
-        and key, how far their means have moved along the first direction from the first step to the last; query_share
-        and key_share, the squares of these over the squared lengths of the whole moves.
+        One row per seed, layer, head, directions (``both``, ``keys``, ``queries``: of which means) and space, with
+        share: of the squared length of the drift of the mean query, or key, along the first direction.
     """
-    rows = []
-    for end, place in heads_shown(run["qk_alignment"]).items():
-        sampled, means = _of_head(run, *place)
+    keys, rows = ["seed", "layer", "head"], []
+    for place, head in _means(run).groupby(keys):
+        means = head.droplevel(keys)
         moves = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
-        common = _directions(sampled, "both")[0]
-        for vectors in ("both", "key", "query"):
-            directions = _directions(sampled, vectors)
-            held = np.square(sampled.to_numpy() @ directions.T).sum(0) / np.square(sampled.to_numpy()).sum()
-            angle = math.degrees(math.acos(min(1.0, abs(directions[0] @ common))))
-            row = {"head": end, "vectors": vectors, "angle": angle, "first": held[0], "first_two": held.sum()}
-            for space, move in moves.iterrows():
-                along, length = float(directions[0] @ move), float(np.square(move).sum())
-                row |= {space: along, f"{space}_share": along**2 / length if length else math.nan}
-            rows.append(row)
-    return pd.DataFrame(rows)
+        for name, chosen in _choices(means).items():
+            first = singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0]
+            shares = np.square(moves @ first) / np.square(moves).sum(axis=1)
+            rows += [(*place, name, space, share) for space, share in shares.items()]
+    return pd.DataFrame(rows, columns=[*keys, "directions", "space", "share"])
+
+
+def _joined(tables: dict[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, names=["directions", "head"]).reset_index([0, 1]).reset_index(drop=True)
+
+
+def _means(run: Dynamics) -> pd.DataFrame:
+    """The mean queries and keys: rows by seed, layer, head, step and space, a column for each dimension."""
+    index = ["seed", "layer", "head", "step", "space"]
+    return run["head_means"].query("space != 'value'").pivot(index=index, columns="dimension", values="mean")
+
+
+def _choices(vectors: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Vectors whose directions are taken, from rows by step and space."""
+    return {"both": vectors} | {name: vectors.xs(space, level="space") for space, name in SPACES.items()}

@@ -9,7 +9,7 @@ T(x + b), and the attention is that of layer 1.
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -104,10 +104,15 @@ class Draw:
             drawn = torch.randint(self.vocabulary, (self.sequences, self.length))
             occurring, places = drawn.unique(return_inverse=True)
             inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
-        # Another generator: with one, equal seeds would make the direction a row of the first weights.
-        direction = np.random.default_rng(self.direction_seed).standard_normal(self.width)
-        direction = torch.from_numpy(direction / np.linalg.norm(direction)).float()
-        return Block(module.requires_grad_(False), module.get_submodule(stack.attention.module), inputs, direction)
+        attention = module.get_submodule(stack.attention.module)
+        return Block(module.requires_grad_(False), attention, inputs, direction(self.direction_seed, self.width))
+
+
+def direction(seed: int, width: int) -> Float[Tensor, " width"]:
+    """A random direction: a unit vector."""
+    # Another generator than that of the weights: with one, equal seeds would make it a row of the first of them.
+    drawn = np.random.default_rng(seed).standard_normal(width)
+    return torch.from_numpy(drawn / np.linalg.norm(drawn)).float()
 
 
 @dataclass(eq=False)
@@ -285,10 +290,108 @@ def over_seeds(table: pd.DataFrame, column: str, by: Sequence[str] = ("bias_norm
 
 
 def by_norm(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The mean of a column over the heads of each draw: one row per draw, one column per norm of the bias, ascending.
+    """The mean of a column over the heads of each block: one column per norm of the bias, ascending.
 
     Args:
         table: of :func:`sweep`; of ``vectors``, the rows of one space and layer.
         column: one of its columns.
+
+    Returns:
+        One row per block, by model (the architecture) and seed (of the weights), as ``claims.verdicts_over_seeds``
+        takes it.
     """
-    return table.pivot_table(column, DRAW_COLUMNS, "bias_norm", sort=False).sort_index(axis=1)
+    named = table.rename(columns={"architecture": "model", "weights_seed": "seed"})
+    return named.pivot_table(column, ["model", "seed"], "bias_norm", sort=False).sort_index(axis=1)
+
+
+def mean_scores(blocks: Sequence[Draw], norms: Sequence[float], directions: int) -> pd.DataFrame:
+    """The mean score over all heads and pairs of tokens, for several directions of the bias in each block.
+
+    Args:
+        blocks: of whose sequences the first is run.
+        norms: of the bias.
+        directions: how many; the first is that of the draw.
+
+    Returns:
+        One row per draw of a block and a direction, with ``DRAW_COLUMNS`` as index; one column per norm.
+    """
+    found = []
+    for block, draws, towards in _turned(blocks, directions):
+        scores = [attend(block, block.inputs[:1] + norm * towards)[-1].double().flatten(1) for norm in norms]
+        means = [one.masked_fill(one.isinf(), math.nan).nanmean(1).numpy() for one in scores]
+        found.append(pd.DataFrame(dict(zip(norms, means, strict=True)), draws))
+    return pd.concat(found)
+
+
+def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) -> pd.DataFrame:
+    r"""The norm N* of the bias at which outputs are as long as inputs, E‖x + b‖ = E‖T(x + b)‖ (Godey et al. 2024, 4.2).
+
+    Args:
+        blocks: of whose sequences the first is run.
+        highest: norm of the bias to search, by bisection to a ten-millionth of it.
+        directions: of the bias, in each block; the first is that of the draw.
+
+    Returns:
+        One row per draw of a block and a direction: ``DRAW_COLUMNS``, ``fixed_point`` (missing where outputs are longer
+        than inputs, or shorter, both without bias and at the highest norm), and by how much they are longer at these
+        two, ``excess`` and ``excess_at_highest``.
+
+    Raises:
+        AnalysisError: the highest norm is not positive and finite.
+    """
+    if not (math.isfinite(highest) and highest > 0):
+        raise AnalysisError(f"{highest} cannot be the highest norm of a bias: give a finite number above 0")
+    found = []
+    for block, draws, towards in _turned(blocks, directions):
+        low, high = torch.zeros(directions).double(), torch.full((directions,), float(highest)).double()
+        start, end = _excess(block, towards, low), _excess(block, towards, high)
+        for _ in range(24):
+            middle = (low + high) / 2
+            before = _excess(block, towards, middle) * start > 0
+            low, high = middle.where(before, low), high.where(before, middle)
+        columns = {"fixed_point": high.where(start * end < 0, math.nan), "excess": start, "excess_at_highest": end}
+        found.append(pd.DataFrame({name: values.numpy() for name, values in columns.items()}, draws))
+    return pd.concat(found).reset_index()
+
+
+def _excess(block: Block, towards: Hidden, norms: Float[Tensor, " direction"]) -> Float[Tensor, " direction"]:
+    given = block.inputs[:1] + norms.float()[:, None, None] * towards
+    return _mean_norm(block(given)) - _mean_norm(given)
+
+
+def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
+    return hidden.double().norm(dim=-1).mean(-1)
+
+
+def repeated(blocks: Sequence[Draw], norms: Sequence[float], times: int, directions: int = 1) -> pd.DataFrame:
+    """The mean norm of the vectors as a block is applied to its own outputs again and again.
+
+    Args:
+        blocks: of whose sequences the first is run.
+        norms: of the bias on the first inputs.
+        times: how often the block is applied.
+        directions: of the bias, in each block; the first is that of the draw.
+
+    Returns:
+        One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``, ``times`` (0 for the
+        inputs), ``mean_norm``.
+    """
+    found = []
+    for block, draws, towards in _turned(blocks, directions):
+        for norm in norms:
+            hidden = block.inputs[:1] + norm * towards
+            lengths = [_mean_norm(hidden), *(_mean_norm(hidden := block(hidden)) for _ in range(times))]
+            for time, length in enumerate(lengths):
+                columns = {"bias_norm": float(norm), "times": time, "mean_norm": length.numpy()}
+                found.append(pd.DataFrame(columns, draws))
+    return pd.concat(found).reset_index()
+
+
+def _turned(
+    blocks: Sequence[Draw], directions: int
+) -> Iterator[tuple[Block, pd.MultiIndex, Float[Tensor, "direction 1 width"]]]:
+    """Each block, the draws of it that differ in the direction of the bias, and these directions."""
+    for draw in blocks:
+        draws = [replace(draw, direction_seed=draw.direction_seed + 1000 * k) for k in range(directions)]
+        towards = torch.stack([direction(turned.direction_seed, turned.width) for turned in draws]).unsqueeze(1)
+        yield draw.block(), pd.MultiIndex.from_frame(pd.DataFrame([turned.labels for turned in draws])), towards
