@@ -32,7 +32,7 @@ KERNELS = [
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
-with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "beartype.beartype"):
+with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"):
     for module in KERNELS:
         importlib.import_module(f"analysis_lib.{module}")
 

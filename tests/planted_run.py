@@ -60,7 +60,7 @@ def planted(
     }
     shown = set(heads_shown(tables["qk_alignment"]).values())
     tables["vectors"] = _sampled(tables["head_means"], shown, seeds[0])
-    return Dynamics(tables, {"run": "planted", "seeds": list(seeds)})
+    return Dynamics(tables, {"run": "planted", "data": "texts", "limit": 9, "seeds": list(seeds)})
 
 
 def _sampled(means: pd.DataFrame, heads: set[tuple[int, int]], seed: int) -> pd.DataFrame:

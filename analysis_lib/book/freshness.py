@@ -93,5 +93,5 @@ def inputs(parameters: Parameters) -> dict[str, str]:
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found |= {f"{name} {spec}": corpora.data_identity(spec) for spec in values}
+            found |= {f"{name} {spec}": corpora.data_identity(spec) for spec in values if spec}
     return found

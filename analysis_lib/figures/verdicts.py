@@ -13,7 +13,8 @@ GROUPS = ("model", "dataset", "variant", "classes", "stage")
 _LINE = """<details class="claim" id="{id}"><summary>{claim}<span class="chips">{chips}</span></summary>
 <table><thead><tr>{heads}</tr></thead>
 <tbody>{rows}</tbody></table>
-<p>{quantity}; {direction} {bound:g} it holds. {rationale} <em>{source}.</em></p></details>"""
+<p>{quantity}{formula}; {direction} {bound:g} it holds. {rationale} <em>{source}.</em></p></details>"""
+_FORMULA = ' (<a href="{up}notation.html#notation-{name}">formula</a>)'
 _CHIP = '<span class="chip {kind}">{text}</span>'
 _HEADS = ("on", "verdict", "number, with 95 % interval", "measured on", "p")
 _WIDTH = 84
@@ -31,7 +32,7 @@ class Verdicts:
 
     def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
         # In full precision, for those who gather the verdicts of the pages.
-        records = json.loads(self.rows.drop(columns="rationale", errors="ignore").to_json(orient="records"))
+        records = json.loads(self.rows.drop(columns="rationale", errors="ignore").to_json(orient="records", double_precision=15))
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}, {"verdicts": records}
 
     def __repr__(self) -> str:
@@ -61,7 +62,11 @@ def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
         body.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     words = {name: escape(str(first[name])) for name in ("id", "claim", "quantity", "rationale", "source", "direction")}
     heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
-    return _LINE.format(**words, bound=first["bound"], chips="".join(chips), heads=heads, rows="".join(body))
+    words |= {"chips": "".join(chips), "heads": heads, "rows": "".join(body), "bound": first["bound"], "formula": ""}
+    if isinstance(first.get("formula"), str) and first["formula"]:
+        name = first["formula"].replace("_", "-")
+        words["formula"] = _FORMULA.format(up="" if addresses else "../", name=name)
+    return _LINE.format(**words)
 
 
 def about(rows: pd.DataFrame) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -48,12 +48,8 @@ class Shipped(LazyTables):
     def __init__(self, folder: Path):
         self.folder, self.run = folder, packages.read_json(folder / "run.json")
         read = partial(packages.read, how=pd.read_parquet)
-        super().__init__({name: folder / f"{name}.parquet" for name in self.run["tables"]}, read)
-
-    @cached_property
-    def layers(self) -> pd.DataFrame:
-        """One row per layer, see :class:`~analysis_lib.measurement.tables.Tables`."""
-        return pd.DataFrame(self.run["layers"])
+        parts = {name: folder / f"{name}.parquet" for name in self.run["tables"]}
+        super().__init__(parts, read, pd.DataFrame(self.run["layers"]))
 
     @property
     def code_warning(self) -> str:
@@ -84,9 +80,13 @@ def shipped_twin(
 def shipped(model: str) -> Shipped:
     """The measurement of a model that comes with the book, in ``data/measurements``.
 
+    Args:
+        model: the name of its folder, such as ``mpnet-base``, or ``untrained/mpnet-base-0`` of an untrained twin.
+
     Raises:
         AnalysisError: none comes with it (with the nearest names of those that do).
     """
-    if model not in (known := descriptions("run.json")):
-        raise AnalysisError(f"no measurement of {model} comes with the book: {near_names(model, known)}")
+    if not (home() / model / "run.json").is_file():
+        near = near_names(model, descriptions("run.json"))
+        raise AnalysisError(f"no measurement of {model} comes with the book: {near}")
     return Shipped(home() / model)

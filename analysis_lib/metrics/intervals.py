@@ -211,8 +211,10 @@ def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
     """
     estimates = [*estimates]
     mean = seed_interval(found.value for found in estimates)
-    over_units = np.mean([found.ci_high - found.ci_low for found in estimates]) / 2
-    reach = math.hypot((mean.ci_high - mean.ci_low) / 2, over_units)
+    # An interval of no width is none, and adds nothing to the other.
+    over_units = np.nan_to_num([found.ci_high - found.ci_low for found in estimates]).mean() / 2
+    over_seeds = (mean.ci_high - mean.ci_low) / 2
+    reach = math.hypot(np.nan_to_num(over_seeds) if len(estimates) >= FEWEST_SEEDS else math.nan, over_units)
     return Estimate(mean.value, mean.value - reach, mean.value + reach, mean.draws)
 
 

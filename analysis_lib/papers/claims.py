@@ -44,6 +44,7 @@ class Claim:
         direction: ``above`` or ``below``: on which side of the bound the claim holds.
         limits: the range of the quantity, which its interval cannot leave.
         needs: what has to be measured for a verdict.
+        formula: the section of the notation page that has it, such as ``anisotropy``.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Claim:
     limits: tuple[float, float] = (-math.inf, math.inf)
     needs: str = "a run of its page"
     figures: Sequence[str] = ()
+    formula: str = ""
 
     @property
     def source(self) -> str:
@@ -126,6 +128,7 @@ def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p:
     p = number.p(-about.bound if below else about.bound) if p is None else p
     number = (-number if below else number).within(*about.limits)
     what = {"id": name, "claim": about.sentence, "source": about.source, "quantity": about.quantity}
+    what["formula"] = about.formula
     numbers = dict(zip(("value", "ci_low", "ci_high"), number.row, strict=True))
     numbers |= {"draws": number.draws, "p": p, "bound": about.bound, "direction": about.direction}
     told = verdict(number, about.bound, about.direction)

@@ -1,14 +1,23 @@
 """Maruta and Matsuzaki (2024): outlier dimensions decide where attention goes."""
 
+import logging
 import math
 from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis_lib.measurement import Ratio, TableSet
+from analysis_lib.measurement import Ratio, Shipped, Tables, TableSet, shipped
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.models import TOKEN_TYPES, title
 
+# What the pages measure: in one pass, which they share.
+TABLES = (
+    "dimension_means",
+    "outlier_dimensions",
+    "attention_by_token_type",
+    "attention_entropy",
+    "score_contributions",
+)
 # Types of tokens as a reader would write them, in the order of legends: ``.replace(maruta.NAMES)``.
 NAMES = {
     "cls": "[CLS]",
@@ -45,6 +54,15 @@ def leads(values: pd.DataFrame, types: Iterable[str]) -> pd.DataFrame:
     """
     rest = values.drop(columns=[*types]).dropna(axis=1, how="all")
     return pd.concat({key_type: rest.rsub(values[key_type], axis=0) for key_type in types}, axis=1)
+
+
+def beside(tables: Tables, names: Iterable[str]) -> dict[str, Tables | Shipped]:
+    """A measurement, and those that come with the book of other models on the same corpus, by the model's title."""
+    others = [found for found in map(shipped, names) if found.run["data"] == tables.run["data"]]
+    others = [found for found in others if found.run["model"] != tables.run["model"]]
+    for warning in filter(None, (found.code_warning for found in others)):
+        logging.getLogger(__name__).warning("note: %s", warning)
+    return {tables.title: tables} | {title(found.run["model"]): found for found in others}
 
 
 # --- Dimensions ---------------------------------------------------------------------------------------
@@ -106,7 +124,8 @@ def weights_in(tables: TableSet, part: str | None = None, above: str | None = No
         One row per attention layer, one column per type of key; NaN where there is no such key.
     """
     table = tables["attention_by_token_type"]
-    table = table.assign(weight=table["weight"] - table["uniform_weight"] * (above == "uniform"))
+    if above == "uniform":
+        table = table.assign(weight=table["weight"] - table.get("uniform_weight", 0.0))
     weights = table.pivot_table("weight", "layer", "key_type", aggfunc="mean", observed=True)
     weights = weights.reindex(columns=TOKEN_TYPES)
     return weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])
@@ -141,6 +160,19 @@ def outliers_read(tables: TableSet, threshold: float = THRESHOLD, typed: bool = 
     return outlying.index[outlying]
 
 
+def read_by(tables: TableSet, layers: Iterable[int]) -> pd.Index:
+    """The dimensions that are outliers of what some attention layers read."""
+    read = outliers_read(tables)
+    return read[read.isin([*layers], "layer")].get_level_values("dimension").unique()
+
+
+def leaders_read(tables: TableSet, layers: Iterable[int]) -> pd.MultiIndex:
+    """Some attention layers, each with the outlier dimension of its input that has the largest z-score."""
+    outliers = tables["outlier_dimensions"].drop_duplicates("layer")[["layer", "dimension"]]
+    outliers = outliers.assign(layer=outliers["layer"] + 1)
+    return pd.MultiIndex.from_frame(outliers[outliers["layer"].isin([*layers])])
+
+
 def led_by_outliers(tables: TableSet) -> pd.Series:
     """Share of the heads whose largest |C_j| is that of an outlier dimension of the layer's input, by layer."""
     sizes = by_head(tables).abs()
@@ -149,19 +181,26 @@ def led_by_outliers(tables: TableSet) -> pd.Series:
 
 
 def reached(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.DataFrame:
-    """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches: a row per layer, a column per dimension.
+    """The C_j, or with the sign -1 the -C_j, that a share of the heads reaches.
 
-    Above zero, it is the sign of the contribution in so many heads.
+    One row per layer, one column per dimension. Above zero, it is the sign of the contribution in so many heads.
     """
     rows = sign * by_head(tables).loc[[*layers]]
     return rows.quantile(1 - share, axis=1, interpolation="lower").unstack()
 
 
-def standing_out(tables: TableSet, layers: Iterable[int]) -> pd.Index:
-    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over heads and layers."""
-    sizes = by_head(tables).loc[[*layers]].abs().mean(axis=1)
-    read = outliers_read(tables)
-    return sizes.groupby("dimension").mean().reindex(read[read.isin([*layers], "layer")].unique("dimension")).nlargest(3).index
+def standing_out(tables: TableSet, layers: Iterable[int], sign: int, share: float) -> pd.Series:
+    """Of the outlier dimensions that some layers read, the three with the largest |C_j|, mean over heads and layers.
+
+    A dimension that adds next to nothing may have any sign, and is none of them.
+
+    Returns:
+        By dimension, what is :func:`reached` in each of the layers, largest first.
+    """
+    layers = [*layers]
+    sizes = by_head(tables).loc[layers].abs().mean(axis=1).groupby("dimension").mean()
+    three = sizes[sizes.index.isin(read_by(tables, layers))].nlargest(3).index
+    return reached(tables, layers, sign, share)[three].min().sort_values(ascending=False)
 
 
 def explained_gap(
@@ -182,7 +221,7 @@ def explained_gap(
     Returns:
         By layer: key_type (the preferred), rival, gap (before scaling), and the parts of the gap that some dimensions
         add: outliers (those of the layer's input), typed (those that are outliers for some type of token), and
-        largest, that of largest_dimension.
+        largest, that of largest_dimension, with is_outlier, whether this is one of the former.
     """
     means = by_key_type(tables)
     for name, typed in (("outliers", False), ("typed", True)):
@@ -193,23 +232,23 @@ def explained_gap(
         against = weight.drop(key_type).idxmax() if rival == "runner-up" else rival
         part = means.loc[layer]
         gap = part[key_type] - part[against]
-        added = gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max(), gap.idxmax()
-        rows.append((layer, key_type, against, gap.sum(), *added))
-    names = ["layer", "key_type", "rival", "gap", "outliers", "typed", "largest", "largest_dimension"]
+        added, most = (gap[part["outliers"]].sum(), gap[part["typed"]].sum(), gap.max()), gap.idxmax()
+        rows.append((layer, key_type, against, gap.sum(), *added, most, part["outliers"][most]))
+    names = ["layer", "key_type", "rival", "gap", "outliers", "typed", "largest", "largest_dimension", "is_outlier"]
     return pd.DataFrame(rows, columns=names).set_index("layer")
 
 
-def share_of_gap(part: str, rule: str = "outliers", **options: str) -> Ratio:
+def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
     """The share of the :func:`explained_gap` that some dimensions add, over the layers of a part together.
 
     Args:
         part: of :func:`named_layers`.
-        rule: the column of what they add: ``outliers`` or ``typed``.
+        rule: the column of what they add: ``outliers`` or ``typed``; or ``gap - outliers`` for what they do not.
         options: as of :func:`explained_gap`.
     """
 
     def total(tables: TableSet, column: str) -> float:
-        found = explained_gap(tables, **options)[column]
+        found = explained_gap(tables, **options).eval(column)
         return found.reindex(named_layers(int(found.index.max()))[part]).sum()
 
     return Ratio(lambda t: total(t, rule), lambda t: total(t, "gap"))

@@ -1,23 +1,26 @@
 """The ledger: every claim of the papers with its verdicts in the pages.
 
 A Sphinx extension (``_config.yml`` names it). ``{ledger}`` is a line for each claim, which ``book/_static/ledger.js``
-filters; ``{claim-counts}`` says of how many claims what was found.
+filters; ``{claim-counts}`` says of how many claims what was found; the role ``{measured}`` is, in a sentence, the number of
+one verdict, or on how many models a claim holds.
 """
 
 import functools
 import html
+import re
 
 import pandas as pd
 from docutils import nodes
 from notebooks import executed
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from analysis_lib.book.ledger import NOT_RUN, ledger, outcomes
-from analysis_lib.figures.verdicts import claim_line
+from analysis_lib.figures.verdicts import about, claim_line
 from analysis_lib.papers import claims
 
+JUDGED = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, claims.NO_INTERVAL)
 KINDS = ("holds", "mixed", claims.FAILS, claims.UNDECIDED, "without a verdict", NOT_RUN)
 
 
@@ -59,8 +62,25 @@ class Counts(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class Measured(SphinxRole):
+    """``CLAIM``: on how many of how many it holds; ``CLAIM on MODEL as FORMAT``: its number there."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        claim, model, form = re.fullmatch(r"(\S+)(?: on (.+?))?(?: as (\S+))?", self.text).groups()
+        rows = gathered(self.env).query("id == @claim and verdict in @JUDGED")
+        if model:
+            values = rows.loc[[name == model for name in about(rows)], "value"]
+            text = format(values.item(), form or ".2f") if len(values) == 1 else ""
+        else:
+            text = f"{(rows['verdict'] == claims.HOLDS).sum()} of {len(rows)}" if len(rows) else ""
+        if text:
+            return [nodes.Text(text)], []
+        return [], [self.inliner.reporter.warning(f"no verdict: {self.text}", line=self.lineno)]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.add_directive("ledger", Ledger)
     app.add_directive("claim-counts", Counts)
+    app.add_role("measured", Measured())
     return {"parallel_read_safe": True, "parallel_write_safe": True}

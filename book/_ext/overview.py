@@ -1,19 +1,18 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
-A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card with its figure, in
-the words below the directive, if any; ``{findings} PART`` what each page of a part found; ``{gallery}`` has all
-figures; ``{models}`` the models that were measured; ``{execution-status}`` when and with what each notebook was executed.
+A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card; ``{findings} PART``
+what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the models that were measured;
+``{execution-status}`` when and with what each notebook was executed.
 """
 
 import importlib.metadata
 import platform
 import re
 from pathlib import Path
-from typing import ClassVar
 
 import pandas as pd
 from docutils import nodes
-from notebooks import FIGURES, executed, figures, finding, keep, lead
+from notebooks import FIGURES, executed, figures, finding, keep
 from packaging.requirements import Requirement
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -30,10 +29,6 @@ CARD = """\
 :link-type: doc
 
 {text}
-
-```{{raw}} html
-{picture}
-```
 ::::
 """
 THUMBNAIL = """\
@@ -51,18 +46,14 @@ THUMBNAIL = """\
 
 
 class Finding(SphinxDirective):
-    """A card: the question of a page, its finding in the words given, or in its own, and its figure."""
+    """A card: the question of a page, and its finding."""
 
-    required_arguments, final_argument_whitespace, has_content = 1, True, True
-    option_spec: ClassVar = {}
+    required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         notebook = read_notebook(Path(self.env.srcdir, f"{self.arguments[0]}.ipynb"))
         heading = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
-        picture = re.sub(r"</?a\b[^>]*>", "", lead(self.env, notebook))
-        text = "\n".join(self.content) or finding(notebook)
-        card = CARD.format(title=heading, page=self.arguments[0], text=text, picture=picture)
-        return self.parse_text_to_nodes(card)
+        return self.parse_text_to_nodes(CARD.format(title=heading, page=self.arguments[0], text=finding(notebook)))
 
 
 class Findings(SphinxDirective):

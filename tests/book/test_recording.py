@@ -7,9 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import seaborn as sns
-from downloads import clean
 from matplotlib.figure import Figure
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from analysis_lib import figures
 from analysis_lib.book.recording import _noting, drawn, of_frames
@@ -74,14 +72,3 @@ def test_a_slider_has_the_picture_that_it_begins_with_as_svg():
     assert [*shown] == ["image/svg+xml"]
     assert "the last" in shown["image/svg+xml"]
     assert ElementTree.fromstring(shown["image/svg+xml"]).tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_a_clean_notebook_has_no_trace_of_its_execution():
-    output = new_output("stream", text="1")
-    injected = new_code_cell("n = 2", metadata={"tags": ["injected-parameters"]})
-    executed = new_notebook(cells=[injected, new_code_cell("n", outputs=[output], execution_count=3)])
-    executed.metadata["analysis_lib"] = {"key": "x"}
-    copy = clean(executed)
-    assert [(cell.source, cell.outputs, cell.execution_count) for cell in copy.cells] == [("n", [], None)]
-    assert "analysis_lib" not in copy.metadata
-    assert executed.cells[1].outputs == [output]

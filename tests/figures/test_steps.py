@@ -24,18 +24,19 @@ def planted(vectors: int) -> pd.DataFrame:
     """Queries and keys of two heads that move apart step by step, all on one side of the origin."""
     draw = np.random.default_rng(0)
     rows = [
-        (head, step, space, *(1 + i * sign + 0.1 * draw.random(2)))
+        ("both", head, step, space, *(1 + i * sign + 0.1 * draw.random(2)))
         for head in ("similar", "opposite")
         for i, step in enumerate(STEPS)
         for space, sign in (("query", 1), ("key", 2))
         for _ in range(vectors)
     ]
-    return pd.DataFrame(rows, columns=["head", "step", "space", "x", "y"])
+    return pd.DataFrame(rows, columns=["directions", "head", "step", "space", "x", "y"])
 
 
 def test_the_page_draws_the_sample_and_its_mean_at_each_step():
     clouds = planted(9)
-    grid = run_cells(PAGE, "def draw_means", "panels = ", clouds=clouds, some=[0, 1000])["grid"]
+    paths = clouds.groupby(["directions", "head", "step", "space"])[["x", "y"]].mean().reset_index()
+    grid = run_cells(PAGE, "def finish", "of_both = ", clouds=clouds, paths=paths, some=[0, 1000])["grid"]
     assert sorted(grid.axes_dict) == [(0, "opposite"), (0, "similar"), (1000, "opposite"), (1000, "similar")]
     for (step, head), axes in grid.axes_dict.items():
         part = clouds[(clouds["head"] == head) & (clouds["step"] == step)]
@@ -47,12 +48,13 @@ def test_the_page_draws_the_sample_and_its_mean_at_each_step():
         for direction, (low, high) in (("x", axes.get_xlim()), ("y", axes.get_ylim())):
             assert low <= 0
             assert high > clouds.loc[clouds["head"] == head, direction].max()
+        assert axes.get_aspect() == 1
     assert [text.get_text() for text in grid.legend.get_texts()] == ["query", "key"]
 
 
 def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
     paths = planted(1)
-    grid = run_cells(PAGE, "def draw_means", "def draw_ends", paths=paths)["grid"]
+    grid = run_cells(PAGE, "def finish", "path = paths.query(\"directions == 'both'", paths=paths)["grid"]
     for head, axes in grid.axes_dict.items():
         path = paths[paths["head"] == head].set_index("space")[["x", "y"]]
         lines = [line.get_xydata() for line in axes.lines if len(line.get_xydata()) == len(STEPS)]
@@ -65,10 +67,10 @@ def test_the_page_draws_the_path_of_the_means_and_where_it_ends():
             assert high > path[direction].max()
 
 
-def test_the_frames_of_the_slider_have_one_scale_with_the_origin_and_all_vectors():
+def test_the_frames_of_the_slider_have_one_scale_with_all_vectors():
     clouds = planted(9)
-    names = {"clouds": clouds, "some": [0], "measured": SimpleNamespace(steps=[*STEPS])}
-    frames = run_cells(PAGE, "def draw_means", "panels = ", "frames, limits", **names)["frames"]
+    names = {"clouds": clouds, "shown": SimpleNamespace(steps=[*STEPS]), "display": lambda _: None}
+    frames = run_cells(PAGE, "def finish", "cloud, frames", **names)["frames"]
     assert [*frames] == ["0", "1,000"]
     panels = [figure.axes for figure in frames.values()]
     for head, pair in zip(("similar", "opposite"), zip(*panels, strict=True), strict=True):
@@ -76,8 +78,8 @@ def test_the_frames_of_the_slider_have_one_scale_with_the_origin_and_all_vectors
         for direction in ("x", "y"):
             (low, high), other = (getattr(axes, f"get_{direction}lim")() for axes in pair)
             assert (low, high) == other
-            assert low <= 0
-            assert high > cloud[direction].max()
+            assert low <= cloud[direction].min()
+            assert high >= cloud[direction].max()
 
 
 @pytest.mark.parametrize(

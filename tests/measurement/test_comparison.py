@@ -1,12 +1,8 @@
-"""Several models side by side: whose rows are whose, and how alike the inputs are."""
+"""Several models side by side: whose rows are whose."""
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
-from PIL import Image
-from planted import run_cells
-from sklearn.metrics.pairwise import cosine_similarity
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.capture.inputs import Settings
@@ -45,20 +41,6 @@ def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folde
 def test_what_cannot_be_compared_is_refused(models, message):
     with pytest.raises(AnalysisError, match=message):
         compare(models, "anisotropy")
-
-
-def test_the_page_gives_the_mean_cosine_of_all_pairs_of_prepared_images(tiny_folder, tmp_path):
-    draws = np.random.default_rng(0).integers(0, 256, (7, 9, 9, 3), dtype=np.uint8)
-    for i, pixels in enumerate(draws):
-        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
-    name, names = str(tiny_folder("vit")), {"image_data": str(tmp_path), "limit": None, "seed": None}
-    images, model = load_corpus(str(tmp_path)), load_model(name)
-    read = [model.processor(images=item.load(), return_tensors="pt")["pixel_values"].flatten() for item in images.items]
-    read = torch.stack(read).double()
-    centred = read[1::2] - read[::2].mean(0)
-    expected = [cosine_similarity(part)[~np.eye(len(part), dtype=bool)].mean() for part in (read, centred)]
-    found = run_cells("anisotropy/convolution", "def pixels", conv_models=[], image_models=[name], **names)["found"]
-    assert found == ["{:.3f} and {:.3f} as `{}` reads them".format(*expected, model.name)]
 
 
 def test_a_twin_that_comes_with_the_book_is_as_measured_now(monkeypatch, tmp_path):

@@ -859,8 +859,9 @@ def test_any_statistic_has_an_interval(model):
         return similarity + 2 * tables["attention_entropy"]["entropy_nats"].max()
 
     chosen = "utterance_similarity,attention_entropy"
-    value, low, high = measure(model, Corpus("twenty", texts), chosen, progress=False).interval(statistic)
-    assert value == statistic(measure(model, Corpus("twenty", texts), chosen, progress=False))
+    found = measure(model, Corpus("twenty", texts), chosen, progress=False).interval(statistic)
+    assert found.value == statistic(measure(model, Corpus("twenty", texts), chosen, progress=False))
+    assert found.draws == 20
     left_out = [
         statistic(measure(model, Corpus("nineteen", texts[:i] + texts[i + 1 :]), chosen, progress=False))
         for i in range(20)
@@ -868,7 +869,7 @@ def test_any_statistic_has_an_interval(model):
     # Student's t with 19 degrees of freedom, from a printed table.
     reach = 2.0930 * math.sqrt(19 / 20 * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))
     assert reach > 1e-3
-    assert (low, high) == pytest.approx((value - reach, value + reach), rel=1e-3)
+    assert found.row[1:] == pytest.approx((found.value - reach, found.value + reach), rel=1e-3)
 
 
 def test_several_statistics_have_intervals_at_once(tables):
@@ -876,14 +877,15 @@ def test_several_statistics_have_intervals_at_once(tables):
         return t["anisotropy"]["cosine"].iloc[2:5].tolist()
 
     rows = tables["anisotropy"].iloc[2:5]
-    for found, column in zip(tables.interval(both), ("cosine", "ci_low", "ci_high"), strict=True):
-        np.testing.assert_allclose(found, rows[column])
+    found = tables.intervals({"both": both, "last": lambda t: both(t)[-1]})
+    np.testing.assert_allclose([one.row for one in found["both"]], rows[["cosine", "ci_low", "ci_high"]])
+    assert found["last"] == found["both"][-1]
 
 
 def test_the_interval_of_a_column_is_that_of_its_table(tables):
     row = tables["anisotropy"].iloc[2]
     found = tables.interval(lambda t: t["anisotropy"]["cosine"].iloc[2])
-    assert found == pytest.approx((row["cosine"], row["ci_low"], row["ci_high"]))
+    assert found.row == pytest.approx((row["cosine"], row["ci_low"], row["ci_high"]))
 
 
 # --- What makes sense for a model -----------------------------------------------------------------
@@ -979,14 +981,14 @@ def test_a_corpus_of_one_utterance_has_values_without_intervals(model, tmp_path)
     for name, column in (("anisotropy", "cosine"), ("utterance_similarity", "similarity")):
         assert tables[name][column].notna().all()
         assert tables[name][["ci_low", "ci_high"]].isna().all(axis=None)
-    value, low, high = tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())
-    assert value > 0
-    assert math.isnan(low)
-    assert math.isnan(high)
+    found = tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].mean())
+    assert found.value == tables["attention_entropy"]["entropy_nats"].mean()
+    assert np.isnan(found.row[1:]).all()
     # Without its only utterance there are no rows: a statistic that needs some is not asked.
-    value, low, high = tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].iloc[0] * np.ones(2))
-    assert (value > 0).all()
-    assert np.isnan([low, high]).all()
+    first = tables["attention_entropy"]["entropy_nats"].iloc[0]
+    found = tables.interval(lambda t: t["attention_entropy"]["entropy_nats"].iloc[0] * np.ones(2))
+    assert [one.value for one in found] == [first, first]
+    assert np.isnan([one.row[1:] for one in found]).all()
     tables.save(tmp_path)
     assert {path.stem for path in tmp_path.glob("*.parquet")} == set(COLUMNS)
 

@@ -1,6 +1,7 @@
 """Directions that are classes, and the cone of the values that attention averages (Fosse et al. 2023, sec. 3)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,10 @@ from analysis_lib import capture
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
-from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.models import LoadedModel
+from analysis_lib.metrics.anisotropy import mean_pair_cosine
+from analysis_lib.metrics.intervals import Estimate, jackknife_interval
+from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.training import predict
 
 Vectors = Float[np.ndarray, "utterance width"]
 Cosines = Float[np.ndarray, "utterance utterance"]
@@ -54,6 +57,13 @@ def cosines(vectors: Vectors) -> Cosines:
     return unit @ unit.T
 
 
+def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
+    """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the class of."""
+    predicted = predict(folder, corpus)
+    right = (predicted["label"] == predicted["predicted"]).to_numpy()
+    return cosines(class_vectors(load_model(str(folder)), corpus)), right
+
+
 def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
     """The place of one utterance of each class, drawn among those classified correctly.
 
@@ -68,22 +78,67 @@ def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dic
     return {int(label): int(random.choice(np.flatnonzero(correct & (labels == label)))) for label in classes}
 
 
-def over_utterances(
-    statistic: Callable[[Kept], Sequence[float]], corpus: Corpus
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of a sample of utterances, with 95 % jackknife intervals over them.
+def to_representatives(similar: Cosines, corpus: Corpus, representatives: Mapping[int, int]) -> pd.DataFrame:
+    """The cosine of all texts to a representative of each class, itself left out (Fosse et al. 2023, Fig. 2).
 
     Args:
-        statistic: computes the numbers from the utterances at the places it is given.
+        similar: from :func:`cosines`.
+        corpus: the texts, with classes.
+        representatives: from :func:`draw_representatives`.
 
-    >>> value, low, high = over_utterances(lambda kept: np.array([kept.mean()]), Corpus("x", range(41)))
-    >>> float(value[0]), bool(low[0] < 20 < high[0])
-    (20.0, True)
+    Returns:
+        One row per representative and other text: representative and class, both names of classes, and cosine.
+    """
+    names = np.array(corpus.classes)
+    found = {
+        names[label]: pd.DataFrame({"class": names[corpus.labels], "cosine": similar[place]}).drop(place)
+        for label, place in representatives.items()
+    }
+    return pd.concat(found, names=["representative"]).reset_index("representative").reset_index(drop=True)
+
+
+def over_texts(
+    statistics: Mapping[str, Callable[[Kept], float | Sequence[float]]], corpus: Corpus
+) -> dict[str, Estimate | list[Estimate]]:
+    """Numbers of a sample of texts, with 95 % jackknife intervals over them.
+
+    Args:
+        statistics: by name, what computes a number, or several, from the texts at the places it is given.
+
+    >>> found = over_texts({"mean": lambda kept: kept.mean()}, Corpus("x", range(41)))["mean"]
+    >>> found.value, found.side(19), found.draws
+    (20.0, 'undecided', 20)
     """
     places, groups = np.arange(len(corpus)), np.array(corpus.groups(GROUPS))
-    value = np.asarray(statistic(places), dtype=float)
-    left_out = np.array([statistic(places[groups != group]) for group in np.unique(groups)], dtype=float)
-    return value, *jackknife_interval(value, left_out)
+    several, found = np.unique(groups), {}
+    for name, statistic in statistics.items():
+        value = np.asarray(statistic(places), dtype=float)
+        left_out = [np.asarray(statistic(places[groups != group]), dtype=float) for group in several]
+        rows = np.stack([value, *jackknife_interval(value, left_out)], axis=-1).reshape(-1, 3)
+        every = [Estimate(*map(float, row), len(several)) for row in rows]
+        found[name] = every if value.ndim else every[0]
+    return found
+
+
+def of_class(
+    similar: Cosines, labels: Labels, correct: Correct, own: bool, kept: Kept
+) -> list[Float[np.ndarray, " pair"]]:
+    """For each class, the cosines between its representatives, the correctly classified, and other texts.
+
+    Args:
+        similar: from :func:`cosines`.
+        labels: the class of each text.
+        correct: which were classified correctly.
+        own: whether the other texts are those of the same class, or those of all other classes.
+        kept: the texts that count.
+    """
+    found = []
+    for label in np.unique(labels):
+        representatives, of_label = kept[(labels[kept] == label) & correct[kept]], labels[kept] == label
+        pairs = similar[np.ix_(representatives, kept[of_label == own])]
+        itself = representatives[:, None] == kept[of_label == own]
+        found.append(pairs[~itself])
+    return found
 
 
 def areas(
@@ -119,37 +174,70 @@ def mean_areas(similar: Cosines, labels: Labels, correct: Correct, kept: Kept) -
     return np.array([areas(similar, own == label, correct[kept]).mean() for label in np.unique(labels)])
 
 
+def others_apart(similar: Cosines, labels: Labels, correct: Correct, label: int, kept: Kept) -> float:
+    """How little a representative of one of three classes tells the two others apart.
+
+    0.6 minus the larger of A and 1 − A, where A is the area under the ROC curve, between the two others, of the cosine
+    to a representative of the class ``label``, mean over representatives.
+    """
+    own, one, other = (kept[labels[kept] == (label + turn) % 3] for turn in range(3))
+    rows = similar[own[correct[own]]]
+    ranks = stats.mannwhitneyu(rows[:, one], rows[:, other], axis=1).statistic
+    area = ranks.mean() / len(one) / len(other)
+    return float(0.6 - max(area, 1 - area))
+
+
 # Values, and the outputs of attention.
 HeadVectors = tuple[Float[np.ndarray, "head token width"], Float[np.ndarray, "head token width"]]
+Heads = Float[np.ndarray, "head token width"]
 
 
-def attention_vectors(model: LoadedModel, text: str | Pair, layer: int) -> HeadVectors:
-    """The values v_j of a text in one layer, and what attention makes of them: y_i = Σ_j a_ij v_j (eq. 1 and 2).
-
-    Args:
-        layer: of attention, from 1; 0 is the last.
+def head_vectors(model: LoadedModel, text: str | Pair) -> list[tuple[Heads, Heads, Heads]]:
+    """The queries, keys and values of a text in every attention layer.
 
     Raises:
-        AnalysisError: the model has no such layer, or its weights are not those of equation 1, where every query
-            sees every key and a score does not depend on positions.
+        AnalysisError: the weights of a layer are not those of equation 1, where every query sees every key and a score
+            does not depend on positions.
     """
-    found: list[capture.Activations] = []
-    layer = layer or sum(map(len, model.stacks.values()))
+    found: list[tuple[Heads, Heads, Heads]] = []
 
     def receive(activations: capture.Activations) -> None:
-        if activations.layer == layer and activations.scores is not None:
-            found.append(activations)
+        scores = activations.scores
+        if scores is None:
+            return
+        if not scores.visibility.everyone or scores.position is not None:
+            raise AnalysisError(f"attention in {model.name} depends on positions: give a model such as BERT")
+        spaces = (activations.spaces[name] for name in ("query", "key", "value"))
+        found.append(tuple(space.values[0].double().cpu().numpy() for space in spaces))
 
     needs = frozenset({"query", "key", "value", capture.SCORES})
     for batch in capture.batches(model, [text], [0], capture.Settings(), capture.Reading()):
         capture.run(model, batch, needs, receive)
-    if not found:
-        raise AnalysisError(f"{model.name} has no attention layer {layer}: give one from 1 to its last")
-    (seen,) = found
-    if not seen.scores.visibility.everyone or seen.scores.position is not None:
-        raise AnalysisError(f"attention in {model.name} depends on positions: give a model such as BERT")
-    query, key, value = (seen.spaces[name].values[0].double().cpu().numpy() for name in ("query", "key", "value"))
-    return value, special.softmax(query @ key.swapaxes(1, 2) / query.shape[-1] ** 0.5, axis=-1) @ value
+    return found
+
+
+def attention_rows(query: Heads, key: Heads) -> Float[np.ndarray, "head token token"]:
+    """The weights a_ij of every token to every other (eq. 1)."""
+    return special.softmax(query @ key.swapaxes(1, 2) / query.shape[-1] ** 0.5, axis=-1)
+
+
+def narrowing(model: LoadedModel, texts: Sequence[str | Pair]) -> Float[np.ndarray, " text"]:
+    """By how much attention makes vectors more alike than the values that it averages (eq. 2).
+
+    The similarity inside a text (eq. 3) of the outputs of a head minus that of its values, mean over all heads.
+    """
+    found = []
+    for text in texts:
+        layers = head_vectors(model, text)
+        pairs = ((alike(attention_rows(query, key) @ value), alike(value)) for query, key, value in layers)
+        found.append(np.mean([of_outputs - of_values for of_outputs, of_values in pairs]))
+    return np.array(found)
+
+
+def alike(vectors: Heads) -> Float[np.ndarray, " head"]:
+    """The mean cosine of two vectors of a head (eq. 3)."""
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return mean_pair_cosine(unit.sum(1), np.full(len(unit), unit.shape[1], dtype=float))
 
 
 def cone(vectors: HeadVectors, head: int) -> pd.DataFrame:
@@ -159,7 +247,7 @@ def cone(vectors: HeadVectors, head: int) -> pd.DataFrame:
     long as θ is at most 90°; then no output is farther from the axis than the farthest value.
 
     Args:
-        vectors: from :func:`attention_vectors`.
+        vectors: the values v_j of each head, and what attention makes of them, y_i = Σ_j a_ij v_j (eq. 2).
         head: counted from 1.
 
     Returns:

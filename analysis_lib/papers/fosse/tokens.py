@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from scipy import special
@@ -62,9 +63,38 @@ class OneBlock:
         tokens, start = self.terms(ids)
         return tokens.sum(1) + start + self.constants
 
+    def contributions(self, corpus: Corpus) -> pd.DataFrame:
+        """One row per class and token of the texts.
+
+        Returns:
+            utterance (the place of the text), token, special (whether it is [CLS] or [SEP]), weight (a_0j), class,
+            contribution (to the margin of the class), and chosen (whether that is the class that is given).
+        """
+        frames = []
+        for place, ids in enumerate(self.read(corpus)):
+            read = {"utterance": place, "token": self.tokenizer.convert_ids_to_tokens(ids.tolist())}
+            read |= {"special": self.special(ids), "weight": self.weights(ids)}
+            parts, given = self.terms(ids)[0], self.margins(ids).argmax()
+            for label, name in enumerate(self.classes):
+                row = {"class": name, "contribution": parts[label], "chosen": label == given}
+                frames.append(pd.DataFrame({**read, **row}))
+        return pd.concat(frames, ignore_index=True)
+
     def special(self, ids: Int[np.ndarray, " token"]) -> Bool[np.ndarray, " token"]:
         """True at [CLS] and [SEP], which every text has."""
         return np.isin(ids, [self.tokenizer.cls_token_id, self.tokenizer.sep_token_id])
+
+
+def word_share(rows: pd.DataFrame) -> float:
+    """The share of the variance of ``contribution`` over tokens that the word (``token``) explains.
+
+    It is 1 less the variance within words over that of all tokens, each divided by its degrees of freedom. Words that
+    occur once say nothing about the first and are left out.
+    """
+    numbers = rows[rows["token"].duplicated(keep=False)].set_index("token")["contribution"]
+    words = numbers.groupby("token")
+    within = ((numbers - words.transform("mean")) ** 2).sum() / (len(numbers) - words.ngroups)
+    return float(1 - within / numbers.var())
 
 
 def one_block(folder: Path | str) -> OneBlock:

@@ -25,6 +25,8 @@ from analysis_lib.training.settings import versions, write
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
 DATASETS = ("hatexplain", "yelphat", "e-snli")
+# About how many texts the paper trains on (sec. 2.3), where ours are fewer.
+WHOLE = {"yelphat": 3_500, "e-snli": 550_000}
 # What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
 VARIANTS: dict[str, dict] = {
     "BERT's initialisation": {},
@@ -132,6 +134,22 @@ def dataset_name(data: str) -> str:
     """
     name = Path(data).name.partition(":")[0]
     return {"esnli": "e-snli"}.get(name, name)
+
+
+def samples(found: pd.DataFrame, texts: Mapping[str, int]) -> pd.Series:
+    """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the paper's, seeds.
+
+    Args:
+        found: rows of :func:`trials`, of one stage.
+        texts: how many each corpus has to train on.
+    """
+
+    def of_corpus(rows: pd.DataFrame) -> str:
+        epochs, size = rows.loc[rows["quantity"] == "epochs", "value"].mean(), texts[rows.name]
+        share = f" of the paper's {WHOLE[rows.name]:,}" if rows.name in WHOLE else ""
+        return f"{epochs:.1f} epochs of {size:,}{share} texts, {rows['seed'].nunique()} seeds"
+
+    return found.groupby("dataset", sort=False).apply(of_corpus)
 
 
 # --- Results of long runs -----------------------------------------------------------------------------

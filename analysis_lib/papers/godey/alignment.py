@@ -60,13 +60,13 @@ def chance_of_cosine(cosine: Float[np.ndarray, "*points"], dimensions: float) ->
     return 2 * stats.beta.sf((1 + np.abs(cosine)) / 2, half, half)
 
 
-def onset(run: Dynamics) -> pd.DataFrame:
-    """Where the mean query and key of each head end, and the first checkpoint at which they are beyond chance there.
+def head_ends(run: Dynamics) -> pd.DataFrame:
+    """Where the mean query and key of each head end, and when they are first beyond chance on that side.
 
     Returns:
-        Columns seed, layer, head, cosine (at the last step), ends (``similar`` or ``opposite``, beyond
-        :func:`chance_band`, or ``within the band``) and step, at which the cosine is first beyond the band on the side
-        where it ends; missing where it ends within.
+        Columns seed, layer, head, part (:func:`third_of_layers`), cosine (at the last step), ends (``similar`` or
+        ``opposite``, beyond :func:`chance_band`, or ``within the band``) and onset: the share of the run after which
+        the cosine is first beyond the band on the side where it ends; missing where it ends within.
     """
     keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
     table = run["qk_alignment"].sort_values("step", kind="stable").set_index(keys)
@@ -74,7 +74,10 @@ def onset(run: Dynamics) -> pd.DataFrame:
     side = np.sign(last).where(last.abs() > band, 0.0)
     beyond = table["cosine"] * side.reindex(table.index) > band
     heads = pd.DataFrame({"cosine": last, "ends": side.map({1: "similar", -1: "opposite", 0: "within the band"})})
-    return heads.assign(step=table.loc[beyond, "step"].groupby(keys).min()).reset_index()
+    heads["onset"] = table.loc[beyond, "step"].groupby(keys).min() / max(run.steps[-1], 1)
+    heads = heads.reset_index()
+    heads.insert(3, "part", third_of_layers(heads, run.layers))
+    return heads
 
 
 def third_of_layers(table: pd.DataFrame, depth: int) -> pd.Series:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,8 +13,10 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import Comparison, Tables, measure
 from analysis_lib.measurement.tables import LazyTables
+from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.anisotropy import Anisotropy, isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval, seed_interval
+from analysis_lib.metrics.dimensions import DimensionMeans
+from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
 from analysis_lib.models import LoadedModel
 
 
@@ -39,6 +42,34 @@ class Centred(Anisotropy):
         yield "hidden", Vectors(hidden.values - hidden.values.new_tensor(self.means[activations.layer]), hidden.tokens)
 
 
+class WithoutFirst(Metric):
+    """A metric of hidden states that passes over the first token of each text.
+
+    Many causal models make it hundreds of times as long as the others, so that it alone can decide the mean.
+    """
+
+    needs = frozenset({"hidden"})
+
+    def update(self, activations: Activations) -> None:
+        hidden = activations.spaces["hidden"]
+        tokens = hidden.tokens
+        first = tokens.mask & (tokens.mask.cumsum(1) == 1)
+        rest = replace(tokens, silent=first if tokens.silent is None else first | tokens.silent)
+        super().update(replace(activations, spaces={"hidden": Vectors(hidden.values, rest)}))
+
+
+class AnisotropyWithoutFirst(WithoutFirst, Anisotropy):
+    name = "anisotropy_without_first"
+
+
+class CentredWithoutFirst(WithoutFirst, Centred):
+    name = "centred_without_first"
+
+
+class MeansWithoutFirst(WithoutFirst, DimensionMeans):
+    name = "dimension_means_without_first"
+
+
 def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Tables:
     """The average cosine in one half of a corpus, as it is and without the mean of the other half.
 
@@ -48,13 +79,19 @@ def without_mean_of_others(model: LoadedModel, corpus: Corpus, **settings) -> Ta
         settings: of :func:`~analysis_lib.measure`.
 
     Returns:
-        The tables ``anisotropy`` and ``centred`` of :class:`Centred`.
+        The tables ``anisotropy`` and ``centred`` of :class:`Centred`, and of a text model both with
+        ``_without_first``, which pass over the first token of each text, as does the mean.
     """
     units = pd.factorize(pd.Series(corpus.units or range(len(corpus))))[0]
     others, half = (corpus.take(np.flatnonzero(units % 2 == turn)) for turn in (0, 1))
-    means = measure(model, others, "dimension_means", **settings)["dimension_means"].query("token_type == 'all'")
-    centred = Centred(means.groupby("layer")["mean"].apply(np.array).to_dict())
-    return measure(model, half, [Anisotropy(), centred], **settings)
+    kinds = [(DimensionMeans(), Anisotropy, Centred)]
+    if model.kind == "text":
+        kinds.append((MeansWithoutFirst(), AnisotropyWithoutFirst, CentredWithoutFirst))
+    found, metrics = measure(model, others, [kind[0] for kind in kinds], **settings), []
+    for of_others, as_it_is, centred in kinds:
+        means = found[of_others.name].query("token_type == 'all'").groupby("layer")["mean"].apply(np.array)
+        metrics += [as_it_is(), centred(means.to_dict())]
+    return measure(model, half, metrics, **settings)
 
 
 def cosines(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
@@ -106,43 +143,10 @@ def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosi
     places, numbers = ["model", "weights", "stack", "width", "layer"], [value, "ci_low", "ci_high"]
     draws = found[~found["trained"]].groupby(places, sort=False)[numbers]
     twins = [(*at, *seed_and_unit_interval(map(Estimate, *rows.T.to_numpy())).row) for at, rows in draws]
-    both = pd.concat([found.loc[found["trained"], places + numbers], pd.DataFrame(twins, columns=places + numbers)])
+    parts = [found.loc[found["trained"], places + numbers], pd.DataFrame(twins, columns=places + numbers)]
+    both = pd.concat(parts, ignore_index=True)
     widths = both["width"].astype(int)
     return both.assign(isotropic=widths.map({d: isotropic_cosine_quantile(d) for d in {*widths}}))
-
-
-def training_effect(anisotropy: pd.DataFrame) -> pd.DataFrame:
-    """What training adds to the anisotropy of a model: one row per model that has untrained twins.
-
-    The interval of the difference adds, as if they were independent, the errors over texts of model and twins, and that
-    over the draws of the random weights. Fewer than five twins give no interval.
-
-    Args:
-        anisotropy: of the hidden states; columns model, trained, twin, layer, cosine, ci_low, ci_high.
-
-    Returns:
-        Columns model; layers, and in how many of them training makes the average cosine more and less beyond the 95 %
-        interval of the difference; then, of the layer where trained and untrained differ most: layer, trained and
-        untrained (average cosines), difference, ci_low and ci_high.
-    """
-    table = anisotropy.assign(reach=(anisotropy["ci_high"] - anisotropy["ci_low"]) / 2)
-    draws = table[~table["trained"]].groupby(["model", "layer"], sort=False)
-    twins = draws[["cosine", "reach"]].mean()
-    twins["over_draws"] = draws["cosine"].agg(lambda cosines: np.ptp(seed_interval(cosines).row[1:]) / 2)
-    trained = table.loc[table["trained"], ["model", "layer", "cosine", "reach"]]
-    pairs = trained.merge(twins.reset_index(), on=["model", "layer"], suffixes=("", "_of_twin"))
-    pairs = pairs.rename(columns={"cosine": "trained", "cosine_of_twin": "untrained"})
-    difference = pairs["trained"] - pairs["untrained"]
-    # Half-widths of independent errors add like standard errors.
-    reach = np.hypot(np.hypot(pairs["reach"], pairs["reach_of_twin"]), pairs["over_draws"])
-    pairs = pairs.assign(difference=difference, ci_low=difference - reach, ci_high=difference + reach)
-    pairs = pairs.assign(more=pairs["ci_low"] > 0, less=pairs["ci_high"] <= 0)
-    counts = pairs.groupby("model", sort=False).agg(
-        layers=("layer", "size"), more=("more", "sum"), less=("less", "sum")
-    )
-    most = pairs.loc[difference.abs().groupby(pairs["model"], sort=False).idxmax()]
-    greatest = most[["model", "layer", "trained", "untrained", "difference", "ci_low", "ci_high"]]
-    return counts.reset_index().merge(greatest, on="model")
 
 
 def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.papers.godey.alignment import chance_band, chance_dimensions
 from analysis_lib.papers.godey.dynamics import Dynamics, heads_shown
 
 # What the vectors of a space are called.
@@ -66,25 +67,31 @@ def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
     return _joined(clouds), _joined(paths)
 
 
-def drift_along(run: Dynamics) -> pd.DataFrame:
-    """How much of the drift of a head's mean query and mean key lies along the first directions of these means.
+def shared_drift(run: Dynamics) -> pd.DataFrame:
+    """How much of the drifts of a head's mean query and mean key lies along one line.
 
-    A drift is the move of a mean from the first step to the last; the directions are the first right singular vectors,
-    uncentred, of the means of all steps. Of two moves with the cosine c, no line holds more than (1 + ǀcǀ) / 2 of both.
+    A drift is the move of a mean from the first step to the last. Lines are the first right singular vectors,
+    uncentred, of the means of all steps: of queries and keys together (``of both``), or of the keys for the drift of
+    the query and of the queries for that of the key (``of the other``). Of two drifts with the cosine c, no line holds
+    more than (1 + ǀcǀ) / 2 of both.
 
     Returns:
-        One row per seed, layer, head, directions (``both``, ``keys``, ``queries``: of which means) and space, with
-        share: of the squared length of the drift of the mean query, or key, along the first direction.
+        One row per direction, seed, layer and head, with share: of the squared length of the drift along the line, the
+        smaller of query and key; and chance: what independent drifts stay below 99 times in 100.
     """
-    keys, rows = ["seed", "layer", "head"], []
+    keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
+    chance, rows = {"of both": (1 + band) / 2, "of the other": band**2}, []
     for place, head in _means(run).groupby(keys):
         means = head.droplevel(keys)
-        moves = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
-        for name, chosen in _choices(means).items():
-            first = singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0]
-            shares = np.square(moves @ first) / np.square(moves).sum(axis=1)
-            rows += [(*place, name, space, share) for space, share in shares.items()]
-    return pd.DataFrame(rows, columns=[*keys, "directions", "space", "share"])
+        drift = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
+        units = drift.div(np.linalg.norm(drift, axis=1), axis=0)
+        along = {
+            name: np.square(units @ singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0])
+            for name, chosen in _choices(means).items()
+        }
+        least = {"of both": along["both"].min(), "of the other": min(along["keys"]["query"], along["queries"]["key"])}
+        rows += [(direction, *place, share, chance[direction]) for direction, share in least.items()]
+    return pd.DataFrame(rows, columns=["direction", *keys, "share", "chance"])
 
 
 def _joined(tables: dict[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:

@@ -5,6 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.measurement import grouped
+from analysis_lib.papers.godey.alignment import third_of_layers
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 
@@ -29,6 +30,23 @@ def quantities(run: Dynamics) -> pd.DataFrame:
     return grouped(means, "quantity")
 
 
+def changes(run: Dynamics) -> pd.DataFrame:
+    """What changes in each head from the first step of a run to the last.
+
+    Returns:
+        Columns seed, layer, head, part (third of the layers), growth (of the magnitude of the scalar product of mean
+        query and mean key), nats (the mean entropy of its attention at the last step), fall (of that entropy) and rise
+        (of the average cosine of the hidden states that the layer reads, the same for all heads of a layer).
+    """
+    keys, ends = ["seed", "layer", "head"], [run.steps[0], run.steps[-1]]
+    start, end = (run["qk_alignment"].query("step == @step").set_index(keys)["dot"].abs() for step in ends)
+    before, after = (run["attention_entropy"].query("step == @step").set_index(keys)["entropy_nats"] for step in ends)
+    rise = quantities(run).query("quantity == 'anisotropy'").pivot(index=keys[:2], columns="step", values="value")
+    table = pd.DataFrame({"growth": end - start, "nats": after, "fall": before - after}).reset_index()
+    table.insert(3, "part", third_of_layers(table, run.layers))
+    return table.merge((rise[ends[1]] - rise[ends[0]]).rename("rise").reset_index(), on=keys[:2])
+
+
 def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
     """When each of the :func:`quantities` has made half of its way from the start of the run for the first time.
 
@@ -44,6 +62,20 @@ def half_way(quantities: pd.DataFrame) -> pd.DataFrame:
         reached = [_crossing(steps, values - values[0], goal - values[0]) for goal in (values[-1], farthest)]
         rows.append((*place, values[0], farthest, values[-1], *reached))
     return pd.DataFrame(rows, columns=[*keys, "start", "farthest", "end", "step", "step_to_farthest"])
+
+
+def earlier(run: Dynamics, first: str, second: str, way: str = "end") -> pd.Series:
+    """By seed, the share of the layers in which one of the :func:`quantities` is half-way before another.
+
+    Args:
+        run: its measurements.
+        first, second: the quantities.
+        way: half of the way to their ``end``, or to their ``farthest`` value; only layers in which both rise count.
+    """
+    table = half_way(quantities(run)).pivot(index=["seed", "layer"], columns="quantity")
+    rises = (table[way] > table["start"])[[first, second]].all(axis=1)
+    steps = table["step" if way == "end" else "step_to_farthest"][rises]
+    return (steps[first] < steps[second]).groupby("seed").mean()
 
 
 def _crossing(steps: Float[np.ndarray, " point"], moved: Float[np.ndarray, " point"], way: float) -> float:

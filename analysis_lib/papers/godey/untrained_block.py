@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 import transformers
 from jaxtyping import Float, Int
+from scipy.optimize import elementwise
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,6 +29,13 @@ from analysis_lib.models.parts import MODEL_LAYOUTS
 
 # The type of the model, as transformers names it, whose first block it is.
 ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
+# What tables and figures call them.
+TITLES = {
+    "bert": "BERT block",
+    "bert-pytorch": "BERT block (PyTorch)",
+    "gpt2": "GPT-2 block",
+    "vit": "ViT block",
+}
 DRAW_COLUMNS = ["architecture", "weights_seed", "direction_seed"]
 
 Hidden = Float[Tensor, "sequence token width"]
@@ -78,8 +86,9 @@ class Draw:
 
     @property
     def labels(self) -> dict[str, str | int]:
-        """What identifies the draw in every row of a table: the values of ``DRAW_COLUMNS``."""
-        return {name: getattr(self, name) for name in DRAW_COLUMNS}
+        """What identifies the draw in the rows of a table: the values of ``DRAW_COLUMNS``, the first by its title."""
+        seeds = {name: getattr(self, name) for name in DRAW_COLUMNS[1:]}
+        return {DRAW_COLUMNS[0]: TITLES[self.architecture]} | seeds
 
     def block(self) -> "Block":
         """Draw the block and its inputs: the same seeds give the same numbers."""
@@ -106,6 +115,11 @@ class Draw:
             inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
         attention = module.get_submodule(stack.attention.module)
         return Block(module.requires_grad_(False), attention, inputs, direction(self.direction_seed, self.width))
+
+
+def draws(architectures: Sequence[str], seeds: int, **sizes: int) -> list[Draw]:
+    """So many draws of each architecture; the weights and the direction of the bias of a draw have the same seed."""
+    return [Draw(name, seed, seed, **sizes) for name in architectures for seed in range(seeds)]
 
 
 def direction(seed: int, width: int) -> Float[Tensor, " width"]:
@@ -328,7 +342,7 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
 
     Args:
         blocks: of whose sequences the first is run.
-        highest: norm of the bias to search, by bisection to a ten-millionth of it.
+        highest: norm of the bias to search, to a ten-millionth of it.
         directions: of the bias, in each block; the first is that of the draw.
 
     Returns:
@@ -343,20 +357,23 @@ def fixed_points(blocks: Sequence[Draw], highest: float, directions: int = 1) ->
         raise AnalysisError(f"{highest} cannot be the highest norm of a bias: give a finite number above 0")
     found = []
     for block, draws, towards in _turned(blocks, directions):
-        low, high = torch.zeros(directions).double(), torch.full((directions,), float(highest)).double()
-        start, end = _excess(block, towards, low), _excess(block, towards, high)
-        for _ in range(24):
-            middle = (low + high) / 2
-            before = _excess(block, towards, middle) * start > 0
-            low, high = middle.where(before, low), high.where(before, middle)
-        columns = {"fixed_point": high.where(start * end < 0, math.nan), "excess": start, "excess_at_highest": end}
-        found.append(pd.DataFrame({name: values.numpy() for name, values in columns.items()}, draws))
+        zero = np.zeros(directions)
+        # By Chandrupatla's method; where both ends have one sign it stops at once, without success.
+        root = elementwise.find_root(
+            lambda norms, at: _excess(block, towards[at.astype(int)], norms),  # noqa: B023
+            (zero, zero + highest),
+            args=(np.arange(directions),),
+            tolerances={"xatol": highest * 1e-7},
+        )
+        start, end = (_excess(block, towards, zero + norm) for norm in (0, highest))
+        point = np.where(start * end < 0, root.x, math.nan)
+        found.append(pd.DataFrame({"fixed_point": point, "excess": start, "excess_at_highest": end}, draws))
     return pd.concat(found).reset_index()
 
 
-def _excess(block: Block, towards: Hidden, norms: Float[Tensor, " direction"]) -> Float[Tensor, " direction"]:
-    given = block.inputs[:1] + norms.float()[:, None, None] * towards
-    return _mean_norm(block(given)) - _mean_norm(given)
+def _excess(block: Block, towards: Hidden, norms: Float[np.ndarray, " direction"]) -> Float[np.ndarray, " direction"]:
+    given = block.inputs[:1] + torch.tensor(norms).float()[:, None, None] * towards
+    return (_mean_norm(block(given)) - _mean_norm(given)).numpy()
 
 
 def _mean_norm(hidden: Hidden) -> Float[Tensor, " sequence"]:
@@ -373,8 +390,8 @@ def repeated(blocks: Sequence[Draw], norms: Sequence[float], times: int, directi
         directions: of the bias, in each block; the first is that of the draw.
 
     Returns:
-        One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``, ``times`` (0 for the
-        inputs), ``mean_norm``.
+        One row per draw of a block and a direction, norm and time: ``DRAW_COLUMNS``, ``bias_norm``, ``times`` (0 for
+        the inputs), ``mean_norm``.
     """
     found = []
     for block, draws, towards in _turned(blocks, directions):

@@ -7,9 +7,7 @@ import torch
 from planted import run_cells
 
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.corpora import Corpus
-from analysis_lib.papers.fosse import directions
-from analysis_lib.papers.fosse.directions import attention_vectors, cone
+from analysis_lib.papers.fosse.directions import attention_rows, cone, cosines, head_vectors, narrowing
 from tests import tiny
 
 
@@ -19,25 +17,34 @@ def test_outputs_are_those_of_the_models_own_attention(tmp_path, layer):
     model = load_model(str(tmp_path / "bert"), dtype="float64")
     own = []
     attention = model.model.encoder.layer[layer - 1].attention.self
-    values, outputs = attention_vectors(model, tiny.TEXTS[0], layer)
+    found = head_vectors(model, tiny.TEXTS[0])
+    query, key, value = found[layer - 1]
     hook = attention.register_forward_hook(lambda *args: own.append(args[2][0]))
     with torch.inference_mode():
         model.model(torch.tensor([model.tokenizer(tiny.TEXTS[0])["input_ids"]]))
     hook.remove()
     heads = own[0][0].unflatten(-1, (2, -1)).transpose(0, 1).numpy()
-    assert np.allclose(outputs, heads, atol=1e-12)
-    assert values.shape == heads.shape
-    if layer == 3:
-        assert np.array_equal(attention_vectors(model, tiny.TEXTS[0], 0)[0], values)
+    assert len(found) == 3
+    assert np.allclose(attention_rows(query, key) @ value, heads, atol=1e-12)
 
 
-def test_layers_that_are_not_there_and_attention_by_position_are_refused(tmp_path):
-    tiny.save(tmp_path / "bert", "bert")
-    with pytest.raises(AnalysisError, match="no attention layer 4"):
-        attention_vectors(load_model(str(tmp_path / "bert")), tiny.TEXTS[0], 4)
+def test_attention_by_position_is_refused(tmp_path):
     tiny.save(tmp_path / "gpt2", "gpt2")
     with pytest.raises(AnalysisError, match="depends on positions"):
-        attention_vectors(load_model(str(tmp_path / "gpt2")), tiny.TEXTS[0], 1)
+        head_vectors(load_model(str(tmp_path / "gpt2")), tiny.TEXTS[0])
+
+
+def test_attention_narrows_by_the_similarity_of_its_outputs_and_values(tmp_path):
+    tiny.save(tmp_path / "bert", "bert")
+    model = load_model(str(tmp_path / "bert"), dtype="float64")
+    expected = []
+    for query, key, value in head_vectors(model, tiny.TEXTS[1]):
+        off = ~np.eye(value.shape[1], dtype=bool)
+        for head, rows in zip(value, attention_rows(query, key), strict=True):
+            expected.append(cosines(rows @ head)[off].mean() - cosines(head)[off].mean())
+    found = narrowing(model, tiny.TEXTS[:2])
+    assert found.shape == (2,)
+    assert found[1] == pytest.approx(np.mean(expected))
 
 
 def test_a_planted_cone_has_its_angle_and_its_lengths():
@@ -79,19 +86,18 @@ def test_heads_count_from_one(head):
         cone((values, outputs), head)
 
 
-def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside(monkeypatch):
+def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     values = np.array([[3**0.5, 1.0], [3**0.5, -1.0]])
     outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
-    monkeypatch.setattr(directions, "attention_vectors", lambda *_: (values[None], outputs[None]))
-    names = {"models": {"planted": None}, "test": Corpus("texts", ["a text"]), "representatives": {0: 0}}
-    grid = run_cells("classification/direction", "directions.attention_vectors", **names, layer=1, head=1)["grid"]
+    drawn = cone((values[None], outputs[None]), 1).assign(stage="planted", word=["a", "b", "a", "b"])
+    grid = run_cells("classification/direction", "grid = sns.relplot(cone", cone=drawn)["grid"]
     (axes,) = grid.axes.flat
-    side = np.sign(grid.data["aside"].iloc[0])
-    # Before these, seaborn puts empty lines for its legend.
-    *_, one, other, widest = (line.get_xydata() for line in axes.lines)
+    side = np.sign(drawn["aside"].iloc[0])
+    widest = axes.lines[-1].get_xydata()
     assert np.degrees(np.arctan2(*widest.T))[[0, 2]] == pytest.approx([-30, 30])
     ends = np.array([[1, 3**0.5], [-1, 3**0.5], [0, 3**0.5], [0.8, 3**0.5]]) * [side, 1]
     np.testing.assert_allclose(axes.collections[0].get_offsets(), ends, atol=1e-12)
-    np.testing.assert_allclose([one, other], [[[0, 0], [end * side, 3**0.5]] for end in (1, -1)], atol=1e-12)
+    words = {text.get_text().strip(): text.xy for text in axes.texts}
+    assert words == {"a": pytest.approx(ends[0]), "b": pytest.approx(ends[1])}
     assert axes.get_aspect() == 1
     assert axes.get_title() == "planted"

@@ -9,6 +9,7 @@ from planted import run_cells
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
+from analysis_lib.papers.claims import NO_INTERVAL
 from analysis_lib.papers.fosse.splits import largest_classes
 from analysis_lib.training import self_attention
 
@@ -72,11 +73,10 @@ def test_the_least_width_is_the_first_that_gives_the_share():
         for (count, seed), found in accuracies.items()
         for width, accuracy in zip((2, 3, 8, 64), found, strict=True)
     ]
-    found = run_cells("classification/classes", "least = pd", accuracies=pd.DataFrame(rows), display=lambda _: None)
-    table = found["least"].set_index("classes")
-    assert table["width"].to_dict() == {2: 3, 9: 64}
-    assert table.loc[2, ["lowest", "highest"]].tolist() == [3, 8]
-    assert table.loc[9, ["largest", "wanted"]].tolist() == pytest.approx([0.8, 0.72])
+    found = run_cells("classification/classes", "by_width = ", accuracies=pd.DataFrame(rows))
+    assert found["least"].to_dict() == {2: 3, 9: 64}
+    assert found["single"].agg(["min", "max"]).loc[2].tolist() == [3, 8]
+    assert found["means_of"].iloc[:, -1].tolist() == pytest.approx([1.0, 0.8])
 
 
 SETTINGS = {"batch": 8, "vocabulary": 120, "learning_rate": 0.02}
@@ -104,20 +104,21 @@ def words(monkeypatch, tmp_path):
 
 def test_planted_classes_have_directions_of_their_own(words):
     names = {"data": "words", "class_counts": [2, 4], "width": 16, "seeds": 2, "train_limit": 0, "test_limit": 40}
-    cells = ("chosen = {", "schedule, rows", "def area_and_cosine", "found = pd.DataFrame(rows)")
-    found = run_cells("classification/classes", *cells, **names, **EPOCHS)["found"]
+    cells = ("schedule, trained", "def area_and_cosine", "estimates[count].append")
+    ran = run_cells("classification/classes", *cells, "apart = ", **names, **EPOCHS)
+    found = ran["found"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]
-    assert found["chance"].tolist() == [0.5, 0.5, 0.25, 0.25]
     assert (found["accuracy"] > 0.9).all()
-    assert (found["auc"] > 0.9).all()
-    assert (found["cosine_least"] <= found["cosine"]).all()
-    assert (found["cosine"] <= found["cosine_most"]).all()
+    assert (found["area"] > 0.9).all()
     assert (found["cosine"] >= -1 / (found["classes"] - 1) - 1e-9).all()
-    for name in ("", "auc", "cosine"):
-        low, high = (found[f"{name}_{end}" if name else f"ci_{end}"] for end in ("low", "high"))
-        assert (low <= found[name or "accuracy"] + 1e-9).all()
-        assert (found[name or "accuracy"] <= high + 1e-9).all()
-    assert found[["hidden", "key", "value"]].abs().max().max() <= 1
+    for of_seeds in ran["estimates"].values():
+        for area, cosine in of_seeds:
+            assert area.draws == 20
+            assert cosine.ci_low < cosine.value < cosine.ci_high
+    # Of two trainings there is no interval; two classes are no question of the paper.
+    assert ran["verdicts"]["classes"].tolist() == [4, 4]
+    assert set(ran["verdicts"]["verdict"]) == {NO_INTERVAL}
+    assert ran["verdicts"].set_index("id").loc["fosse-direction-per-class", "value"] == found["area"][2:].mean()
 
 
 def test_widths_are_trained_and_scored_one_by_one(words):
@@ -126,12 +127,12 @@ def test_widths_are_trained_and_scored_one_by_one(words):
         "class_counts": [4],
         "widths": [2, 16],
         "width_seeds": 1,
+        "seeds": 0,
         "train_limit": 0,
         "narrow": EPOCHS,
     }
-    found = run_cells("classification/classes", "chosen = {", "accuracies = pd", **names)["accuracies"].set_index(
-        "width"
-    )
+    cells = ("schedule, trained", "accuracies = pd")
+    found = run_cells("classification/classes", *cells, **names)["accuracies"].set_index("width")
     # Whatever the two points of width 2 are, they stand for two of the four classes at most.
     assert found.loc[2, "accuracy"] <= 0.5
     assert found.loc[16, "accuracy"] > 0.9

@@ -1,7 +1,5 @@
 """Contributions of tokens: they add up to what the classifier says, and planted words are found."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -55,11 +53,6 @@ def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
     return torch.softmax(query @ key.T / hidden.shape[-1] ** 0.5, -1)[0]
 
 
-def contributions(block: tokens.OneBlock, texts: Corpus) -> pd.DataFrame:
-    """The table of one classifier on the page."""
-    return run_cells("classification/tokens", "measured.append", blocks=[block], test=texts)["measured"][0]
-
-
 def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray:
     """Whether the decisions change, on the page, with the random numbers of the classifier at this place."""
     return run_cells("classification/tokens", "flips.append", blocks=(seed + 1) * [block], test=texts)["flips"][seed]
@@ -70,7 +63,7 @@ def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray
 def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias):
     model, tokenizer = saved(tmp_path, classes, bias)
     block = tokens.one_block(tmp_path)
-    found = contributions(block, corpus(classes))
+    found = block.contributions(corpus(classes))
     for place, text in enumerate(TEXTS):
         ids = torch.tensor(tokenizer(text)["input_ids"])
         with torch.no_grad():
@@ -80,8 +73,9 @@ def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias
         assert parts.sum(1) + start + block.constants == pytest.approx(margins, abs=1e-9)
         assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
         mine = found[found["utterance"] == place]
-        entropy = run_cells("classification/tokens", "special.entr", measured=[mine])["entropies"][0].tolist()
-        assert entropy == pytest.approx([stats.entropy(row) / np.log(len(row))])
+        names = {"measured": [mine], "flips": [], "kept_texts": [], "test": Corpus("one", [text])}
+        (entropy,) = run_cells("classification/tokens", "def over_units", "special.entr", **names)["entropies"]
+        assert entropy.value == pytest.approx(stats.entropy(row) / np.log(len(row)))
         for label, name in enumerate(block.classes):
             rows = mine[mine["class"] == name]
             assert rows["contribution"].sum() + start[label] + block.constants[label] == pytest.approx(margins[label])
@@ -134,7 +128,7 @@ def trained(tmp_path_factory):
 
 def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
-    found = contributions(block, texts)
+    found = block.contributions(texts)
     planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
     words = run_cells("classification/tokens", "means.agg", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
@@ -144,26 +138,16 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     assert words[words["token"].isin(["one", "two"])]["share"].between(0.2, 0.8).all()
     assert not words["token"].isin(["[CLS]", "[SEP]"]).any()
     table = shares_of_page(found.query("chosen and not special"), texts)
-    explained = explained_by_word(found, block.classes)
+    explained = tokens.word_share(found[found["class"] == block.classes[0]].query("not special"))
     assert table.loc[1, "contribution"]["share"] > 0.5
     assert table.loc[1, "contribution"]["even"] == pytest.approx(1 / 6)
-    assert explained["contribution"] > 0.9
+    assert explained > 0.9
 
 
 def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
-    return run_cells("classification/tokens", "nlargest", decisions=[decision], test=texts)["shares"].set_index(
-        ["tokens", "name"]
-    )
-
-
-def explained_by_word(found: pd.DataFrame, classes: list[str]) -> pd.Series:
-    # Each token is a text of its own where none is planted.
-    found = found.assign(utterance=found.get("utterance", np.arange(len(found))))
-    texts = Corpus("planted", [str(place) for place in range(found["utterance"].max() + 1)])
-    names = {"measured": [found], "blocks": [SimpleNamespace(classes=classes)], "test": texts}
-    names["display"] = lambda _: None
-    return run_cells("classification/tokens", "within = ", "explained = pd.DataFrame", **names)["explained"].iloc[0]
+    found = run_cells("classification/tokens", "def over_units", "nlargest", decisions=[decision], test=texts)["shares"]
+    return found.set_index(["tokens", "name"])
 
 
 def test_shares_of_the_largest_tokens_by_hand():
@@ -188,22 +172,6 @@ def test_shares_of_the_largest_tokens_by_hand():
     assert same["low"].isna().all()
 
 
-def test_rank_agreement_is_spearmans_and_leaves_out_what_has_no_ranks():
-    weights, contributions = [0.1, 0.2, 0.4, 0.3], [-4.0, 3, 2, 1]
-    decision = pd.DataFrame(
-        {
-            "utterance": [0] * 4 + [3] * 4 + [1] * 3 + [2] * 2,
-            "contribution": [*contributions, 1, 2, 3, 4, 1, 1, -1, 9, 8],
-            "weight": [*weights, 0.1, 0.2, 0.3, 0.4, 0.2, 0.3, 0.5, 0.5, 0.4],
-        }
-    )
-    names = {"decisions": [decision], "entropies": [pd.Series([0.5])], "display": lambda _: None}
-    found = run_cells("classification/tokens", "ranks.corr", **names)["table"].iloc[0]
-    expected = stats.spearmanr(weights, np.abs(contributions)).statistic
-    assert found["correlation"] == pytest.approx((expected + 1) / 2)
-    assert found["entropy of attention"] == 0.5
-
-
 @pytest.mark.parametrize(("noise", "expected"), [(0.0, 1.0), (1.0, 0.5)])
 def test_the_share_of_the_word_is_that_of_its_variance(noise, expected):
     random = np.random.default_rng(1)
@@ -211,8 +179,7 @@ def test_the_share_of_the_word_is_that_of_its_variance(noise, expected):
     values = random.standard_normal(4000)[words] + noise * random.standard_normal(16000)
     table = pd.DataFrame({"token": words, "contribution": values})
     once = pd.DataFrame({"token": [-1, -2], "contribution": [50.0, -50.0]})
-    found = pd.concat([table, once]).assign(special=False, weight=1.0, **{"class": "a"})
-    assert explained_by_word(found, ["a"])["contribution"] == pytest.approx(expected, abs=0.03)
+    assert tokens.word_share(pd.concat([table, once])) == pytest.approx(expected, abs=0.03)
 
 
 def test_removing_is_reading_the_text_without_the_token(trained):

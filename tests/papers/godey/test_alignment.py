@@ -1,12 +1,13 @@
 """How far mean queries and keys align, on planted runs and against random directions."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 from planted import run_cells
 from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
 
-from analysis_lib.papers import claims
 from analysis_lib.papers.godey import alignment
 from analysis_lib.papers.godey.dynamics import Dynamics
 
@@ -66,19 +67,6 @@ def test_the_thirds_of_the_layers(layers, sizes):
     assert alignment.third_of_layers(run["qk_alignment"], layers).tolist() == [f"{name} third" for name in names]
 
 
-def test_heads_outside_of_what_chance_gives():
-    edge = alignment.chance_band(64)
-    found = of_heads([[edge + 1e-6, -edge - 1e-6], [0.0, 0.1], [-0.9, edge - 1e-6]])
-    table = alignment.outside_chance(found).set_index("part")
-    assert table["share"].to_dict() == {"first third": 1.0, "middle third": 0.0, "last third": 0.5, "all": 0.5}
-    assert table["heads"].to_dict() == {"first third": 2, "middle third": 2, "last third": 2, "all": 6}
-    assert (table["ci_low"] <= table["share"]).all()
-    assert (table["share"] <= table["ci_high"]).all()
-    assert table.loc["all", ["ci_low", "ci_high"]].tolist() == pytest.approx([0.1876, 0.8124], abs=1e-4)
-    # Both of two heads is not yet more than half of the heads.
-    assert claims.verdict(*table.loc["first third", ["ci_low", "ci_high"]], bound=0.5) == "undecided"
-
-
 def test_the_cosine_of_a_layer_is_that_of_its_heads_concatenated():
     run = planted(thirds_apart, seeds=(0, 1))
     means = run["head_means"].sort_values(["head", "dimension"])
@@ -102,25 +90,31 @@ def test_chance_is_the_law_of_independent_directions():
 
 
 @pytest.mark.parametrize(
-    ("ways", "expected"),
+    ("ways", "ends", "onset"),
     [
-        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.9}, 10),
-        ({0: 0.0, 0.01: 0.9, 0.1: 0.1, 1: -0.9}, 1000),
-        ({0: 0.9, 0.01: 0.9, 0.1: -0.9, 1: 0.9}, 0),
-        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.1}, None),
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.9}, "similar", 0.01),
+        # The onset is on the side of the end, and stays where the cosine returns into the band.
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.1, 1: -0.9}, "opposite", 1),
+        ({0: 0.0, 0.01: -0.9, 0.1: 0.1, 1: -0.9}, "opposite", 0.01),
+        ({0: 0.9, 0.01: 0.9, 0.1: -0.9, 1: 0.9}, "similar", 0),
+        ({0: 0.0, 0.01: 0.9, 0.1: 0.9, 1: 0.1}, "within the band", None),
     ],
 )
-def test_aligned_since_the_checkpoint_after_the_last_one_within_the_band(ways, expected):
-    found = alignment.aligned_since(planted(lambda layer, head, way, seed: ways[way]))
+def test_where_a_head_ends_and_when_it_is_there_first(ways, ends, onset):
+    found = alignment.head_ends(planted(lambda layer, head, way, seed: ways[way]))
     assert len(found) == LAYERS * HEADS
     assert found["cosine"].eq(ways[1]).all()
-    assert found["step"].isna().all() if expected is None else found["step"].eq(expected).all()
+    assert found["ends"].eq(ends).all()
+    assert found["onset"].isna().all() if onset is None else found["onset"].eq(onset).all()
+    thirds = found.groupby("layer")["part"].first().tolist()
+    assert thirds == [f"{name} third" for name in ("first", "middle", "last") for _ in range(2)]
 
 
 @pytest.mark.parametrize("of_12", [(1, 5, 10, 12), (1, 3, 7, 12)])
 @pytest.mark.parametrize("depth", [1, 2, 4, 6, 12, 24])
 def test_the_layers_drawn_exist_in_any_depth(of_12, depth):
-    layers = run_cells("training/alignment", "def at_relative_depth")["at_relative_depth"](of_12, depth)
+    shown = SimpleNamespace(layers=depth)
+    layers = run_cells("training/alignment", "def like_the_paper", shown=shown)["like_the_paper"](of_12)
     assert layers[0] == 1
     assert layers[-1] == depth
     assert layers == sorted(set(layers))

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
-from analysis_lib.metrics.intervals import seed_interval
+from analysis_lib.metrics.intervals import seed_interval, share
 from analysis_lib.papers import claims
 from analysis_lib.papers.godey import untrained_block
 from analysis_lib.papers.godey.untrained_block import DRAW_COLUMNS
@@ -27,25 +27,11 @@ def planted(norms, **by_norm) -> pd.DataFrame:
     """A table of five draws and one head, from the values of each column by norm."""
     rows = [
         {"architecture": "bert", "weights_seed": seed, "direction_seed": seed, "head": 1, "bias_norm": norm}
-        | {name: values[i] * (1 + 0.01 * seed) for name, values in by_norm.items()}
+        | {name: values[i] * (1 + 0.01 * seed * (i + 1) / len(norms)) for name, values in by_norm.items()}
         for seed in range(5)
         for i, norm in enumerate(norms)
     ]
     return pd.DataFrame(rows)
-
-
-def on_fixed_point_page(vectors: pd.DataFrame, points: pd.DataFrame) -> dict:
-    hidden = {
-        side: vectors.query("space == 'hidden' and layer == @layer") for side, layer in (("inputs", 0), ("outputs", 1))
-    }
-    trained = pd.DataFrame({"norm_over_root": [2.0, 2.0]})
-    return run_cells("untrained/fixed-point", "statistics = {", **hidden, fixed=points, trained=trained, width=16)
-
-
-def on_attention_page(vectors: pd.DataFrame, attention: pd.DataFrame) -> dict:
-    spaces = dict(iter(vectors.groupby("space")))
-    names = {"attention": attention, "spaces": spaces, "width": 128, "heads": 2}
-    return run_cells("untrained/attention", "def growth", "tenth = ", "statistics = {", **names)
 
 
 def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFrame:
@@ -53,102 +39,200 @@ def spaces(layers: dict[tuple[str, int], dict[str, list[float]]]) -> pd.DataFram
     return pd.concat(parts)
 
 
-def fixed(excess: float, at_highest: float, point: float) -> pd.DataFrame:
-    numbers = {"fixed_point": point, "excess": excess, "excess_at_highest": at_highest}
-    return pd.DataFrame([dict(zip(DRAW_COLUMNS, ("bert", s, s), strict=True)) | numbers for s in range(5)])
+def draws(**columns: list) -> pd.DataFrame:
+    """A table of draws of one block, which differ in the direction of the bias."""
+    rows = pd.DataFrame(columns)
+    return pd.DataFrame({"architecture": "bert", "weights_seed": 0, "direction_seed": rows.index}).join(rows)
+
+
+# --- Norms ----------------------------------------------------------------------------------------
+
+
+def on_fixed_point_page(vectors: pd.DataFrame, points: pd.DataFrame, ends: pd.DataFrame) -> dict:
+    hidden = {
+        side: vectors.query("space == 'hidden' and layer == @layer") for side, layer in (("inputs", 0), ("outputs", 1))
+    }
+    cells = ("pairs = inputs", "statistics = {", "shares = {", "rows = []", "verdicts = pd.concat")
+    return run_cells("untrained/fixed-point", *cells, **hidden, points=points, later=ends.assign(times=12))
+
+
+NORMS = {"inputs": {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "norms_of_mean", "points", "expected"),
+    ("outputs", "norms_of_mean", "expected"),
     [
-        ([0.15, 0.85], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["holds"] * 5),
-        ([0.15, 0.7], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["does not hold", *["holds"] * 4]),
-        ([0.3, 0.85], [1.0, 2.0], fixed(5.0, -5.0, 8.0), ["holds", "does not hold", *["holds"] * 3]),
-        ([0.15, 0.85], [2.0, 1.0], fixed(5.0, -5.0, 80.0), [*["holds"] * 2, "does not hold", "holds", "does not hold"]),
-        ([0.15, 0.85], [1.0, 2.0], fixed(5.0, 5.0, math.nan), [*["holds"] * 3, "does not hold", "undecided"]),
+        ([0.15, 0.85], [1.0, 2.0], ["holds"] * 3),
+        ([0.15, 0.7], [1.0, 2.0], ["does not hold", "holds", "holds"]),
+        ([0.3, 0.85], [1.0, 2.0], ["holds", "does not hold", "holds"]),
+        ([0.15, 0.85], [2.0, 1.0], ["holds", "holds", "does not hold"]),
     ],
 )
-def test_claims_on_norms(outputs, norms_of_mean, points, expected):
-    inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
-    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}})
-    assert on_fixed_point_page(vectors, points)["verdicts"]["verdict"].tolist() == expected
+def test_claims_on_outputs(outputs, norms_of_mean, expected):
+    given = {("hidden", 0): NORMS["inputs"], ("hidden", 1): {"cosine": outputs, "norm_of_mean": norms_of_mean}}
+    points = draws(fixed_point=[27.7] * 40)
+    ends = draws(mean_norm=[27.7] * 40)
+    found = on_fixed_point_page(spaces(given), points, ends)["verdicts"]
+    assert found["verdict"].tolist() == [*expected, "holds", "holds"]
+
+
+@pytest.mark.parametrize(
+    ("fixed", "settled", "expected"),
+    [
+        (100, 100, ["holds", "holds"]),
+        # Of a coin, half of the draws.
+        (50, 50, ["does not hold", "does not hold"]),
+        (100, 50, ["holds", "does not hold"]),
+        (92, 92, ["undecided", "undecided"]),
+    ],
+)
+def test_a_fixed_point_is_a_share_of_draws_and_vectors_settle_within_a_tenth_of_it(fixed, settled, expected):
+    outputs = {"cosine": [0.15, 0.85], "norm_of_mean": [1.0, 2.0]}
+    points = draws(fixed_point=[27.7] * fixed + [math.nan] * (100 - fixed))
+    ends = draws(mean_norm=[27.7 * 1.09] * settled + [27.7 * 1.11] * (100 - settled))
+    # From another start all settle: one of two starts is not enough.
+    ends = pd.concat([ends, draws(mean_norm=[27.7] * 100)])
+    found = on_fixed_point_page(spaces({("hidden", 0): NORMS["inputs"], ("hidden", 1): outputs}), points, ends)
+    rows = found["verdicts"].iloc[3:]
+    assert rows["verdict"].tolist() == expected
+    assert rows["value"].tolist() == [fixed / 100, min(fixed, settled) / 100]
+    assert rows["ci_low"].iloc[0] == pytest.approx(share(fixed, 100).ci_low)
+
+
+@pytest.mark.parametrize(("point", "expected"), [(8.0, "holds"), (40.0, "does not hold"), (math.nan, "not applicable")])
+def test_the_fixed_point_is_of_the_size_of_trained_vectors(point, expected):
+    points = pd.DataFrame({"architecture": "bert", "weights_seed": range(5)})
+    points["norm_over_root"] = [point * (1 + 0.01 * seed) for seed in range(5)]
+    trained = pd.DataFrame({"norm_over_root": [3.0, 5.0]})
+    tables = type("Tables", (), {"run": {"texts": 40}})
+    (row,) = run_cells("untrained/checks", "statistics = {", points=points, trained=trained, tables=tables)[
+        "verdicts"
+    ].itertuples()
+    assert row.verdict == expected
+    if not math.isnan(point):
+        assert row.value == pytest.approx(0.5 - math.log10(1.02 * point / 4), abs=1e-3)
+
+
+# --- Scores ---------------------------------------------------------------------------------------
+
+
+def on_scores_page(vectors: pd.DataFrame, attention: pd.DataFrame) -> dict:
+    names = {"attention": attention, "spaces": dict(iter(vectors.groupby("space")))}
+    return run_cells("untrained/scores", "def growth", "statistics = {", **names)
+
+
+def queries_and_keys(norms, key=None, **columns) -> pd.DataFrame:
+    both = {"query": columns, "key": columns | (key or {})}
+    return pd.concat(planted(norms, **c).assign(space=space, layer=1) for space, c in both.items())
 
 
 @pytest.mark.parametrize("rises", [True, False])
-def test_claims_on_attention(rises):
+def test_claims_on_scores(rises):
+    def along(*values: float) -> list[float]:
+        return [*values] if rises else [*values][::-1]
+
+    norms = [0.0, 1.0, 10.0]
+    attention = planted(norms, score_magnitude=along(0.1, 0.2, 1.0))
+    cosine = [0.5, 0.7, 0.9] if rises else [0.1, 0.7, 0.6]
+    vectors = queries_and_keys(norms, mean_norm=along(1.0, 2.0, 9.0), cosine=cosine)
+    found = on_scores_page(vectors, attention)["verdicts"]
+    assert found["verdict"].tolist() == ["holds" if rises else "does not hold"] * 4
+
+
+def test_queries_and_keys_both_have_to_do_what_is_claimed():
+    norms = [0.0, 1.0, 10.0]
+    attention = planted(norms, score_magnitude=[0.1, 0.2, 1.0])
+    keys = {"mean_norm": [1.0, 1.0, 1.0], "cosine": [0.1, 0.9, 0.8]}
+    vectors = queries_and_keys(norms, keys, mean_norm=[1.0, 2.0, 9.0], cosine=[0.5, 0.7, 0.9])
+    found = on_scores_page(vectors, attention)["verdicts"]
+    assert found["verdict"].tolist() == ["holds", *["does not hold"] * 3]
+    assert found["value"].tolist()[1:3] == pytest.approx([0, -0.1], abs=0.01)
+
+
+@pytest.mark.parametrize(("rising", "expected"), [(20, "holds"), (35, "undecided"), (40, "does not hold")])
+def test_some_draws_raise_the_scores_and_others_lower_them(rising, expected):
+    changes = draws(up=[True] * rising + [False] * (40 - rising))
+    before = pd.DataFrame({"id": [], "verdict": []})
+    show = type("claims", (), {"judged": claims.judged, "show": lambda _: None})
+    found = run_cells("untrained/scores", "godey-scores-either-way", drawn=changes, verdicts=before, claims=show)
+    (row,) = found["verdicts"].itertuples()
+    assert row.verdict == expected
+    assert row.value == pytest.approx(1 - max(rising, 40 - rising) / 40)
+    assert row.ci_high <= 0.5
+
+
+# --- Weights --------------------------------------------------------------------------------------
+
+
+def on_sharpness_page(attention: pd.DataFrame) -> dict:
+    return run_cells("untrained/sharpness", "def growth", "statistics = {", "sample = ", attention=attention)
+
+
+@pytest.mark.parametrize("rises", [True, False])
+def test_claims_on_weights(rises):
     def along(*values: float) -> list[float]:
         return [*values] if rises else [*values][::-1]
 
     # Where it rises, as the square of the bias: a tenth of it makes a hundredth.
-    norms = [0.0, 1.0, 10.0]
     attention = planted(
-        norms,
-        score_magnitude=along(0.1, 0.2, 1.0),
+        [0.0, 1.0, 10.0],
         row_max=along(0.52, 0.53, 0.8),
         row_median=[0.5, 0.5, 0.5],
         row_min=along(0.49, 0.48, 0.2),
         sequence_max=along(0.52, 0.53, 0.9),
         sequence_min=along(0.48, 0.47, 0.1),
         divergence=along(0.01, 0.02, 1.0),
+        lost=along(0.01, 0.02, 0.5),
     )
-    vectors = pd.concat(
-        planted(norms, mean_norm=along(1.0, 2.0, 9.0), cosine=[0.9 if rises else 0.0, 0.9, 0.9]).assign(
-            space=space, layer=1
-        )
-        for space in ("query", "key")
-    )
-    expected = ["holds" if rises else "does not hold"] * 7
-    assert on_attention_page(vectors, attention)["verdicts"]["verdict"].tolist() == expected
+    expected = ["holds" if rises else "does not hold"] * 5
+    assert on_sharpness_page(attention)["verdicts"]["verdict"].tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("rising", "expected"),
-    [([1, -1, 1, -1, 1, -1], "holds"), ([1, 1, 1, 1, 1, -1], "undecided"), ([1] * 60, "does not hold")],
-)
-def test_some_draws_raise_the_scores_and_others_lower_them(rising, expected):
-    columns = [*DRAW_COLUMNS, "bias_norm", "head", "score"]
-    draws = [("bert", s, s, norm, 1, sign * norm) for s, sign in enumerate(rising) for norm in (0.0, 10.0)]
-    before = pd.DataFrame({"id": [], "verdict": []})
-    names = {"attention": pd.DataFrame(draws, columns=columns), "verdicts": before, "display": lambda _: None}
-    shown = run_cells("untrained/attention", "both = {}", **names)
-    (row,) = shown["both"]["bert"].itertuples()
-    assert row.verdict == expected
-    assert row.value == pytest.approx(min(rising.count(1), rising.count(-1)) / len(rising))
+def test_a_doubling_of_next_to_nothing_sharpens_attention_in_direction_alone():
+    same = {name: [0.5, 0.5] for name in ("row_median",)}
+    ends = {"row_max": [0.6, 0.9], "row_min": [0.4, 0.0], "sequence_max": [0.6, 0.9], "sequence_min": [0.4, 0.0]}
+    attention = planted([0.0, 10.0], divergence=[1e-8, 1e-5], lost=[1e-9, 1e-6], **same, **ends)
+    found = on_sharpness_page(attention)["verdicts"].set_index("id")["verdict"]
+    assert found["godey-block-attention-sharpens"] == "holds"
+    assert found["godey-block-attention-sharpens-visibly"] == "does not hold"
+
+
+# --- The numbers ----------------------------------------------------------------------------------
 
 
 def test_a_verdict_on_blocks_is_on_the_mean_over_seeds():
     score = untrained_block.by_norm(planted([1.0, 0.0], score=[1.0, 2.0]), "score")
     assert score.columns.tolist() == [0.0, 1.0]
-    numbers = score.sum(axis=1).rename("godey-scores-leave-zero").droplevel("direction_seed").to_frame()
-    (row,) = claims.verdicts_over_seeds(numbers).itertuples()
-    assert (row.architecture, row.verdict) == ("bert", "holds")
-    assert row.value == pytest.approx(3.06)
-    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.03, 3.06, 3.09, 3.12])[1:])
+    (row,) = claims.verdicts_over_seeds({"godey-scores-leave-zero": score.sum(axis=1)}).itertuples()
+    assert (row.model, row.verdict) == ("bert", "holds")
+    assert row.value == pytest.approx(3.05)
+    assert (row.ci_low, row.ci_high) == pytest.approx(seed_interval([3.0, 3.025, 3.05, 3.075, 3.1]).row[1:])
 
 
 def test_the_numbers_are_those_of_the_formulas():
-    inputs = {"cosine": [0.1, 0.8], "norm_of_mean": [0.0, 10.0]}
     outputs = {"cosine": [0.2, 0.9], "norm_of_mean": [1.0, 2.0]}
-    vectors = spaces({("hidden", 0): inputs, ("hidden", 1): outputs})
-    found = on_fixed_point_page(vectors, fixed(5.0, -3.0, 80.0))["statistics"]
-    assert found["godey-block-narrows-cone"].iloc[0] == pytest.approx(0.9 / 0.8)
-    # The farther of 0.2 − 0.1 and 0.9 − 0.8 is no more than a tenth.
-    assert found["godey-block-narrows-slightly"].iloc[0] == pytest.approx(0)
-    assert found["godey-mean-output-grows"].iloc[0] == pytest.approx(1)
-    assert found["godey-fixed-point-exists"].tolist() == [3] * 5
-    # The trained norm is 2 √16, a tenth of the fixed point.
-    assert found["godey-fixed-point-of-trained-size"].tolist() == pytest.approx([-0.5] * 5)
-    columns = {"row_max": [0.6, 0.9], "row_median": [0.5, 0.5], "row_min": [0.4, 0.0], "score_magnitude": [0.1, 10.0]}
+    vectors = spaces({("hidden", 0): NORMS["inputs"], ("hidden", 1): outputs})
+    points, ends = draws(fixed_point=[8.0]), draws(mean_norm=[8.0])
+    found = on_fixed_point_page(vectors, points, ends)["statistics"]
+    first = {name: numbers.iloc[0].tolist() for name, numbers in found.items()}
+    assert first["godey-block-narrows-cone"] == pytest.approx([0.9 / 0.8, 0.2 / 0.1])
+    assert first["godey-block-narrows-slightly"] == pytest.approx([0, 0])
+    assert first["godey-mean-output-grows"] == pytest.approx([1])
+    columns = {"row_max": [0.6, 0.9], "row_median": [0.5, 0.5], "row_min": [0.4, 0.0], "lost": [0.1, 0.3]}
     columns |= {"sequence_max": [0.6, 0.9], "sequence_min": [0.4, 0.0], "divergence": [1.0, 3.0]}
-    attention = planted([0.0, 10.0], **columns)
-    vectors = spaces({(space, 1): {"cosine": [0.5, 0.5], "mean_norm": [1.0, 10.0]} for space in ("query", "key")})
-    found = {name: draws.iloc[0] for name, draws in on_attention_page(vectors, attention)["statistics"].items()}
-    assert found["godey-scores-leave-zero"] == pytest.approx(2)
-    assert found["godey-queries-and-keys-lengthen"] == pytest.approx(1)
-    # The 95th percentile in 64 dimensions is 0.206.
-    assert found["godey-queries-and-keys-anisotropic-without-bias"] == pytest.approx(0.5 - 0.206, abs=1e-3)
+    found = on_sharpness_page(planted([0.0, 10.0], **columns))["statistics"]
     # The largest moves from 0.1 to 0.4 above the median, the smallest from 0.1 to 0.5 below it.
-    assert found["godey-rows-spread"] == pytest.approx(math.log10(4))
-    assert found["godey-sequences-spread"] == pytest.approx(math.log10(4))
-    assert found["godey-block-attention-sharpens"] == pytest.approx(math.log10(3))
-    assert found["godey-small-effect-of-low-bias"] == pytest.approx(0, abs=1e-12)
+    for name in ("godey-rows-spread", "godey-sequences-spread"):
+        assert found[name].iloc[0].tolist() == pytest.approx([math.log10(4), math.log10(5)])
+    assert found["godey-block-attention-sharpens"].iloc[0] == pytest.approx(math.log10(3))
+    assert found["godey-block-attention-sharpens-visibly"].iloc[0] == pytest.approx(0.2)
+    assert found["godey-small-effect-of-low-bias"].iloc[0] == pytest.approx(0, abs=1e-12)
+    attention = planted([0.0, 10.0], score_magnitude=[0.1, 10.0])
+    vectors = queries_and_keys([0.0, 10.0], cosine=[0.5, 0.6], mean_norm=[1.0, 10.0])
+    found = on_scores_page(vectors, attention)["statistics"]
+    assert found["godey-scores-leave-zero"].iloc[0] == pytest.approx(2)
+    assert found["godey-queries-and-keys-lengthen"].iloc[0].tolist() == pytest.approx([1, 1])
+    assert found["godey-query-and-key-cosines-rise"].iloc[0].tolist() == pytest.approx([0.1, 0.1])
+    # The 95th percentile in 64 dimensions is 0.206.
+    without = found["godey-queries-and-keys-anisotropic-without-bias"].iloc[0]
+    assert without.tolist() == pytest.approx([0.5 - 0.206] * 2, abs=1e-3)

@@ -1,6 +1,7 @@
 """Directions of queries and keys, against numpy's singular vectors and on a planted run."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,16 +12,17 @@ from planted import run_cells
 from planted_run import WIDTH, planted, thirds_apart
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey.alignment import chance_band
-from analysis_lib.papers.godey.directions import drift_along, projections, singular_directions
+from analysis_lib.papers.godey.alignment import chance_band, chance_dimensions
+from analysis_lib.papers.godey.directions import projections, shared_drift, singular_directions
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 DIMENSIONS = [str(dimension) for dimension in range(WIDTH)]
 
 
-def of_head(run: Dynamics, end: str, vectors: str = "both") -> list[pd.DataFrame]:
+def of_head(run: Dynamics, end: str, directions: str = "both") -> list[pd.DataFrame]:
     """The sampled vectors and the means of one of the heads shown, on its directions."""
-    return [table[table["head"].str.startswith(end)] for table in projections(run, vectors)]
+    here = f"directions == '{directions}' and head.str.startswith('{end}')"
+    return [table.query(here) for table in projections(run)]
 
 
 def skewed(seed: int, rows: int = 60, dim: int = 6) -> np.ndarray:
@@ -56,7 +58,7 @@ def test_no_figure_depends_on_the_sign_of_eigenvectors(monkeypatch):
     run = planted(thirds_apart)
 
     def drawn_now() -> list[pd.DataFrame]:
-        return [table for vectors in ("query", "key", "both") for table in projections(run, vectors)]
+        return [*projections(run)]
 
     before, real = drawn_now(), np.linalg.eigh
     monkeypatch.setattr(np.linalg, "eigh", lambda matrix: (real(matrix)[0], -real(matrix)[1]))
@@ -77,8 +79,8 @@ def test_vectors_without_directions(vectors, words):
 
 
 @pytest.mark.parametrize(("end", "layer", "head"), [("similar", 1, 1), ("opposite", 5, 1)])
-@pytest.mark.parametrize("vectors", ["both", "query", "key"])
-def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, vectors):
+@pytest.mark.parametrize(("directions", "vectors"), [("both", "both"), ("queries", "query"), ("keys", "key")])
+def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, directions, vectors):
     run = planted(thirds_apart, seeds=(3, 4))
     sampled = run["vectors"].query("layer == @layer and head == @head")
     values = sampled[DIMENSIONS].to_numpy(np.float64)
@@ -86,7 +88,7 @@ def test_clouds_and_paths_lie_on_the_same_directions(end, layer, head, vectors):
     basis = np.linalg.svd(chosen, full_matrices=False)[2][:2]
     towards = values[(sampled["space"] == "key") & (sampled["step"] == 1000)].mean(0)
     basis *= np.sign(basis @ towards)[:, None]
-    cloud, path = of_head(run, end, vectors)
+    cloud, path = of_head(run, end, directions)
     assert cloud["head"].unique().tolist() == [f"{end} (layer {layer}, head {head})"]
     np.testing.assert_allclose(cloud[["x", "y"]], values @ basis.T, atol=1e-6)
     path = path.set_index(["space", "step"])[["x", "y"]]
@@ -103,49 +105,60 @@ def test_the_clouds_of_keys_that_turn_against_the_queries_part():
     assert abs(last["query"]) == pytest.approx(2, abs=0.2)
 
 
-def test_how_much_the_directions_hold_follows_the_planted_drift():
-    """The mean query moves from 1 to 2 along dimension 0, the mean key from (0, 1) to 2·(-0.88, 0.47)."""
-    found = planted(thirds_apart)
-    drift = drift_along(found).query("head == 'opposite'").set_index("vectors")
-    assert drift.index.tolist() == ["both", "key", "query"]
-    vectors = found["vectors"][lambda table: (table["layer"] == 5) & (table["head"] == 1)]
-    sample = {"both": vectors, "key": vectors[vectors["space"] == "key"], "query": vectors[vectors["space"] == "query"]}
-    dimensions = [str(d) for d in range(WIDTH)]
-    everything = vectors[dimensions].to_numpy()
-    first = {name: np.linalg.svd(part[dimensions].to_numpy())[2] for name, part in sample.items()}
-    key_move = np.array([2 * -0.88, 2 * math.sqrt(1 - 0.88**2) - 1, *[0] * (WIDTH - 2)])
-    for name, directions in first.items():
-        row = drift.loc[name]
-        held = np.square(everything @ directions[:2].T).sum(0) / np.square(everything).sum()
-        assert row["first"] == pytest.approx(held[0])
-        assert row["first_two"] == pytest.approx(held.sum())
-        cosine = abs(directions[0] @ first["both"][0])
-        assert row["angle"] == pytest.approx(math.degrees(math.acos(min(1, cosine))), abs=1e-4)
-        assert abs(row["query"]) == pytest.approx(abs(directions[0, 0]))
-        assert row["query_share"] == pytest.approx(directions[0, 0] ** 2)
-        assert abs(row["key"]) == pytest.approx(abs(directions[0] @ key_move))
-        assert row["key_share"] == pytest.approx((directions[0] @ key_move) ** 2 / (key_move @ key_move))
-    # Opposite drifts: the two means move to opposite sides.
-    assert drift.loc["both", "query"] * drift.loc["both", "key"] < 0
+def test_how_much_of_the_drift_a_line_holds_follows_the_planted_one():
+    """The mean query moves from 1 to 2 along one dimension, the mean key from (0, 1) to 2·(-0.88, 0.47)."""
+    run = planted(thirds_apart)
+    found = shared_drift(run).query("layer == 5 and head == 1").set_index("direction")
+    steps = np.array([0, 10, 100, 1000])
+    way = steps / 1000
+    cosine = -0.88 * way
+    means = {"query": np.stack([1 + way, 0 * way], 1)}
+    means["key"] = (1 + way)[:, None] * np.stack([cosine, np.sqrt(1 - cosine**2)], 1)
+    first = {name: np.linalg.svd(rows)[2][0] for name, rows in means.items()}
+    first["both"] = np.linalg.svd(np.concatenate([*means.values()]))[2][0]
+    drift = {name: rows[-1] - rows[0] for name, rows in means.items()}
+
+    def share(space: str, line: str) -> float:
+        return (drift[space] @ first[line]) ** 2 / (drift[space] @ drift[space])
+
+    assert found["share"].to_dict() == {
+        "of both": pytest.approx(min(share("query", "both"), share("key", "both"))),
+        "of the other": pytest.approx(min(share("query", "key"), share("key", "query"))),
+    }
+    band = chance_band(chance_dimensions(run))
+    assert found["chance"].to_dict() == pytest.approx({"of both": (1 + band) / 2, "of the other": band**2})
 
 
-@pytest.mark.parametrize(
-    ("checkpoints", "asked", "shown"),
-    [
-        ((0, 20, 40, 60, 200, 2000), [], [0, 40, 200, 2000]),
-        ((0, 1, 2, 3, 4), [], [0, 4]),
-        ((0, 20, 40, 2000), [35, 9999], [40, 2000]),
-    ],
-)
-def test_steps_shown_are_those_nearest_to_what_is_asked_or_to_shares_of_the_run(checkpoints, asked, shown):
-    names = {"measured": planted(thirds_apart, steps=checkpoints), "steps": asked}
-    assert run_cells("training/queries-and-keys", "wanted = steps or", **names)["some"] == shown
+def test_no_line_holds_more_of_both_drifts_than_their_cosine_allows():
+    run = planted(thirds_apart, seeds=(0, 1))
+    means = run["head_means"].query("space != 'value'")
+    means = means.pivot(index=["seed", "layer", "head", "space", "dimension"], columns="step", values="mean")
+    drift = (means[1000] - means[0]).unstack("space")
+    products = (drift["query"] * drift["key"]).groupby(["seed", "layer", "head"]).sum()
+    lengths = np.sqrt((drift**2).groupby(["seed", "layer", "head"]).sum()).prod(axis=1)
+    most = (1 + (products / lengths).abs()) / 2
+    share = shared_drift(run).query("direction == 'of both'").set_index(["seed", "layer", "head"])["share"]
+    assert (share <= most + 1e-9).all()
 
 
-def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not():
-    chance = chance_band(WIDTH) ** 2
-    for size, crossed in ((0.9999, True), (1e-3, False)):
-        run = planted(lambda layer, head, way, seed, size=size: size * (-1) ** (head == 2))
-        for _, drift in drift_along(run).set_index("vectors").groupby("head"):
-            shares = [drift.loc["key", "query_share"], drift.loc["query", "key_share"]]
-            assert (min(shares) > 0.99) if crossed else (max(shares) < chance)
+@pytest.mark.parametrize(("asked", "shown"), [([0, 500, 5000], {0, 400, 2000}), ([35, 9999], {40, 2000})])
+def test_steps_shown_are_those_nearest_to_what_is_asked(asked, shown):
+    run = planted(thirds_apart, steps=(0, 20, 40, 400, 2000))
+    loaded = SimpleNamespace(load_runs=lambda *_: {"planted": run})
+    names = {"several_runs": loaded, "steps": asked, "display": lambda _: None}
+    assert run_cells("training/queries-and-keys", "several_runs.load_runs", **names)["some"] == shown
+
+
+@pytest.mark.parametrize(("size", "beyond"), [(0.9999, True), (1e-3, False)])
+def test_drifts_along_one_line_are_held_by_each_others_directions_and_those_at_right_angles_are_not(size, beyond):
+    run = planted(lambda layer, head, way, seed: size * (-1) ** (head == 2), seeds=(0, 1, 2, 3, 4))
+    drift = shared_drift(run)
+    assert (drift["share"] > drift["chance"]).eq(beyond).all()
+    names = {"measured": {"planted": run}}
+    verdicts = run_cells("training/queries-and-keys", "def numbers", "several_runs.verdicts", **names)["verdicts"]
+    outcome = "holds" if beyond else "does not hold"
+    # All seeds are planted alike: the leaving of the origin is that of every head.
+    assert set(verdicts["verdict"]) <= {outcome, "no interval", "holds"}
+    value = verdicts.set_index("id")["value"]
+    assert (value.drop("godey-distributions-leave-origin") > 0).eq(beyond).all()
+    assert value["godey-distributions-leave-origin"] == 1

@@ -1,17 +1,22 @@
 """Anisotropy of trained models and their twins: planted cosines give the verdicts that were planted."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
-from planted import Planted, run_cells, verdicts_of
+import torch
+from PIL import Image
+from planted import Planted, run_cells
+from sklearn.metrics.pairwise import cosine_similarity
 
-from analysis_lib.measurement import Comparison
+from analysis_lib import load_corpus, load_model
+from analysis_lib.measurement import Comparison, largest, shipped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
-from analysis_lib.papers.godey import anisotropy
-
-# The cells of the page on convolutional networks that judge.
-NETWORKS = ("loose = ", "def statistics", "by_model(comparison,")
+from analysis_lib.papers.godey.anisotropy import curves, isotropic_excess
+from analysis_lib.papers.godey.batch_norm import around_batch_norm
 
 
 def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
@@ -21,166 +26,196 @@ def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:
     return table.assign(ci_low=table["cosine"] - reach, ci_high=table["cosine"] + reach)
 
 
-def excess(*widths: int):
-    return {"godey-anisotropic-layer": lambda t: anisotropy.isotropic_excess(t, dict(enumerate(widths)))}
+def measured(*cosines: float, decoder: int = 0, name: str = "m", width: int = 100) -> Planted:
+    """The tables of a model with these cosines, the last layers of which are those of a decoder."""
+    stacks = [*["encoder"] * (len(cosines) - decoder), *["decoder"] * decoder]
+    layers = pd.DataFrame({"layer": range(len(cosines)), "width": width, "stack": stacks})
+    tables = Planted(anisotropy=hidden(*cosines), layers=layers)
+    tables.run["model"] = name
+    return tables
+
+
+def on_page(page: str, *cells: str, **names) -> pd.Series:
+    """The verdicts of cells of a page by the id of the claim."""
+    return run_cells(f"anisotropy/{page}", *cells, **names)["verdicts"].set_index("id")["verdict"]
 
 
 def test_each_layer_is_held_to_the_percentile_of_its_own_width():
     # The 95th percentile is 0.165 in 100 dimensions and 0.017 in 10,000.
-    table = hidden(0.1, 0.1)
-    assert verdicts_of(excess(100, 100), anisotropy=table) == ["does not hold"]
-    assert verdicts_of(excess(100, 100), anisotropy=hidden(0.1, 0.2)) == ["holds"]
-    assert verdicts_of(excess(100, 10_000), anisotropy=table) == ["holds"]
-    widths = pd.Series([100, 10_000], dtype="Int64")  # As they stand in a table of layers.
-    found = anisotropy.isotropic_excess({"anisotropy": table}, widths)
-    assert found == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
+    some, planted = {"godey-anisotropic-layer": largest(isotropic_excess)}, measured(0.1, 0.1)
+    assert claims.verdicts(some, planted)["verdict"].tolist() == ["does not hold"]
+    planted.layers["width"] = [100, 10_000]
+    assert claims.verdicts(some, planted)["verdict"].tolist() == ["holds"]
+    assert isotropic_excess(planted)[1] == pytest.approx(0.1 - isotropic_cosine_quantile(10_000))
 
 
-def measured(*cosines: float, decoder: int = 0) -> Planted:
-    """The tables of a model ``m`` whose layers have 100 dimensions, and the last of which are those of a decoder."""
-    tables = Planted(anisotropy=hidden(*cosines))
-    stacks = [*["encoder"] * (len(cosines) - decoder), *["decoder"] * decoder]
-    tables.layers = pd.DataFrame({"layer": range(len(cosines)), "width": 100, "stack": stacks})
-    tables.run = {"model": "m"}
-    return tables
-
-
-def on_page(page: str, *cosines: float, speech: bool = True) -> pd.Series:
-    """The verdicts of a page on one model, which has no batch normalisation, by the id of the claim."""
-    names = {"conv_models": ["m"], "speech_models": ["m"] if speech else [], "display": lambda _: None}
-    names |= {"comparison": Comparison({("m", None): measured(*cosines)}), "normalised": {"m": False}}
-    names |= {"apart": {}, "image_data": "images", "models": {"images": ["m"]}}
-    markers = NETWORKS if page == "convolution" else ("def statistics", "by_model(comparison,")
-    found = run_cells(f"anisotropy/{page}", *markers, **names)["verdicts"]
-    return found.set_index("id")["verdict"]
-
-
-def test_small_models_join_no_verdict_and_shipped_ones_bring_theirs(monkeypatch):
-    estimates = {"godey-anisotropic-layer": (0.4, 0.3, 0.5), "maruta-persistent-outlier": (1.0, 1.0, 1.0)}
-    monkeypatch.setattr(claims, "recorded", lambda _: claims.verdicts_of_estimates(estimates).assign(model="far"))
-    comparison = Comparison({("real", None): measured(0.1, 0.1), ("toy", None): measured(0.1, 0.9)})
-    names = {"comparison": comparison, "controlled": ["toy"], "shipped_models": ["far"]}
-    found = run_cells("anisotropy/text", "def statistics", "by_model(Comparison(", **names)["verdicts"]
-    assert dict(zip(found["model"], found["verdict"], strict=True)) == {
-        "real": "does not hold",
-        "far (shipped)": "holds",
-    }
+@pytest.mark.parametrize(
+    ("cosines", "some", "most"),
+    [
+        ((0.1, 0.1, 0.1), "does not hold", "does not hold"),
+        ((0.1, 0.2, 0.1), "holds", "does not hold"),
+        ((0.2, 0.1, 0.2), "holds", "holds"),
+        # Half of the layers are not most.
+        ((0.1, 0.2, 0.2, 0.1), "holds", "does not hold"),
+    ],
+)
+def test_one_layer_or_more_than_half_of_them_are_anisotropic(cosines, some, most):
+    comparison = Comparison({("m", None): measured(*cosines)})
+    found = on_page("text", "def upper_half", "statistics = {", comparison=comparison)
+    assert found["godey-anisotropic-layer"] == some
+    assert found["godey-most-layers"] == most
+    assert found["godey-decoder-extreme"] == "not applicable"
 
 
 @pytest.mark.parametrize(("last", "expected"), [(0.81, "holds"), (0.79, "does not hold")])
 def test_the_decoder_alone_decides_the_claim_on_decoders(last, expected):
     comparison = Comparison({("m", None): measured(0.95, 0.5, last, decoder=2)})
-    names = {"comparison": comparison, "controlled": [], "shipped_models": []}
-    found = run_cells("anisotropy/text", "def statistics", "by_model(Comparison(", **names)["verdicts"]
-    assert found.set_index("id")["verdict"]["godey-decoder-extreme"] == expected
+    found = on_page("text", "def upper_half", "statistics = {", comparison=comparison)
+    assert found["godey-decoder-extreme"] == expected
+
+
+def test_a_shipped_model_brings_its_verdicts():
+    runs = {("real", None): measured(0.1, name="real"), ("mpnet-base", None): shipped("mpnet-base")}
+    found = run_cells("anisotropy/text", "def upper_half", "statistics = {", comparison=Comparison(runs))["verdicts"]
+    found = found[found["id"] == "godey-anisotropic-layer"]
+    assert dict(zip(found["model"], found["verdict"], strict=True)) == {"real": "does not hold", "MPNet": "holds"}
+
+
+def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before():
+    runs = {
+        ("made", None): measured(0.2, 0.6, 0.3, name="made"),
+        **{("made", i): measured(0.9, 0.2 + i / 100, 0.9, name="made") for i in range(5)},
+        ("born", None): measured(0.5, 0.4, name="born"),
+        **{("born", i): measured(0.3, 0.9, name="born") for i in range(5)},
+        ("flat", None): measured(0.1, name="flat"),
+        **{("flat", i): measured(0.1, name="flat") for i in range(5)},
+    }
+    shown = []
+    names = {"cosine": curves(Comparison(runs)), "display": shown.append, "Markdown": str}
+    found = run_cells("anisotropy/text", "peaks = ", "text += ", **names)["peaks"].set_index("model")
+    assert found["cone"].dropna().to_dict() == {"made": "by training", "born": "before it"}
+    assert found.loc["made", ["layer", "trained", "untrained"]].tolist() == pytest.approx([1, 0.6, 0.22])
+    assert shown[-1] == (
+        "Two tokens reach an average cosine of **0.60** in made. Training makes the cone of made. "
+        "That of born is there before."
+    )
 
 
 def test_models_of_bytes_are_set_against_the_mean_peak_of_the_others():
     peaks = {"low": 0.2, "high": 0.6, "bytes": 0.45, "canine": 0.35}
-    runs = Comparison({(name, None): measured(0.0, peak) for name, peak in peaks.items()})
+    runs = Comparison({(name, None): measured(0.0, peak, name=name) for name, peak in peaks.items()})
     names = {"comparison": runs, "text_models": ["low", "high"], "character_models": ["bytes", "canine"]}
-    cells = ("def statistics", "def higher")
-    rows = pd.concat(run_cells("anisotropy/text", *cells, display=lambda _: None, **names)["bytewise"])
-    assert rows[["model", "verdict"]].to_numpy().tolist() == [["bytes", "holds"], ["canine", "does not hold"]]
-    np.testing.assert_allclose(rows["value"], [0.05, -0.05])
-    without = run_cells("anisotropy/text", *cells, display=lambda _: None, **names | {"character_models": []})
-    assert without["bytewise"] == []
+    found = run_cells("anisotropy/characters", "def higher", "rows, cone", display=lambda _: None, **names)["rows"]
+    found = pd.DataFrame(found).set_index(["id", "model"])
+    assert found.loc["godey-anisotropic-layer", "verdict"].tolist() == ["holds", "holds"]
+    assert found.loc["godey-bytes-higher", "verdict"].to_dict() == {"bytes": "holds", "canine": "does not hold"}
+    np.testing.assert_allclose(found.loc["godey-bytes-higher", "value"], [0.05, -0.05])
+
+
+def of_type(model_type: str):
+    return lambda _: SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(model_type=model_type)))
+
+
+def heard_and_seen(*cosines: float, speech: bool, model_type: str = "vit") -> pd.Series:
+    names = {"speech_models": ["m"] * speech, "image_models": ["m"] * (not speech), "load_model": of_type(model_type)}
+    comparison = Comparison({("m", None): measured(*cosines)})
+    return on_page("speech-and-vision", "low = {", "statistics |= ", comparison=comparison, **names)
 
 
 @pytest.mark.parametrize(("least", "expected"), [(0.21, "holds"), (0.19, "does not hold")])
-def test_one_layer_decides_the_claim_on_speech(least, expected):
-    found = on_page("speech-and-vision", 0.9, least, 0.5)
+def test_every_layer_decides_the_claim_on_speech(least, expected):
+    found = heard_and_seen(0.9, least, 0.5, speech=True)
     assert found.to_dict() == {"godey-anisotropic-layer": "holds", "godey-speech-cosine": expected}
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(0.19, "holds"), (0.21, "does not hold")])
-def test_one_layer_decides_the_claim_on_vision(largest, expected):
-    assert on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)["godey-vision-low"] == expected
+@pytest.mark.parametrize(
+    ("highest", "low", "isotropic"),
+    [(0.16, "holds", "holds"), (0.19, "holds", "does not hold"), (0.21, "does not hold", "does not hold")],
+)
+def test_every_layer_decides_the_claims_on_vision(highest, low, isotropic):
+    found = heard_and_seen(0.1, highest, 0.15, speech=False)
+    assert found[["godey-vision-low", "godey-vision-isotropic"]].tolist() == [low, isotropic]
 
 
-@pytest.mark.parametrize(("largest", "expected"), [(0.16, "holds"), (0.17, "does not hold")])
-def test_a_vision_transformer_is_isotropic_where_no_layer_is_anisotropic(largest, expected):
-    found = on_page("speech-and-vision", 0.1, largest, 0.15, speech=False)
-    assert found["godey-vision-isotropic"] == expected
-    assert found["godey-anisotropic-layer"] != expected
+def test_claims_on_vit_and_mit_do_not_apply_to_others():
+    found = heard_and_seen(0.1, 0.5, speech=False, model_type="dinov2")
+    assert found[["godey-vision-low", "godey-vision-isotropic"]].tolist() == ["not applicable"] * 2
+    assert found["godey-anisotropic-layer"] == "holds"
+
+
+def of_network(*cosines: float, norms: int = 0, removed: float = 0.1, centred: float = 0.1) -> pd.DataFrame:
+    flat = Comparison({("m", None): measured(*cosines)})
+    apart = measured(0.0)
+    apart._parts["centred"] = hidden(0.0, centred)
+    number = Estimate(removed, removed - 0.01, removed + 0.01) if norms else Estimate(np.nan)
+    around = pd.DataFrame({"norm": range(norms)}), number
+    names = {"conv_models": ["m"], "runs": {"maps flattened": flat}, "flattened": flat}
+    names |= {"apart": {"m": apart}, "around": {"m": around}}
+    cells = ("def loose", "def network", "verdicts = pd.concat")
+    return on_page("convolution", *cells, **names)
 
 
 @pytest.mark.parametrize(
-    ("cosines", "expected"),
+    ("cosines", "strict", "loose", "blocks"),
     [
-        ((0.0, 0.1), ["holds", "holds"]),
-        ((0.0, 0.18), ["does not hold", "holds"]),
-        ((0.0, 0.3), ["does not hold", "does not hold"]),
+        ((0.0, 0.1), "holds", "holds", "holds"),
+        ((0.0, 0.18), "does not hold", "holds", "holds"),
+        ((0.3, 0.1), "does not hold", "does not hold", "holds"),
+        ((0.0, 0.3), "does not hold", "does not hold", "does not hold"),
     ],
 )
-def test_convolutions_are_isotropic_strictly_or_loosely(cosines, expected):
-    found = on_page("convolution", *cosines)
-    assert found[["godey-convolution-strict", "godey-convolution-loose"]].tolist() == expected
-    assert found["godey-without-batch-norm"] == found["godey-convolution-loose"]
+def test_convolutions_are_isotropic_strictly_or_loosely_or_in_their_blocks(cosines, strict, loose, blocks):
+    found = of_network(*cosines)
+    names = [f"godey-convolution-{reading}" for reading in ("strict", "loose", "blocks")]
+    assert found[names].tolist() == [strict, loose, blocks]
+    assert found["godey-without-batch-norm"] == loose
 
 
 @pytest.mark.parametrize(
     ("cosines", "expected"), [((0.6, 0.4, 0.5, 0.1), "holds"), ((0.1, 0.5, 0.4, 0.6), "does not hold")]
 )
 def test_depth_and_cosine_are_compared_by_rank(cosines, expected):
-    assert on_page("convolution", *cosines)["godey-convolution-deeper"] == expected
+    assert of_network(*cosines)["godey-convolution-deeper"] == expected
 
 
-def test_only_networks_without_batch_normalisation_speak_for_those_without():
-    comparison = Comparison({("m", None): measured(0.0, 0.1)})
-    names = {"conv_models": ["m"], "comparison": comparison, "normalised": {"m": True}, "display": lambda _: None}
-    names |= {"apart": {}, "image_data": "images"}
-    found = run_cells("anisotropy/convolution", *NETWORKS, **names)["verdicts"]
-    assert "godey-without-batch-norm" not in set(found["id"])
+@pytest.mark.parametrize(("removed", "expected"), [(0.05, "holds"), (-0.05, "does not hold")])
+def test_networks_speak_for_those_with_batch_normalisation_or_for_those_without(removed, expected):
+    with_it, without = of_network(0.0, 0.1, norms=2, removed=removed), of_network(0.0, 0.1)
+    assert with_it["godey-batch-norm"] == expected
+    assert with_it["godey-without-batch-norm"] == "not applicable"
+    assert without["godey-batch-norm"] == "not applicable"
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.1, "holds"), (0.3, "does not hold")])
 def test_a_network_is_judged_without_the_mean_map_too(left, expected):
-    centred = Planted(centred=pd.DataFrame({"space": "hidden", "layer": [0, 1], "cosine": [0.0, left]}))
-    names = {"conv_models": ["m"], "comparison": Comparison({("m", None): measured(0.0, 0.9)})}
-    names |= {"normalised": {"m": True}, "apart": {"m": centred}, "image_data": "images", "display": lambda _: None}
-    found = run_cells("anisotropy/convolution", *NETWORKS, **names)["verdicts"].set_index("id")["verdict"]
+    found = of_network(0.0, 0.9, centred=left)
     assert found["godey-convolution-centred"] == expected
     assert found["godey-convolution-loose"] == "does not hold"
 
 
-def test_training_effect_counts_layers_and_names_the_one_that_changes_most():
-    runs = {
-        ("up", None): hidden(0.1, 0.5, 0.3, 0.2, reach=0.03),
-        **{("up", i): hidden(0.2, 0.1, 0.28, 0.1, reach=0.04) for i in range(5)},
-        ("down", None): hidden(0.1, 0.2, reach=0.0),
-        **{("down", i): hidden(0.15, 0.9, reach=0.0) for i in range(5)},
-        ("alone", None): hidden(0.5),
-    }
-    table = pd.concat(rows.assign(model=model, trained=twin is None, twin=twin) for (model, twin), rows in runs.items())
-    table = table[table["space"] == "hidden"]
-    found = anisotropy.training_effect(table).set_index("model")
-    assert found.index.tolist() == ["up", "down"]
-    assert found[["layers", "more", "less"]].to_numpy().tolist() == [[4, 2, 1], [2, 0, 2]]
-    assert found["layer"].tolist() == [1, 1]
-    np.testing.assert_allclose(found["difference"], [0.4, -0.7])
-    assert found.loc["up", ["trained", "untrained"]].tolist() == [0.5, 0.1]
-    # A right angle with sides 3 and 4.
-    np.testing.assert_allclose(found.loc["up", ["ci_low", "ci_high"]].astype(float), [0.35, 0.45])
-    without = anisotropy.training_effect(table[table["trained"]])
-    assert without.empty
-    assert without.columns.tolist() == ["model", *found.columns]
+def test_cosines_around_batch_normalisations_are_those_of_all_pairs_of_positions(tiny_folder, tmp_path):
+    draws = np.random.default_rng(0).integers(0, 256, (4, 24, 24, 3), dtype=np.uint8)
+    for i, pixels in enumerate(draws):
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    model, images = load_model(str(tiny_folder("resnet-basic"))), load_corpus(str(tmp_path))
+    norm = next(module for module in model.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    maps = []
+    hook = norm.register_forward_hook(lambda _, given, output: maps.append((given[0], output)))
+    with torch.no_grad():
+        for image in images.items:
+            model.model(**model.processor(images=image.load().convert("RGB"), return_tensors="pt"))
+    hook.remove()
+    table, removed = around_batch_norm(model, images)
+    for side, name in enumerate(("before", "after")):
+        vectors = torch.cat([pair[side][0].flatten(1).T for pair in maps]).double()
+        pairs = cosine_similarity(vectors)[~np.eye(len(vectors), dtype=bool)]
+        assert table[name].iloc[0] == pytest.approx(pairs.mean(), abs=1e-5)
+    assert removed.value == pytest.approx((table["before"] / 2 - table["after"]).mean())
+    assert removed.draws == len(images)
 
 
-def test_what_training_changes_is_judged_against_the_spread_of_twins():
-    """Twins at 0.1, 0.2, ..., 0.5: their mean is 0.3, and Student's interval reaches 0.196 from it."""
-
-    def effect(twins: int) -> pd.Series:
-        parts = [hidden(0.45, reach=0.0).assign(trained=True, twin=None)]
-        parts += [hidden(0.1 * (i + 1), reach=0.0).assign(trained=False, twin=i) for i in range(twins)]
-        table = pd.concat(parts).assign(model="m").query("space == 'hidden'")
-        return anisotropy.training_effect(table).iloc[0]
-
-    five = effect(5)
-    assert (five["untrained"], five["difference"]) == pytest.approx((0.3, 0.15))
-    assert five["ci_low"] == pytest.approx(0.15 - 0.19632, abs=1e-5)
-    assert (five["more"], five["less"]) == (0, 0)
-    # One twin, or four, say how far apart two numbers are, and no more.
-    assert np.isnan(effect(1)["ci_low"])
-    assert np.isnan(effect(4)["ci_low"])
-    assert effect(1)["more"] == 0
+def test_a_network_without_batch_normalisation_has_no_number(tiny_folder, tmp_path):
+    Image.fromarray(np.zeros((24, 24, 3), np.uint8)).save(tmp_path / "a.png")
+    table, removed = around_batch_norm(load_model(str(tiny_folder("vit"))), load_corpus(str(tmp_path)))
+    assert table.empty
+    assert np.isnan(removed.value)

@@ -11,10 +11,15 @@ SEEDS = (0, 1, 2, 3, 4)
 
 
 def on_page(run: Dynamics) -> pd.DataFrame:
-    """The verdicts of the page on a run."""
-    cells = ("numbers = {}", "dots = ", "thirds = ", "claims.verdicts_over_seeds")
-    names = {"runs": {"planted": run}, "display": lambda _: None}
-    return run_cells("training/alignment", *cells, **names)["verdicts"].set_index("id")
+    """The verdicts of the three pages on a run."""
+    names = {"measured": {"planted": run}}
+    pages = {
+        "alignment": ("def at_the_end", "def on_the_way", "several_runs.verdicts"),
+        "sharpness": ("def sharper", "def earlier", "several_runs.verdicts"),
+        "queries-and-keys": ("def numbers", "several_runs.verdicts"),
+    }
+    found = [run_cells(f"training/{page}", *cells, **names)["verdicts"] for page, cells in pages.items()]
+    return pd.concat(found).set_index("id")
 
 
 def verdicts_of(run: Dynamics) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The untrained block against naive float64 computations written from the formulas, at tiny sizes."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -245,21 +246,18 @@ def test_weights_are_drawn_as_the_architecture_says():
 # --- The fixed point ------------------------------------------------------------------------------
 
 
-def search(blocks: list[untrained_block.Draw], highest: float) -> dict:
-    return run_cells("untrained/fixed-point", "optimize.brentq", blocks=blocks, search_to=highest)
-
-
-def fixed_points(blocks: list[untrained_block.Draw], highest: float) -> pd.DataFrame:
-    return search(blocks, highest)["fixed"]
+def excess(block: untrained_block.Block, norm: float) -> float:
+    """By how much outputs are longer than inputs, on average, from the naive blocks' own sequences."""
+    lengths = [(block(x).double().norm(dim=-1) - x.double().norm(dim=-1)).mean() for x in block.biased(norm)]
+    return float(np.mean(lengths))
 
 
 def test_the_fixed_point_is_where_a_dense_grid_crosses():
-    draw = tiny("bert")
-    searched, block = search([draw], 20.0), draw.block()
-    (found,) = searched["fixed"]["fixed_point"]
+    draw = tiny("bert", sequences=1)
+    block = draw.block()
+    (found,) = untrained_block.fixed_points([draw], 20.0)["fixed_point"]
     grid = np.linspace(5, 6.5, 3001)
-    excess = np.array([searched["excess_norm"](block, norm) for norm in grid])
-    crossing = grid[np.flatnonzero(np.diff(np.sign(excess)))]
+    crossing = grid[np.flatnonzero(np.diff(np.sign([excess(block, norm) for norm in grid])))]
     assert len(crossing) == 1
     assert found == pytest.approx(crossing[0], abs=1e-3)
     # After a layer norm of gain 1 every vector is √d long, and so the inputs have to be.
@@ -267,20 +265,61 @@ def test_the_fixed_point_is_where_a_dense_grid_crosses():
     assert inputs.norm(dim=-1).mean().item() == pytest.approx(math.sqrt(32), rel=1e-5)
 
 
-def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs():
-    draw = tiny("vit")
-    block = draw.block()
-    vectors = untrained_block.sweep([draw], [NORM], edges=None)["vectors"]
-    inputs, outputs = vectors.loc[vectors["space"] == "hidden", "mean_norm"]
-    assert search([], 20.0)["excess_norm"](block, NORM) == pytest.approx(outputs - inputs, abs=1e-5)
+@every_architecture
+def test_excess_is_the_mean_length_of_outputs_minus_that_of_inputs(architecture):
+    draw = tiny(architecture, sequences=1)
+    vectors = untrained_block.sweep([draw], [0.0, NORM], edges=None)["vectors"].query("space == 'hidden'")
+    lengths = vectors.pivot(index="bias_norm", columns="layer", values="mean_norm")
+    (found,) = untrained_block.fixed_points([draw], NORM).itertuples()
+    expected = (lengths[1] - lengths[0]).tolist()
+    assert [found.excess, found.excess_at_highest] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_block_whose_outputs_are_always_longer_has_no_fixed_point():
-    found = fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
+    found = untrained_block.fixed_points([tiny("vit", seed) for seed in range(4)], 5.0)
     longer = (found["excess"] > 0) & (found["excess_at_highest"] > 0)
     assert longer.any()
     assert found.loc[longer, "fixed_point"].isna().all()
     assert found.loc[~longer, "fixed_point"].notna().all()
+
+
+def test_directions_are_those_of_their_seeds_and_each_has_its_own_fixed_point():
+    draw = tiny("gpt2", sequences=1)
+    found = untrained_block.fixed_points([draw], 200.0, directions=6)
+    alone = [replace(draw, direction_seed=int(seed)) for seed in found["direction_seed"]]
+    pd.testing.assert_frame_equal(found, untrained_block.fixed_points(alone, 200.0), check_exact=False, rtol=1e-4)
+    assert 0 < found["fixed_point"].count() < 6
+    scores = untrained_block.mean_scores([draw], [0.0, NORM], 6)
+    for turned, means in zip(alone, scores.to_numpy(), strict=True):
+        attention = untrained_block.sweep([turned], [0.0, NORM])["attention"]
+        np.testing.assert_allclose(means, attention.groupby("bias_norm")["score"].mean(), rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_turning_the_sign_of_the_keys_turns_that_of_every_score(architecture):
+    block = tiny(architecture).block()
+    hidden = block.inputs[:1] + NORM * block.direction
+    before = untrained_block.attend(block, hidden)[-1]
+    if architecture == "bert":
+        block.module.attention.self.key.weight.neg_()
+    else:
+        block.module.attn.c_attn.weight[:, 32:64].neg_()
+    after = untrained_block.attend(block, hidden)[-1]
+    seen = before.isfinite()
+    torch.testing.assert_close(after[seen], -before[seen])
+
+
+def test_a_block_is_applied_to_its_own_outputs():
+    draw = tiny("vit", sequences=1)
+    block = draw.block()
+    hidden = block.inputs + NORM * block.direction
+    lengths = [hidden.norm(dim=-1).mean().item()]
+    for _ in range(3):
+        hidden = block(hidden)
+        lengths.append(hidden.norm(dim=-1).mean().item())
+    found = untrained_block.repeated([draw], [NORM], times=3)
+    assert found["times"].tolist() == [0, 1, 2, 3]
+    assert found["mean_norm"].tolist() == pytest.approx(lengths, rel=1e-5)
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -324,14 +363,14 @@ def test_what_is_no_norm_is_refused(norms, said):
         untrained_block.sweep([tiny()], norms)
 
 
-@pytest.mark.parametrize("highest", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("highest", [-1.0, 0.0, math.nan, math.inf])
 def test_a_search_needs_an_end(highest):
-    with pytest.raises(AnalysisError, match="cannot be the norm of a bias"):
-        fixed_points([tiny()], highest)
+    with pytest.raises(AnalysisError, match="cannot be the highest norm of a bias"):
+        untrained_block.fixed_points([tiny()], highest)
 
 
 @pytest.mark.parametrize(("architectures", "seeds"), [([], 3), (["bert"], 0)])
 def test_nothing_to_draw_is_refused(architectures, seeds):
     names = {"architectures": architectures, "seeds": seeds, "sequences": 1, "length": 8, "norms": [0]}
     with pytest.raises(AnalysisError, match="0 blocks"):
-        run_cells("untrained/fixed-point", "kinds = ", **names)
+        run_cells("untrained/fixed-point", "blocks = ", **names)

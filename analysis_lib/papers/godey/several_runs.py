@@ -1,0 +1,56 @@
+"""Several runs of training on one page, and the verdicts on each of them, over its seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pandas as pd
+
+from analysis_lib.measurement import shipping
+from analysis_lib.metrics.intervals import Estimate
+from analysis_lib.models import title
+from analysis_lib.papers import claims
+from analysis_lib.papers.godey.dynamics import DESCRIPTION, Dynamics, dynamics
+
+
+def load_runs(
+    runs: Sequence[str], data: str = "", limit: int = 128, seed: int = 0, seeds: Sequence[int] = ()
+) -> dict[str, Dynamics]:
+    """The measurements of runs, by what each is called.
+
+    Args:
+        runs: each as :func:`~analysis_lib.papers.godey.dynamics.dynamics` takes it.
+        data: what they read; by default what the measurements that come with the book have read, or
+            ``wikipedia:held-out``.
+        limit: how many of its texts.
+        seed: with which to draw them.
+        seeds: of each run; by default those of the measurements that come with the book, or 0.
+    """
+    found, shipped = {}, shipping.descriptions(DESCRIPTION)
+    for run in runs:
+        about = {"data": data or "wikipedia:held-out", "seeds": [0]}
+        if run in shipped and data in ("", shipped[run]["data"]):
+            about = shipped[run]
+        given = {"seeds": seeds or about["seeds"], "progress": False}
+        found[title(run)] = dynamics(run, about["data"], limit, seed, **given)
+    return found
+
+
+def verdicts(
+    runs: Mapping[str, Dynamics], numbers: Callable[[Dynamics], Mapping[str, pd.Series | pd.DataFrame | Estimate]]
+) -> pd.DataFrame:
+    """The verdicts on every run.
+
+    Args:
+        runs: by what they are called.
+        numbers: gives those of a run by the ids of claims: one value per seed, columns of values that all have to lie
+            beyond the bound, or a number with its interval.
+    """
+    rows = []
+    for name, run in runs.items():
+        sample = f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, steps: {run.steps[-1]:,}"
+        for claim, number in numbers(run).items():
+            one = isinstance(number, Estimate)
+            found = (
+                [claims.judged(claim, number, sample)] if one else claims.verdicts_over_seeds({claim: number}, sample)
+            )
+            rows.append(pd.DataFrame(found).assign(model=name))
+    return pd.concat(rows, ignore_index=True)

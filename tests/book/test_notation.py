@@ -1,0 +1,104 @@
+"""The lines of Python on the notation page compute what the library computes: one text, one head, by transformers."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import tiny
+import torch
+
+from analysis_lib import measure, metrics
+
+PAGE = Path(__file__).parents[2] / "book" / "notation.md"
+TEXT = tiny.TEXTS[4]
+
+
+def _lines(section: str) -> str:
+    part = re.split(r"\n#{2,3} ", PAGE.read_text(encoding="utf-8").partition(f"\n### `{section}`\n")[2])[0]
+    return "\n".join(re.findall(r"```python\n(.*?)```", part, re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def given():
+    """What the page's lines speak of, for layer 1 and head 2 of a tiny BERT, in float64."""
+    model, tokenizer = tiny.build("bert")
+    model = model.double().eval()
+    model.config._attn_implementation = "eager"
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        out = model(**inputs, output_hidden_states=True, output_attentions=True)
+        attention = model.encoder.layer[0].attention.self
+        hidden, head = out.hidden_states[0][0], slice(attention.attention_head_size, 2 * attention.attention_head_size)
+        queries, keys = (part(hidden)[:, head] for part in (attention.query, attention.key))
+    words = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
+    weight = torch.nn.Parameter(attention.key.weight[head])
+    names = {
+        **{"vectors": hidden, "hidden": hidden, "N": len(hidden), "d": hidden.shape[1], "inputs": hidden},
+        **{"queries": queries, "keys": keys, "weights": out.attentions[0][0, 1], "torch": torch, "math": math},
+        "units_by_text": [hidden / hidden.norm(dim=-1, keepdim=True)],
+        "unit": hidden / hidden.norm(dim=-1, keepdim=True),
+        "of_type": torch.tensor([word in ",." for word in words]),
+        "key_projection": type("Projection", (), {"weight": weight.detach()}),
+    }
+    return names, measure(model, [TEXT], list(metrics.METRICS), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("section", "rows", "columns"),
+    [
+        ("anisotropy", "space == 'hidden' and layer == 0", ["cosine"]),
+        ("mean_vector", "space == 'hidden' and layer == 0", ["norm_of_mean", "mean_norm"]),
+        ("utterance_similarity", "space == 'hidden' and layer == 0", ["similarity"]),
+        ("qk_alignment", "layer == 1 and head == 2", ["dot", "cosine"]),
+        ("attention_entropy", "layer == 1 and head == 2", ["entropy_nats", "entropy_normalised"]),
+        ("attention_by_token_type", "layer == 1 and head == 2 and key_type == 'punct'", ["mass", "weight"]),
+        ("isotropy", "space == 'hidden' and layer == 0", ["deviations", "effective_dimension", "isoscore"]),
+    ],
+)
+def test_the_lines_of_a_table(given, section, rows, columns):
+    names, tables = dict(given[0]), given[1]
+    exec(_lines(section), names)
+    row = tables[section].query(rows).iloc[0]
+    for column in columns:
+        assert float(names[column].mean()) == pytest.approx(row[column], rel=1e-6), column
+
+
+@pytest.mark.parametrize(
+    ("section", "table", "name", "column", "rows"),
+    [
+        ("dimension_means", "dimension_means", "mean", "mean", "layer == 0 and token_type == 'punct'"),
+        (
+            "score_contributions",
+            "score_contributions",
+            "mean",
+            "contribution",
+            "layer == 1 and head == 2 and key_type == 'all'",
+        ),
+    ],
+)
+def test_the_lines_of_a_table_by_dimension(given, section, table, name, column, rows):
+    names, tables = dict(given[0]), given[1]
+    exec(_lines(section), names)
+    np.testing.assert_allclose(names[name], tables[table].query(rows)[column], rtol=1e-5, atol=1e-9)
+    if "contributions" in names:
+        np.testing.assert_allclose(names["contributions"].mean((0, 1)), names["mean"], rtol=1e-9)
+
+
+def test_the_lines_of_outlier_dimensions(given):
+    names = dict(given[0])
+    exec(_lines("outlier_dimensions"), names)
+    size = names["hidden"].mean(0).abs().numpy()
+    np.testing.assert_allclose(names["zscore"], scipy.stats.zscore(size), rtol=1e-9)
+
+
+def test_the_lines_of_the_jackknife():
+    values = np.random.default_rng(0).normal(size=20)
+    names = {"np": np, "scipy": scipy, "G": 20, "value": values.mean(), "statistic": np.mean}
+    names["tables_without_group"] = lambda group: np.delete(values, group)
+    text = PAGE.read_text(encoding="utf-8").partition("\n## Confidence intervals\n")[2]
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    wanted = scipy.stats.t.interval(0.95, 19, values.mean(), scipy.stats.sem(values))
+    assert (names["low"], names["high"]) == pytest.approx(wanted)
