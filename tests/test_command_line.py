@@ -26,6 +26,7 @@ from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import INTERRUPTED, AnalysisError
 from analysis_lib.measurement import stored
 from analysis_lib.measurement.shards import measure_shard
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
 
 
@@ -548,9 +549,10 @@ def test_models_and_datasets_list_what_is_known_by_name(run):
 
 def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     """A notebook with one verdict that holds and one that does not."""
-    found = claims.verdicts_of_estimates({"maruta-early-cls": (1, 1, 1), "maruta-middle-sep": (-1, -1, -1)})
-    table = claims.verdict_table(found.assign(model="mine"), "tbl-a", "A.")
-    output = nbformat.v4.new_output("display_data", {"text/plain": ""}, metadata=table.metadata)
+    numbers = {"maruta-early-cls": Estimate(1.0, 0.9, 1.1), "maruta-middle-sep": Estimate(-1.0, -1.1, -0.9)}
+    found = pd.DataFrame([claims.judged(name, one) | {"model": "mine"} for name, one in numbers.items()])
+    data, metadata = claims.show(found)._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     path = tmp_path / "attention.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
     status, out, _ = run("claims", str(path))
@@ -579,6 +581,8 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     ("arguments", "words"),
     [
         (["run", "absent.ipynb"], ["absent.ipynb"]),
+        (["run", "anisotropy/layer"], ["anisotropy/layer", "did you mean anisotropy/layers"]),
+        (["run", "anisotropy/layers", "-p", "modell", "minilm"], ["modell", "model"]),
         (["run", "book/anisotropy/layers.ipynb", "-p", "modell", "minilm"], ["modell", "model"]),
         (["run", "book/anisotropy/layers.ipynb", "-p", "limit", "many"], ["limit", "int", "many"]),
         (["book", "-p", "limt", "5"], ["limt", "limit"]),

@@ -73,7 +73,10 @@ def about(rows: pd.DataFrame) -> list[str]:
     """What each of the rows is about, in words: of the columns that say so, those in which they differ."""
     there = [name for name in GROUPS if name in rows and rows[name].notna().any()]
     telling = [name for name in there if name == "model" or rows[name].nunique(dropna=False) > 1] or there[:1]
-    return [", ".join(str(v) for v in row if not pd.isna(v)) for row in rows[telling].itertuples(index=False)]
+    texts = rows[telling].astype(object)
+    if "classes" in texts:
+        texts["classes"] = texts["classes"].map("{:g} classes".format, na_action="ignore")
+    return [", ".join(str(v) for v in row if not pd.isna(v)) for row in texts.itertuples(index=False)]
 
 
 def number(row: dict | pd.Series) -> str:

@@ -1,8 +1,8 @@
 """The ledger: every claim of the papers with its verdicts in the pages.
 
 A Sphinx extension (``_config.yml`` names it). ``{ledger}`` is a line for each claim, which ``book/_static/ledger.js``
-filters; ``{claim-counts}`` says of how many claims what was found; the role ``{measured}`` is, in a sentence, the number of
-one verdict, or on how many models a claim holds.
+filters; ``{claim-counts}`` says of how many claims what was found. In the sentences of a ``{synthesis}``,
+``[CLAIM on MODEL: VERDICT, FORMAT]`` is a number, and ``[CLAIM]`` on how many models of how many the claim holds.
 """
 
 import functools
@@ -14,12 +14,13 @@ from docutils import nodes
 from notebooks import executed
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
-from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.ledger import NOT_RUN, ledger, outcomes
 from analysis_lib.figures.verdicts import about, claim_line
 from analysis_lib.papers import claims
 
+MEASURED = re.compile(r"\[(?P<claim>\w+-[\w-]+)(?: on (?P<on>[^\]:]+): (?P<verdict>[a-z ]+)(?:, (?P<form>\S+))?)?\]")
 JUDGED = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, claims.NO_INTERVAL)
 KINDS = ("holds", "mixed", claims.FAILS, claims.UNDECIDED, "without a verdict", NOT_RUN)
 
@@ -62,25 +63,31 @@ class Counts(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
-class Measured(SphinxRole):
-    """``CLAIM``: on how many of how many it holds; ``CLAIM on MODEL as FORMAT``: its number there."""
+class Synthesis(SphinxDirective):
+    """Sentences on what was found; where a number of theirs is not there, or its verdict is another one, none."""
 
-    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
-        claim, model, form = re.fullmatch(r"(\S+)(?: on (.+?))?(?: as (\S+))?", self.text).groups()
-        rows = gathered(self.env).query("id == @claim and verdict in @JUDGED")
-        if model:
-            values = rows.loc[[name == model for name in about(rows)], "value"]
-            text = format(values.item(), form or ".2f") if len(values) == 1 else ""
-        else:
-            text = f"{(rows['verdict'] == claims.HOLDS).sum()} of {len(rows)}" if len(rows) else ""
-        if text:
-            return [nodes.Text(text)], []
-        return [], [self.inliner.reporter.warning(f"no verdict: {self.text}", line=self.lineno)]
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        try:
+            text = MEASURED.sub(self._number, "\n".join(self.content))
+        except LookupError as missing:
+            text = f"This site was built with other models or texts than those that this section is about ({missing})."
+        return self.parse_text_to_nodes(text)
+
+    def _number(self, found: re.Match) -> str:
+        rows = gathered(self.env).query("id == @found['claim'] and verdict in @JUDGED")
+        if not found["on"] and len(rows):
+            return f"{(rows['verdict'] == claims.HOLDS).sum()} of {len(rows)}"
+        rows = rows[[name == found["on"] for name in about(rows)]] if len(rows) else rows
+        if len(rows) != 1 or rows["verdict"].item() != found["verdict"]:
+            raise LookupError(found[0][1:-1])
+        return format(rows["value"].item(), found["form"] or ".2f")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.add_directive("ledger", Ledger)
     app.add_directive("claim-counts", Counts)
-    app.add_role("measured", Measured())
+    app.add_directive("synthesis", Synthesis)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,19 +2,19 @@
 
 import ast
 import builtins
+import functools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import findings
 import nbformat
-import pages
 import pandas as pd
 import papermill
 import pytest
-from copying import analyse
+from copying import scripts, statements
+from notebooks import finding, tagged
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from analysis_lib import load_corpus, load_model
@@ -34,8 +34,20 @@ NAMES = sorted(
 every_notebook = pytest.mark.parametrize("name", NAMES)
 
 
+LOOPS = ast.For | ast.While | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
 def read(name: str) -> nbformat.NotebookNode:
     return nbformat.read(BOOK / f"{name}.ipynb", 4)
+
+
+def parsed(cell: nbformat.NotebookNode) -> ast.Module:
+    return ast.parse(re.sub(r"^[%!].*$", "", cell.source, flags=re.MULTILINE))
+
+
+def lines(*cells: nbformat.NotebookNode) -> int:
+    """How many lines of the cells are not blank."""
+    return sum(bool(line.strip()) for cell in cells for line in cell.source.splitlines())
 
 
 def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
@@ -68,9 +80,22 @@ def test_names_the_kernel_that_every_jupyter_has(name):
 @every_notebook
 def test_every_name_is_defined_outside_jupyter_too(name):
     known = {*dir(builtins), "__annotations__"}
-    for cell in map(analyse, (cell.source for cell in code_cells(read(name)))):
-        assert cell.reads <= known, f"{cell.reads - known} in {cell.source}"
-        known |= cell.binds | cell.changes
+    for number, cell in enumerate(code_cells(read(name))):
+        for done in statements(number, cell.source):
+            assert done.reads <= known, f"{done.reads - known} in {done.source}"
+            known |= done.binds | done.changes
+
+
+@every_notebook
+def test_a_copied_cell_brings_no_name_that_it_does_not_use(name, tmp_path):
+    cells = code_cells(read(name))
+    for number, script in enumerate(scripts([cell.source for cell in cells])):
+        # Parameters and imports are read for what is below them.
+        if not script.startswith(cells[number].source.strip()[:40]):
+            (tmp_path / f"{number}.py").write_text(script + "\n")
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F401,F811,F841,F821", "-q", tmp_path]
+    done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 @every_notebook
@@ -98,52 +123,69 @@ def test_a_parameter_has_one_type_in_all_notebooks():
 
 
 @every_notebook
-def test_cells_are_short(name):
-    for cell in code_cells(read(name)):
-        lines = cell.source.splitlines()
-        assert len(lines) <= 15, lines[0]
-        for node in ast.walk(ast.parse(cell.source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert node.end_lineno - node.lineno < 5, f"{node.name} belongs in analysis_lib"
+def test_a_page_is_short(name):
+    notebook = read(name)
+    code, folded = code_cells(notebook), tagged(notebook, "hide-input")
+    assert len(notebook.cells) <= 30
+    assert len(folded) <= 3
+    for cell in code:
+        imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(cell).body)
+        most = 6 if cell in folded else 12
+        assert imports or cell in tagged(notebook, "parameters") or lines(cell) <= most, cell.source
+        for node in ast.walk(parsed(cell)):
+            assert not isinstance(node, LOOPS) or cell not in folded, cell.source
+
+
+@functools.cache
+def folded_share() -> float:
+    notebooks = [read(name) for name in NAMES]
+    folded = [cell for notebook in notebooks for cell in tagged(notebook, "hide-input")]
+    return lines(*folded) / lines(*(cell for notebook in notebooks for cell in code_cells(notebook)))
+
+
+def test_few_lines_are_folded():
+    assert folded_share() <= 0.12
 
 
 @every_notebook
-def test_each_cell_of_code_follows_words(name):
-    """Parameters and imports speak for themselves, and so does a cell that computes its words."""
+def test_prose_is_of_texts_and_sentences(name):
+    prose = " ".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    # But for the name of a table.
+    assert "utterance" not in prose.lower().replace("utterance_similarity", "")
+
+
+@every_notebook
+def test_code_follows_words(name):
+    """Parameters and imports speak for themselves; then a sentence is for three cells at most."""
     cells = read(name).cells
+    kinds = [cell.cell_type for cell in cells if cell not in tagged(read(name), "found")]
     first = next(i for i, c in enumerate(cells) if "import " in c.source and c.cell_type == "code")
-    for before, cell in zip(cells[first:], cells[first + 1 :], strict=False):
-        if cell.cell_type == "code" and "Markdown(" not in cell.source:
-            assert before.cell_type == "markdown", cell.source.splitlines()[0]
+    assert "code code code code" not in " ".join(kinds[first + 1 :])
 
 
 @every_notebook
-def test_closes_with_what_was_found(name):
-    """The site also shows it under the title, so there is one such cell, and it is the last."""
-    cells = read(name).cells
-    tagged = [i for i, cell in enumerate(cells) if "found" in cell.metadata.get("tags", ())]
-    assert tagged == [len(cells) - 1]
-    assert cells[-2].source.startswith("## What we found")
+def test_the_last_cell_computes_the_finding(name):
+    """The site shows it at the top, so there is one such cell, and it is folded; checks have none."""
+    notebook = read(name)
+    if found := tagged(notebook, "found"):
+        assert found == [notebook.cells[-1]]
+        assert found[0] in tagged(notebook, "hide-input")
+    assert found or name.endswith("/checks")
 
 
 @every_notebook
-def test_each_figure_is_followed_by_words_on_what_is_seen(name):
-    """Computed: they join the words for who cannot see it."""
-    roles = [
-        "figure" if cell.metadata.get("mystnb", {}).get("figure") else "seen" if pages.has_tag(cell, pages.SEEN) else ""
-        for cell in read(name).cells
-    ]
-    shown = [role for role in roles if role]
-    assert shown == ["figure", "seen"] * (len(shown) // 2)
+def test_a_finding_is_short(name, smoke_site):
+    said = finding(nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4))
+    assert bool(said) == bool(tagged(read(name), "found"))
+    assert len(said.split()) <= 45, said
+    assert not re.search(r"\[[-−\d.]+, [-−\d.]+\]|\bnan\b|<", said), said
 
 
-@every_notebook
-def test_what_was_found_begins_with_a_sentence(name, smoke_site):
-    executed = nbformat.read(ROOT / "_build" / "executed" / "smoke" / f"{name}.ipynb", 4)
-    title, rest = findings.headline(findings.found(executed))
-    assert 3 <= len(title.split()) <= 20, title
-    assert rest
-    assert not set("`{}*_") & set(title), title
+def test_a_figure_or_table_has_a_name_of_its_own():
+    figures = [c.metadata["mystnb"]["figure"]["name"] for n in NAMES for c in read(n).cells if "mystnb" in c.metadata]
+    tables = re.findall(r'"(tbl-[\w-]+)"', "".join(cell.source for name in NAMES for cell in code_cells(read(name))))
+    assert len(figures) > 40
+    assert not [name for names in (figures, tables) for name in {*names} if names.count(name) > 1]
 
 
 @every_notebook

@@ -1,10 +1,13 @@
 """Parameters of a notebook, read and set."""
 
+from pathlib import Path
+
 import pytest
 from planted_notebooks import write
 
+from analysis_lib.book import parameters
 from analysis_lib.book.notebook import run_notebook
-from analysis_lib.book.parameters import Parameter, coerce, notebook_parameters
+from analysis_lib.book.parameters import Parameter, coerce, located, notebook_parameters
 from analysis_lib.errors import AnalysisError
 
 
@@ -99,3 +102,21 @@ def test_run_refuses_a_parameter_before_it_runs(tmp_path, given, complaint):
     with pytest.raises(AnalysisError, match=complaint):
         run_notebook(write(tmp_path / "n.ipynb"), given, tmp_path / "out.ipynb")
     assert not (tmp_path / "out.ipynb").exists()
+
+
+@pytest.mark.parametrize("home", ["book", "analysis_lib/notebooks"])
+def test_a_page_is_found_by_its_name_in_a_clone_or_installed(tmp_path, monkeypatch, home):
+    monkeypatch.setattr(parameters, "ROOT", tmp_path)
+    if home == "book":
+        (tmp_path / "_toc.yml").write_text("")
+    page = write(tmp_path / home / "part" / "one.ipynb")
+    assert located(Path("part/one")) == located(page) == page
+    for name in ("part/on", "part/one.ipynb", "/part/one"):
+        with pytest.raises(AnalysisError, match=f"no notebook {name}: did you mean part/one"):
+            located(Path(name))
+    # A file of one's own goes before a page of the same name.
+    monkeypatch.chdir(tmp_path)
+    own = Path("part/one")
+    own.parent.mkdir()
+    own.write_text("{}")
+    assert located(own) == own

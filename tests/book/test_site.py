@@ -6,16 +6,52 @@ import shutil
 import signal
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 
+import nbformat
 import pytest
 from planted_notebooks import alive, outputs, until, write
 
 from analysis_lib.book import notebook, site
 from analysis_lib.book.site import build_book
 from analysis_lib.errors import AnalysisError
+from analysis_lib.papers import claims
 
 ROOT = Path(__file__).resolve().parents[2]
+INDEX = """\
+# Index
+
+{cite:p}`a`
+
+```{finding} part/two
+In words of **this** page.
+```
+```{findings} part
+```
+```{gallery}
+```
+```{models}
+```
+```{claim-counts}
+```
+```{ledger}
+```
+```{bibliography}
+```
+"""
+# Of one pixel.
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+DRAW = f"""\
+from base64 import b64decode
+from IPython.display import Image, Markdown, display
+display(Image(b64decode("{PICTURE}")))"""
+JUDGE = """\
+import pandas as pd
+from analysis_lib.metrics.intervals import Estimate
+from analysis_lib.papers import claims
+row = claims.judged("maruta-early-cls", Estimate(0.5, 0.4, 0.6, 20), "40 texts") | {"model": "MiniLM"}
+claims.show(pd.DataFrame([row]))"""
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +65,23 @@ def built(tmp_path_factory) -> Path:
     (root / "_toc.yml").write_text(
         "format: jb-book\nroot: index\nchapters:\n  - file: part/one\n  - file: part/two\n  - file: status\n"
     )
-    (root / "book" / "index.md").write_text("# Index\n\n{cite:p}`a`\n\n```{bibliography}\n```\n")
+    (root / "book" / "index.md").write_text(INDEX)
     (root / "book" / "references.bib").write_text("@misc{a, author={A. Author}, title={T}, year=1}")
     (root / "book" / "parameters").mkdir()
     for profile in ("smoke", "default"):
         path = root / "book" / "parameters" / f"{profile}.yml"
         path.write_text("all: {limit: 3}\npart/one: {layers: [7]}\n")
     write(root / "book" / "part" / "one.ipynb", "print(limit, layers)")
-    shown = 'from IPython.display import Markdown, display\ndisplay(Markdown(f"- There are **{n}**."))'
-    write(root / "book" / "part" / "two.ipynb", "print(n)", shown, parameters="n: int = 2  # number", tags=("found",))
+    shown, parameters = (
+        'display(Markdown(f"There are **{n}**."))',
+        'n: int = 2  # number\nmodel: str = "minilm"  # model',
+    )
+    two = root / "book" / "part" / "two.ipynb"
+    write(two, "print(n)", DRAW, JUDGE, shown, parameters=parameters, tags=("found",))
+    notebook = nbformat.read(two, 4)
+    about = {"figure": {"name": "fig-a", "caption": "A caption."}, "image": {"alt": "A dot."}}
+    notebook.cells[3].metadata["mystnb"] = about
+    nbformat.write(notebook, two)
     build_book(root=root)
     return root
 
@@ -70,12 +114,55 @@ def test_status_page_tells_what_was_executed(built):
         assert wanted in page
 
 
-def test_what_a_page_found_stands_under_its_title_and_where_it_is_computed(built):
-    page = (built / "_build" / "html" / "part" / "two.html").read_text()
-    text = re.sub("<[^>]*>", "", page)
-    assert text.index("What we found") < text.index("There are 2.") < text.index("n: int")
-    assert page.count("There are <strong>2</strong>.") == 2
-    assert "What we found" not in (built / "_build" / "html" / "part" / "one.html").read_text()
+def words(page: Path) -> str:
+    """What a reader sees of a page, each blank one space."""
+    main = re.search("<main.*</main>", page.read_text(), re.DOTALL)[0]
+    return " ".join(re.sub("<[^>]*>", " ", main).split())
+
+
+def test_what_a_page_found_stands_at_its_top_with_its_figure_and_nowhere_else(built):
+    page = built / "_build" / "html" / "part" / "two.html"
+    text, source = words(page), page.read_text()
+    assert text.index("Finding") < text.index("There are 2 .") < text.index("n : int")
+    assert text.count("There are 2 .") == 1
+    assert source.index('<a href="#fig-a"><img class="figure"') < source.index('id="fig-a"')
+    assert "Finding" not in words(page.with_name("one.html"))
+
+
+def test_the_parameters_are_shown_as_they_ran(built):
+    text = words(built / "_build" / "html" / "part" / "one.html")
+    assert "layers : list = [ 7 ] # the layers to show limit : int = 3 # how many" in text
+    assert "# Parameters" not in text
+    assert "python -m analysis_lib run part/one -p layers '[7]' -p limit 3" in " ".join(text.replace("\\", " ").split())
+
+
+def test_a_page_brings_its_figures_and_its_notebook_without_outputs(built):
+    site = built / "_build" / "html"
+    assert (site / "_static" / "figures" / "fig-a.png").read_bytes() == b64decode(PICTURE)
+    assert '<a href="../_static/figures/fig-a.png" download>PNG</a>' in (site / "part" / "two.html").read_text()
+    with_outputs, clean = (
+        nbformat.read(site / kind / "part" / "two.ipynb", 4) for kind in ("_sources", "_static/notebooks")
+    )
+    assert outputs(site / "_sources" / "part" / "two.ipynb") == "2\n"
+    assert [cell.get("outputs") for cell in clean.cells if cell.cell_type == "code"] == 5 * [[]]
+    assert clean.cells[0].source == "# two"
+    assert "analysis_lib" not in clean.metadata
+    assert [cell.source for cell in clean.cells][1:] == [cell.source for cell in with_outputs.cells][1:]
+
+
+def test_the_first_page_has_what_the_others_found(built):
+    """A card in words of its own, a list, the figures, the models, and the claims."""
+    text = words(built / "_build" / "html" / "index.html")
+    assert "two In words of this page." in text
+    assert "two There are 2 ." in text
+    assert "Fig. 1 . A caption." in text or "Figure 1 . A caption." in text
+    assert "MiniLM" in text
+    of_maruta = len(claims.load("maruta"))
+    counts = re.search(r"Maruta and Matsuzaki 2024 ((?:\d+ ){6})", text + " ")[1].split()
+    assert [*map(int, counts)] == [1, 0, 0, 0, 0, of_maruta - 1]
+    page = (built / "_build" / "html" / "index.html").read_text()
+    assert '<a href="part/two.html#maruta-early-cls">MiniLM</a>' in page
+    assert page.count('<span class="chip">not run</span>') == sum(len(claims.load(p)) for p in claims.PAPERS) - 1
 
 
 def test_launch_buttons_and_a_link_appear_once_the_repository_has_an_address(root):
@@ -89,12 +176,6 @@ def test_launch_buttons_and_a_link_appear_once_the_repository_has_an_address(roo
     build_book(root=root)
     assert 'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"' in page()
     assert 'href="https://github.com/owner/name"' in page()
-
-
-def test_of_the_icons_only_those_of_the_pages_are_there(built):
-    script = built / "_build" / "html" / "_static" / "scripts" / "fontawesome.js"
-    assert script.stat().st_size < 150_000
-    assert "magnifying-glass" in script.read_text()
 
 
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):

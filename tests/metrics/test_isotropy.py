@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -110,42 +111,20 @@ def test_a_zero_vector_has_no_direction_and_is_a_point_of_the_cloud():
     assert isotropy_of(cloud)["isoscore"] == pytest.approx(published_isoscore(cloud))
 
 
-def ranked_on_page(table: pd.DataFrame) -> pd.DataFrame:
-    """What the page makes of an ``isotropy`` table of trained models of one layer."""
-    table = table.assign(model=[f"m{i}" for i in range(len(table))], layer=1, trained=True)
-    cells = ('isotropy["participation"] =', "ranks = ")
-    return run_cells("anisotropy/isotropy", *cells, isotropy=table, measured=["dimensions"])["ranked"]
+def dimensions_in_use(table: pd.DataFrame) -> pd.Series:
+    """What the page makes of the IsoScore of an ``isotropy`` table: dimensions seen from the mean."""
+    drawn = {"isotropy": table, "sns": MagicMock(), "figures": MagicMock()}
+    return run_cells("anisotropy/isotropy", "used = 1 + ", **drawn)["clouds"]["used"]
 
 
-def test_far_and_round_disagrees_with_centred_and_flat():
-    rng = np.random.default_rng(0)
-    round_cloud = rng.normal(size=(200, 4))
-    clouds = {
-        "far and round": round_cloud + 5,
-        "centred and flat": round_cloud * [10, 1, 0.1, 0.1],
-        "isotropic": round_cloud,
-        "far and flat": round_cloud * [10, 1, 0.1, 0.1] + 10,
-        "the same": np.ones((2, 4)),
-    }
-    table = pd.DataFrame([isotropy_of(cloud) for cloud in clouds.values()], list(clouds))
-    found = ranked_on_page(table)
-    assert found.index.tolist() == [*clouds][:-1]  # What has no IsoScore has no rank.
-    assert found["disagreement"].idxmax() == "far and round"
-    assert found["disagreement"].idxmin() == "centred and flat"
-    # The participation ratio of the covariance, from its eigenvalues.
-    for name in ("far and round", "centred and flat"):
-        variances = np.linalg.eigvalsh(np.cov(clouds[name].T))
+def test_dimensions_in_use_are_the_participation_ratio_around_the_mean():
+    round_cloud = np.random.default_rng(0).normal(size=(200, 4))
+    for cloud in (round_cloud + 5, round_cloud * [10, 1, 0.1, 0.1]):
+        variances = np.linalg.eigvalsh(np.cov(cloud.T))
         expected = variances.sum() ** 2 / (variances**2).sum()
-        assert found.loc[name, "participation"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_measures_that_order_layers_alike_do_not_disagree():
-    table = pd.DataFrame({"deviations": [1.0, 2, 3], "isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
-    found = ranked_on_page(table)
-    assert found["disagreement"].tolist() == [0, 0, 0]
-    assert found["participation"].tolist() == pytest.approx([10, 6, 2])
-    reverse = ranked_on_page(table.assign(isoscore=[0.1, 0.5, 0.9]))
-    assert reverse["disagreement"].tolist() == [-1, 0, 1]
+        assert dimensions_in_use(pd.DataFrame([isotropy_of(cloud)]))[0] == pytest.approx(expected, rel=1e-6)
+    table = pd.DataFrame({"isoscore": [0.9, 0.5, 0.1], "dimensions": 11})
+    assert dimensions_in_use(table).tolist() == pytest.approx([10, 6, 2])
 
 
 def test_vectors_that_are_all_the_same_have_no_isoscore():

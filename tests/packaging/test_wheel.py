@@ -32,7 +32,7 @@ def installed(tmp_path_factory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     # A copy, because setuptools builds beside the sources.
     leave = shutil.ignore_patterns("packages", "__pycache__")
-    for name in ("analysis_lib", "data"):
+    for name in ("analysis_lib", "data", "book"):
         shutil.copytree(ROOT / name, source / name, ignore=leave if name == "data" else None)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -50,6 +50,23 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
     assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
     shipped = {name for name in files(ROOT / "data", "*") if not name.startswith("packages/")} - {"README.md"}
     assert files(installed / "analysis_lib" / "data", "*") == shipped
+    pages = {name for name in files(ROOT / "book", "*.ipynb") if ".ipynb_checkpoints" not in name}
+    assert files(installed / "analysis_lib" / "notebooks", "*") == pages
+
+
+def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
+    """Refused for its parameter: so it was found and read."""
+    command = [sys.executable, "-m", "analysis_lib", "run", "anisotropy/layers", "-p", "limit", "many"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "parameter limit takes a value of type int" in done.stderr
 
 
 def test_the_command_is_installed(installed):

@@ -136,13 +136,15 @@ def dataset_name(data: str) -> str:
     return {"esnli": "e-snli"}.get(name, name)
 
 
-def samples(found: pd.DataFrame, texts: Mapping[str, int]) -> pd.Series:
+def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
     """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the paper's, seeds.
 
     Args:
         found: rows of :func:`trials`, of one stage.
-        texts: how many each corpus has to train on.
+        corpora: by name, what classifiers of this build are trained on, stopped by and tested on.
     """
+    texts = {name: run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()}
+    texts |= {name: len(train) for name, (train, _, _) in corpora.items()}
 
     def of_corpus(rows: pd.DataFrame) -> str:
         epochs, size = rows.loc[rows["quantity"] == "epochs", "value"].mean(), texts[rows.name]

@@ -1,6 +1,7 @@
 """How far mean queries and mean keys align along training, and how far they would by chance."""
 
 import itertools
+import math
 
 import numpy as np
 import pandas as pd
@@ -111,6 +112,8 @@ def agreement_of_seeds(run: Dynamics) -> Estimate:
 
     Mean over layers and pairs of seeds, with a jackknife interval over seeds; fewer than five have none.
     """
+    if len(run.seeds) < 2:
+        return Estimate(math.nan)
     wide = cosine_of_layers(run).pivot(index="step", columns=["seed", "layer"], values="cosine")
     pairs = [*itertools.combinations(run.seeds, 2)]
     of_pairs = np.array([wide[one].corrwith(wide[other]).mean() for one, other in pairs])

@@ -50,7 +50,7 @@ def around_batch_norm(model: LoadedModel, corpus: Corpus) -> tuple[pd.DataFrame,
         return np.array([[mean_pair_cosine(s[kept].sum(0)[None], n)[0] for s in sides] for sides, n in pairs])
 
     def removed(found: np.ndarray) -> np.ndarray:
-        return (found[:, 0] / 2 - found[:, 1]).mean()
+        return np.asarray((found[:, 0] / 2 - found[:, 1]).mean())
 
     with ExitStack() as hooks, torch.no_grad():
         for i, norm in enumerate(norms.values()):

@@ -104,7 +104,7 @@ def words(monkeypatch, tmp_path):
 
 def test_planted_classes_have_directions_of_their_own(words):
     names = {"data": "words", "class_counts": [2, 4], "width": 16, "seeds": 2, "train_limit": 0, "test_limit": 40}
-    cells = ("schedule, trained", "def area_and_cosine", "estimates[count].append")
+    cells = ("schedule, trained", "def area_and_cosine", "estimates[count].append", "found = pd.DataFrame(rows")
     ran = run_cells("classification/classes", *cells, "apart = ", **names, **EPOCHS)
     found = ran["found"]
     assert found[["classes", "seed"]].to_numpy().tolist() == [[2, 0], [2, 1], [4, 0], [4, 1]]

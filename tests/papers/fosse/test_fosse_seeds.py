@@ -1,5 +1,7 @@
 """Numbers of several seeds: claims on tables in which we know whether they hold."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,7 +40,7 @@ def of_depth(*parts: list[dict], seeds: int = 5) -> pd.DataFrame:
     found = table(*one, *parts)
     found = found[found["seed"] < seeds]
     names = {"found": found, "shipped": found.iloc[:0], "class_data": []}
-    cells = ("of_deeper = ", '"fosse-values-lead"', "steps = gained")
+    cells = ("of_deeper = ", "leads = ", '"fosse-values-lead": leads', "steps = gained", "trials.samples")
     return run_cells("classification/keys-and-values", *cells, **names)["verdicts"].set_index("id")
 
 
@@ -109,7 +111,7 @@ def sparse_only(weights=WEIGHTS, **numbers: tuple[float, ...]) -> pd.DataFrame:
         if weight in weights
     ]
     names = {"every": table(*parts), "class_data": []}
-    cells = ("none, most = ", "of_norm, of_direction", "cost = ")
+    cells = ("none, most = ", "changes = ", "tests |= ", "cost = ")
     return run_cells("classification/entropy", *cells, **names)["verdicts"].set_index("id")
 
 
@@ -182,7 +184,7 @@ def test_training_that_makes_values_less_alike_does_not_build_their_convergence(
 
 @pytest.mark.parametrize("towards", ["queries", "keys"])
 def test_shrinking_acts_on_what_is_shrunk(towards):
-    """Orthogonal queries that each attend to a key of their own have rows of their own; equal keys give uniform rows."""
+    """Orthogonal queries that each attend to one key have rows of their own; equal keys give uniform rows."""
     found = run_cells("classification/checks", "def shrunk")
     vectors = 9.0 * np.eye(4)[None]
     shrunk = {"queries": (found["shrunk"](vectors, 0), vectors), "keys": (vectors, found["shrunk"](vectors, 0))}
@@ -204,8 +206,20 @@ def test_layers_of_untrained_models_are_no_cones():
     assert full["variant"].nunique() == 1
 
 
+@pytest.mark.parametrize(("step", "verdict"), [(0.1, HOLDS), (-0.1, FAILS)])
+def test_entropy_rises_where_that_of_the_last_layer_does(step, verdict):
+    trained = [{"training": str(seed), "layer": 2, "entropy": 0.5 + step + 0.01 * seed} for seed in SEEDS]
+    rows_of_first = [{"training": t, "layer": 1, "entropy": 0.5 - step} for t in ("before", *map(str, SEEDS))]
+    tuned = pd.DataFrame([{"training": "before", "layer": 2, "entropy": 0.52}, *trained, *rows_of_first])
+    runs = {"a": SimpleNamespace(run={"texts": 9})}
+    found = run_cells("classification/checks", "rise = ", tuned=tuned.assign(dataset="a"), runs=runs)["verdicts"]
+    assert found["verdict"].tolist() == [verdict]
+    assert found["value"].tolist() == pytest.approx([step])
+    assert found["sample"].tolist() == ["9 texts, 5 trainings"]
+
+
 def test_a_sample_says_epochs_texts_and_seeds():
     found = table(rows("epochs", 2.0, wobble=0), rows("epochs", 3.0, dataset="e-snli", wobble=0))
-    said = trials.samples(found, {"hatexplain": 15383, "e-snli": 18000})
+    said = trials.samples(found, {})
     assert said["hatexplain"] == "2.0 epochs of 15,383 texts, 5 seeds"
     assert said["e-snli"] == "3.0 epochs of 18,000 of the paper's 550,000 texts, 5 seeds"

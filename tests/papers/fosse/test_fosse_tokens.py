@@ -55,7 +55,8 @@ def attention_row(model, ids: torch.Tensor) -> torch.Tensor:
 
 def removals(block: tokens.OneBlock, texts: Corpus, seed: int = 0) -> np.ndarray:
     """Whether the decisions change, on the page, with the random numbers of the classifier at this place."""
-    return run_cells("classification/tokens", "flips.append", blocks=(seed + 1) * [block], test=texts)["flips"][seed]
+    names = {"blocks": (seed + 1) * [block], "test": texts}
+    return run_cells("classification/tokens", "def removals", "flips.append", **names)["flips"][seed]
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -73,7 +74,7 @@ def test_tokens_start_and_constants_add_up_to_the_logits(tmp_path, classes, bias
         assert parts.sum(1) + start + block.constants == pytest.approx(margins, abs=1e-9)
         assert block.margins(ids.numpy()) == pytest.approx(margins, abs=1e-9)
         mine = found[found["utterance"] == place]
-        names = {"measured": [mine], "flips": [], "kept_texts": [], "test": Corpus("one", [text])}
+        names = {"measured": [mine], "flips": [], "test": Corpus("one", [text])}
         (entropy,) = run_cells("classification/tokens", "def over_units", "special.entr", **names)["entropies"]
         assert entropy.value == pytest.approx(stats.entropy(row) / np.log(len(row)))
         for label, name in enumerate(block.classes):
@@ -130,7 +131,7 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
     block, texts = trained
     found = block.contributions(texts)
     planted = {"measured": [found, found], "blocks": [block, block], "train": texts, "seeds": 2, "least": 3}
-    words = run_cells("classification/tokens", "means.agg", **planted)["words"]
+    words = run_cells("classification/tokens", "words.join", "often = ", **planted)["words"]
     first = words.groupby("class").head(1).set_index("class")
     assert first["token"].to_dict() == {"fresh": "good", "rotten": "bad"}
     assert first["share"].tolist() == [1, 1]
@@ -146,7 +147,9 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
 
 def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
-    found = run_cells("classification/tokens", "def over_units", "nlargest", decisions=[decision], test=texts)["shares"]
+    found = run_cells(
+        "classification/tokens", "def over_units", "nlargest", "shares = []", decisions=[decision], test=texts
+    )["shares"]
     return found.set_index(["tokens", "name"])
 
 

@@ -62,7 +62,7 @@ def test_words_of_the_nearest_are_set_against_those_of_the_class(lexical, expect
     found = run_cells(PAGE, *cells, **names)
     (row,) = found["verdicts"].itertuples()
     assert row.value == pytest.approx(expected, abs=1e-9 if lexical else 0.06)
-    assert row.verdict == ("does not hold" if lexical else "holds")
+    assert (row.verdict == "does not hold") == lexical
     of_tenth = found["shared"].groupby("tenth")["share"].mean()
     assert len(found["shared"]) == 5 * 2 * 10
     assert (of_tenth[1], of_tenth[10]) == (pytest.approx((1, 0) if lexical else (9 / 39, 9 / 39), abs=0.1))

@@ -105,9 +105,9 @@ def test_the_fixed_point_is_of_the_size_of_trained_vectors(point, expected):
     points["norm_over_root"] = [point * (1 + 0.01 * seed) for seed in range(5)]
     trained = pd.DataFrame({"norm_over_root": [3.0, 5.0]})
     tables = type("Tables", (), {"run": {"texts": 40}})
-    (row,) = run_cells("untrained/checks", "statistics = {", points=points, trained=trained, tables=tables)[
-        "verdicts"
-    ].itertuples()
+    (row,) = run_cells(
+        "untrained/checks", "statistics = {", points=points, trained=trained, tables=tables, directions=1
+    )["verdicts"].itertuples()
     assert row.verdict == expected
     if not math.isnan(point):
         assert row.value == pytest.approx(0.5 - math.log10(1.02 * point / 4), abs=1e-3)

@@ -9,8 +9,8 @@ import torch
 from planted import Planted, run_cells
 from scipy import stats
 
-from analysis_lib import AnalysisError, Corpus, load_model, measure
-from analysis_lib.papers.godey.anisotropy import Centred, drift_correlation, without_mean_of_others
+from analysis_lib import AnalysisError, Comparison, Corpus, load_model, measure
+from analysis_lib.papers.godey.anisotropy import Centred, cosines, drift_correlation, without_mean_of_others
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:
@@ -69,77 +69,76 @@ def test_what_cannot_be_correlated_is_refused():
         drift_correlation(table)
 
 
-def tables_of(norms: list[float], cosines: list[float]) -> Planted:
-    """The tables of a model, with queries that do not belong to them."""
-
-    def table(name: str, values: list[float]) -> pd.DataFrame:
-        hidden = pd.DataFrame({"space": "hidden", "layer": range(len(values)), "head": pd.NA, name: values})
-        return pd.concat([hidden, hidden.assign(space="query", head=1, **{name: 0.0})], ignore_index=True)
-
-    return Planted(mean_vector=table("norm_of_mean", norms), anisotropy=table("cosine", cosines))
-
-
-def by_layer(tables: Planted, *keys: str) -> pd.DataFrame:
-    return run_cells("anisotropy/drift", "def by_layer")["by_layer"](tables, *keys)
-
-
-def test_drift_by_layer_joins_the_hidden_states_alone():
-    found = by_layer(tables_of([1.0, 2.0], [0.1, 0.2]))
-    assert found[["layer", "norm_of_mean", "cosine"]].to_numpy().tolist() == [[0, 1, 0.1], [1, 2, 0.2]]
+def measured(**models: tuple[list[float], list[float]]) -> Comparison:
+    """Models with drift and cosine of their layers, vectors of length 10, and queries that no correlation may read."""
+    runs = {}
+    for model, (norms, similar) in models.items():
+        hidden = pd.DataFrame({"space": "hidden", "layer": range(len(norms)), "head": pd.NA})
+        tables = {}
+        for name, table in (
+            ("mean_vector", hidden.assign(norm_of_mean=norms, mean_norm=10.0)),
+            ("anisotropy", hidden.assign(cosine=similar)),
+        ):
+            queries = table.assign(space="query", head=1)
+            tables[name] = pd.concat([table, queries], ignore_index=True)
+        sizes = pd.DataFrame({"layer": hidden["layer"], "stack": "", "width": 100})
+        runs[model, None] = Planted(tables, layers=sizes)
+    return Comparison(runs)
 
 
-def test_the_share_of_the_drift_is_that_of_the_mean_norm():
-    norms, cosines = [2.0, 2.0, 2.0, 2.0, 2.0], [0.1, 0.2, 0.3, 0.4, 0.5]
-    trained = layers("m", norms, cosines).assign(mean_norm=[10.0, 5, 4, 3, 2])
-    tables = {"mean_vector": trained.assign(space="hidden", trained=True)}
-    names = {"trained": trained, "tables": tables, "correlations": drift_correlation(trained), "printed": str}
-    found = run_cells("anisotropy/drift", 'columns = {"growth"', **names, display=lambda _: None)
-    assert found["share"]["spearman"].tolist() == pytest.approx([1])
-    assert found["columns"]["growth"].tolist() == [5]
+def on_page(without: list[str] = (), **models) -> dict:
+    """What the cells of the page leave behind on planted models."""
+    names = {"measured": measured(**models), "shipped_models": [], "without": without, "display": lambda _: None}
+    cells = ("tables = Comparison(", "of_share = ", "absent, rows = ", "clear = ", 'text = f"Over the layers')
+    said = []
+    return run_cells("anisotropy/drift", *cells, **names, Markdown=said.append) | {"said": said}
 
 
-def test_drift_by_layer_keeps_models_and_twins_apart():
-    model, twin = tables_of([1.0, 2.0], [0.1, 0.2]), tables_of([3.0, 4.0], [0.3, 0.4])
-    both = {
-        name: pd.concat([model[name].assign(model="m", trained=True), twin[name].assign(model="m", trained=False)])
-        for name in model
-    }
-    found = by_layer(both, "model", "trained")
-    assert found["trained"].tolist() == [True, True, False, False]
-    assert found["cosine"].tolist() == [0.1, 0.2, 0.3, 0.4]
+def test_the_page_joins_the_hidden_states_of_each_model_alone():
+    found = on_page(a=([1.0, 2, 3], [0.1, 0.2, 0.3]), b=([4.0, 6, 8], [0.4, 0.5, 0.7]))["layers"]
+    assert found["model"].tolist() == ["a"] * 3 + ["b"] * 3
+    assert found["cosine"].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5, 0.7]
+    assert found["share"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.6, 0.8])
+
+
+RISING, FALLING, CROOKED = [1.0, 2, 3, 4, 5, 9], [9.0, 5, 4, 3, 2, 1], [0.3, 0.1, 0.5, 0.2, 0.4, 0.1]
+COSINES = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
 
 
 @pytest.mark.parametrize(
     ("norms", "cosines", "expected", "contrary"),
     [
-        ([1.0, 2, 3, 4, 5, 9], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], ["holds"] * 2, ["undecided", "does not hold"]),
+        (RISING, COSINES, ["holds"] * 2, ["undecided", "does not hold"]),
         # The cosine falls as the drift grows: correlated, and no reason for the claim.
-        ([9.0, 5, 4, 3, 2, 1], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], ["does not hold"] * 2, ["undecided", "does not hold"]),
-        ([1.0, 2, 3, 4, 5, 9], [0.3, 0.1, 0.5, 0.2, 0.4, 0.1], ["undecided"] * 2, ["undecided"] * 2),
-        # Too few layers, and a constant: nothing can be said.
-        ([1.0, 2, 3], [0.1, 0.2, 0.3], ["undecided"] * 2, ["undecided"] * 2),
-        ([1.0, 2, 3, 4, 5], [0.1] * 5, ["undecided"] * 2, ["undecided"] * 2),
+        (FALLING, COSINES, ["does not hold"] * 2, ["undecided", "does not hold"]),
+        (RISING, CROOKED, ["undecided"] * 2, ["undecided"] * 2),
+        # Too few layers have no interval, and a constant no correlation.
+        ([1.0, 2, 3], [0.1, 0.2, 0.3], ["no interval"] * 2, ["no interval"] * 2),
+        ([1.0, 2, 3, 4, 5], [0.1] * 5, ["not applicable"] * 2, ["not applicable"] * 2),
     ],
 )
 def test_the_claims_on_drift_go_by_the_correlation_and_its_sign(norms, cosines, expected, contrary):
     for without, verdicts in (([], expected), (["m"], contrary)):
-        names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": without}
-        names |= {"apart": {}, "models": {}}
-        cells = ("next_order = ", "for model, claim, *numbers")
-        found = run_cells("anisotropy/drift", *cells, **names, display=lambda _: None)["verdicts"]
+        found = on_page(without, m=(norms, cosines))["verdicts"]
         assert found["verdict"].tolist() == verdicts
         assert found["id"].str.contains("no-drift").all() == bool(without)
 
 
-def test_the_interval_of_pearsons_correlation_is_fishers():
-    norms, cosines = [1.0, 2, 3, 4, 5, 9], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-    names = {"correlations": drift_correlation(layers("m", norms, cosines)), "without": []}
-    names |= {"apart": {}, "models": {}}
-    cells = ("next_order = ", "for model, claim, *numbers")
-    found = run_cells("anisotropy/drift", *cells, **names, display=lambda _: None)["verdicts"]
-    fisher = stats.pearsonr(norms, cosines).confidence_interval(0.95)
-    row = found.set_index("id").loc["godey-drift-pearson"]
-    assert (row["ci_low"], row["ci_high"]) == pytest.approx(tuple(fisher), abs=1e-4)
+def test_interval_and_p_are_on_the_scale_of_fisher():
+    row = on_page(m=(RISING, COSINES))["verdicts"].set_index("id").loc["godey-drift-pearson"]
+    found = stats.pearsonr(RISING, COSINES)
+    ends = found.confidence_interval(0.95)
+    assert (row["ci_low"], row["ci_high"]) == pytest.approx(tuple(ends), abs=1e-4)
+    z = math.atanh(found.statistic) * math.sqrt(len(RISING) - 3)
+    assert row["p"] == pytest.approx(2 * stats.norm.sf(z), rel=1e-4)
+
+
+def test_the_finding_names_who_grows_and_who_falls():
+    found = on_page(["w"], m=(RISING, COSINES), w=(FALLING, COSINES))
+    assert "anisotropy of m grows" in found["said"][0]
+    assert "that of w falls" in found["said"][0]
+    assert "of **1** in 2 models" in found["said"][0]
+    assert "no model" in on_page(m=(RISING, CROOKED))["said"][0]
 
 
 def hidden_states(model, texts) -> np.ndarray:
@@ -180,10 +179,71 @@ def test_one_half_loses_the_mean_of_the_other(tiny_folder):
         assert found["centred"]["cosine"][layer] == pytest.approx(mean_cosine(vectors - means[layer]), abs=1e-9)
 
 
-@pytest.mark.parametrize(("left", "expected"), [(0.01, "holds"), (0.3, "does not hold")])
-def test_the_claim_on_vectors_without_their_mean(left, expected):
-    tables = Planted(centred=pd.DataFrame({"space": "hidden", "layer": [0, 1], "cosine": [0.0, left]}), reach=0.001)
-    tables.layers = pd.DataFrame({"layer": [0, 1], "width": [384, 384]})
-    names = {"rows": [], "apart": {"m": tables}, "models": {"t": ["m"]}, "display": lambda _: None}
-    (row,) = run_cells("anisotropy/drift", "for model, claim, *numbers", **names)["verdicts"].itertuples()
-    assert (row.id, row.model, row.verdict) == ("godey-isotropic-without-mean", "m", expected)
+def test_the_first_token_can_be_passed_over(tiny_folder):
+    texts = ["a warm film", "the plot is lovely", "a dull one", "and a long one"]
+    corpus, model = Corpus("four", texts), load_model(str(tiny_folder("bert")), dtype="float64")
+    found = without_mean_of_others(model, corpus, progress=False)
+    others, half = ([hidden_states(model, [text])[:, 1:] for text in texts[turn::2]] for turn in (0, 1))
+    means = np.concatenate(others, 1).mean(1, keepdims=True)
+    for layer, vectors in enumerate(np.concatenate(half, 1)):
+        for name, left in (("anisotropy", vectors), ("centred", vectors - means[layer])):
+            assert cosines(found, f"{name}_without_first")[layer] == pytest.approx(mean_cosine(left), abs=1e-9)
+
+
+def apart(as_it_is: list[float], left: list[float], without_first: list[float], reach: float = 0.001) -> Planted:
+    """The tables of a model of 384 dimensions, in which 95 % of random pairs have a cosine below 0.084."""
+    values = {"anisotropy": as_it_is, "centred": left}
+    values |= {"anisotropy_without_first": as_it_is, "centred_without_first": without_first}
+    hidden = pd.DataFrame({"space": "hidden", "layer": range(len(left))})
+    tables = {name: hidden.assign(cosine=cosine) for name, cosine in values.items()}
+    return Planted(tables, reach, hidden[["layer"]].assign(width=384))
+
+
+@pytest.mark.parametrize(
+    ("left", "without_first", "expected"),
+    [
+        ([0.0, 0.01, 0.0], [0.0, 0.01, 0.0], ["holds"] * 4),
+        # One layer keeps its cone, two of three have lost it.
+        ([0.5, 0.01, 0.0], [0.5, 0.01, 0.0], ["does not hold", "holds"] * 2),
+        # What is left with all tokens is gone without the first ones.
+        ([0.0, 0.4, 0.4], [0.0, 0.01, 0.0], ["does not hold"] * 2 + ["holds"] * 2),
+        # Vectors that point away from each other are no isotropic cloud's, but less alike than one's.
+        ([0.0, -0.4, -0.4], [0.0, 0.01, 0.0], ["holds", "does not hold", "holds", "holds"]),
+    ],
+)
+def test_the_claims_on_vectors_without_their_mean(left, without_first, expected):
+    names = {"apart": {"m": apart([0.2, 0.6, 0.5], left, without_first)}, "display": lambda _: None}
+    found = run_cells("anisotropy/centred", "def statistics", "names = {", "read = {", **names)["verdicts"]
+    assert found["verdict"].tolist() == expected
+    assert found["id"].tolist() == ["godey-isotropic-without-mean", "godey-mean-makes-cone"] * 2
+    assert found["variant"].tolist() == ["all tokens"] * 2 + ["without the first token"] * 2
+
+
+def test_the_finding_on_centred_vectors_gives_the_reason_where_it_is_one():
+    models = {"clean": apart([0.2, 0.6], [0.0, 0.01], [0.0, 0.01])}
+    models["sunk"] = apart([0.2, 0.6], [0.0, 0.8], [0.0, 0.02])
+    names = {"apart": models, "display": lambda _: None}
+    cells = ("names = {", "groups = wide", "def statistics", "read = {", "clear = ", 'text = f"Without the mean')
+    said = []
+    run_cells("anisotropy/centred", *cells, **names, Markdown=said.append)
+    assert said[0].startswith("Without the mean of other texts, clean is isotropic in every layer. In sunk")
+    assert "**0.80** is left, and **0.02** without the first tokens: far longer" in said[0]
+    said.clear()
+    run_cells("anisotropy/centred", *cells, **names | {"apart": {"clean": models["clean"]}}, Markdown=said.append)
+    assert said[0].endswith("In clean, a cosine of up to **0.01** is left.")
+
+
+def test_layers_beyond_random_directions_are_counted_by_their_own_width():
+    hidden = {"model": ["m"] * 4, "trained": [True, True, False, False], "width": [100, 10_000] * 2, "space": "hidden"}
+    names = {"hidden": pd.DataFrame(hidden | {"cosine": [0.1, 0.1, 0.2, 0.0]}), "display": lambda _: None}
+    found = run_cells("anisotropy/isotropy", "weights = hidden", 'shown["beyond"]', **names)
+    # The 95th percentile is 0.165 in 100 dimensions and 0.017 in 10,000.
+    assert found["shown"]["beyond"].tolist() == [False, True, True, False]
+    assert found["table"].iloc[0].tolist() == ["m", "1 of 2", "1 of 2"]
+
+
+def test_the_correlations_of_twins_are_one_for_each_draw():
+    norms, cosines = [1.0, 2, 3, 4], {None: [0.1, 0.2, 0.3, 0.4], 0: [0.4, 0.3, 0.2, 0.1], 1: [0.1, 0.3, 0.2, 0.4]}
+    table = pd.concat(layers("m", norms, found).assign(trained=t is None, twin=t) for t, found in cosines.items())
+    found = run_cells("anisotropy/checks", "draws = layers", layers=table, display=lambda _: None)["listed"]
+    assert found.iloc[0, 2:].tolist() == pytest.approx([1, -1, -0.1, 0.8])
