@@ -32,7 +32,9 @@ class Verdicts:
 
     def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
         # In full precision, for those who gather the verdicts of the pages.
-        records = json.loads(self.rows.drop(columns="rationale", errors="ignore").to_json(orient="records", double_precision=15))
+        records = json.loads(
+            self.rows.drop(columns="rationale", errors="ignore").to_json(orient="records", double_precision=15)
+        )
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}, {"verdicts": records}
 
     def __repr__(self) -> str:

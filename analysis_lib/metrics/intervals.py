@@ -152,6 +152,10 @@ class Least(Estimate):
 
     parts: tuple[Estimate, ...] = ()
 
+    def __neg__(self) -> Estimate:
+        # Of the greatest of the negated, a p is not known.
+        return Estimate(-self.value, -self.ci_high, -self.ci_low, self.draws, self.scale)
+
     def p(self, bound: float) -> float:
         """For a least above the bound, the largest p of the parts (intersection-union); else their corrected least."""
         every = [part.p(bound) for part in self.parts]
@@ -257,8 +261,8 @@ class Share(Estimate):
 
     def p(self, bound: float) -> float:
         """By the score test, which the interval inverts."""
+        distance, bound = abs(self.value - bound), abs(bound)  # Of a negated share, both are below zero.
         error = math.sqrt(bound * (1 - bound) / self.draws) if 0 < bound < 1 else 0.0
-        distance = abs(self.value - bound)
         return float(2 * scipy.stats.norm.sf(distance / error)) if error else float(distance == 0)
 
 

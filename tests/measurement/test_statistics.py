@@ -92,7 +92,7 @@ def test_of_nothing_the_largest_is_none():
 
 
 def test_a_rule_of_ones_own_is_given_what_it_chose():
-    values = np.random.default_rng(0).normal(0, 0.1, (20, 4)) + [0.0, 3.0, 2.0, 1.0]
+    values = np.random.default_rng(0).normal(0, 0.1, (20, 4)) + np.array([0.0, 3.0, 2.0, 1.0])
     rule = Chosen(
         number=lambda t, at: by_layer(t)[at[0]] - by_layer(t)[at[1]], choose=lambda t: [*by_layer(t).nlargest(2).index]
     )
@@ -102,7 +102,7 @@ def test_a_rule_of_ones_own_is_given_what_it_chose():
 
 @pytest.mark.parametrize(("shift", "there"), [(0.0, False), (5.0, True), (-5.0, True)])
 def test_a_ratio_has_no_value_where_its_denominator_may_be_zero(shift, there):
-    values = np.random.default_rng(1).normal(0, 1, (20, 2)) + [3.0, shift]
+    values = np.random.default_rng(1).normal(0, 1, (20, 2)) + np.array([3.0, shift])
     found = tables(values).interval(Ratio(lambda t: by_layer(t)[0], lambda t: by_layer(t)[1]))
     ratio = values[:, 0].mean() / values[:, 1].mean()
     assert found.value == pytest.approx(ratio if there else math.nan, nan_ok=True)

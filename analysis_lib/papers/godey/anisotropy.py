@@ -143,7 +143,9 @@ def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosi
     places, numbers = ["model", "weights", "stack", "width", "layer"], [value, "ci_low", "ci_high"]
     draws = found[~found["trained"]].groupby(places, sort=False)[numbers]
     twins = [(*at, *seed_and_unit_interval(map(Estimate, *rows.T.to_numpy())).row) for at, rows in draws]
-    parts = [found.loc[found["trained"], places + numbers], pd.DataFrame(twins, columns=places + numbers)]
+    parts = [found.loc[found["trained"], places + numbers]]
+    # An empty table has no types, and would take those of the other away.
+    parts += [pd.DataFrame(twins, columns=places + numbers)] if twins else []
     both = pd.concat(parts, ignore_index=True)
     widths = both["width"].astype(int)
     return both.assign(isotropic=widths.map({d: isotropic_cosine_quantile(d) for d in {*widths}}))
