@@ -125,7 +125,7 @@ def weights_in(tables: TableSet, part: str | None = None, above: str | None = No
     """
     table = tables["attention_by_token_type"]
     if above == "uniform":
-        table = table.assign(weight=table["weight"] - table.get("uniform_weight", 0.0))
+        table = table.assign(weight=table["weight"] - table["uniform_weight"])
     weights = table.pivot_table("weight", "layer", "key_type", aggfunc="mean", observed=True)
     weights = weights.reindex(columns=TOKEN_TYPES)
     return weights if part is None else weights.reindex(named_layers(int(weights.index.max()))[part])

@@ -25,7 +25,7 @@ from analysis_lib.training.recipes import RECIPES
 CARD = """\
 ::::{{card}} {title}
 :class-card: finding
-:link: {page}
+:link: /{page}
 :link-type: doc
 
 {text}

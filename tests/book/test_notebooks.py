@@ -127,7 +127,7 @@ def test_a_parameter_has_one_type_in_all_notebooks():
 def test_a_page_is_short(name):
     notebook = read(name)
     code, folded = code_cells(notebook), tagged(notebook, "hide-input")
-    assert len(notebook.cells) <= 30
+    assert len(notebook.cells) <= (40 if name.endswith("/checks") else 30)
     assert len(folded) <= 3
     for cell in code:
         imports = any(isinstance(node, ast.Import | ast.ImportFrom) for node in parsed(cell).body)
@@ -157,11 +157,11 @@ def test_prose_is_of_texts_and_sentences(name):
 
 @every_notebook
 def test_code_follows_words(name):
-    """Parameters and imports speak for themselves; then a sentence is for three cells at most."""
+    """Parameters and imports speak for themselves; then a sentence is for four cells at most."""
     cells = read(name).cells
     kinds = [cell.cell_type for cell in cells if cell not in tagged(read(name), "found")]
     first = next(i for i, c in enumerate(cells) if "import " in c.source and c.cell_type == "code")
-    assert "code code code code" not in " ".join(kinds[first + 1 :])
+    assert "code code code code code" not in " ".join(kinds[first + 1 :])
 
 
 @every_notebook
