@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.parameters import read_notebook
+from analysis_lib.corpora.packages import data_directory
 from analysis_lib.figures import Table
 from analysis_lib.models import known_models, title
 from analysis_lib.training.recipes import RECIPES
@@ -91,8 +92,10 @@ class Models(SphinxDirective):
         values = [v for chosen in given for name, v in chosen.items() if re.fullmatch(r"(\w+_)?models?|beside", name)]
         names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
         known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
+        kept = data_directory() / "measurements"
         for name in names:
-            if name.partition("@")[0] not in RECIPES:
+            # Not the small models of the book, nor measurements that are no models.
+            if name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
                 lines.append(f"| {title(name)} | {known.get(name, name).partition(': ')[2] or name} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
