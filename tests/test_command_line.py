@@ -741,7 +741,7 @@ def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path
     status, said, _ = run("compare", bert, gpt2, "--data", text, "--twins", 2, "--out", out)
     assert (status, said) == (0, f"wrote 1 table of 2 models to {out}\n")
     table = pd.read_parquet(out / "anisotropy.parquet")
-    assert [*dict.fromkeys(table["model"])] == [str(bert), str(gpt2)]
+    assert [*dict.fromkeys(table["model"])] == [bert.name, gpt2.name]
     assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]
     runs = json.loads((out / "run.json").read_text())["runs"]
     assert [each["twin"] for each in runs] == [None, 0, 1, None, 0, 1]

@@ -9,6 +9,7 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.comparison import compare
 from analysis_lib.measurement.shipping import Shipped, shipped_twin
+from analysis_lib.models import title
 
 
 def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_folder, tmp_path):
@@ -18,14 +19,16 @@ def test_each_model_and_its_twin_are_measured_on_the_corpus_of_their_kind(tiny_f
     assert list(comparison.runs) == [(name, twin) for name in (text, image) for twin in (None, 0, 1)]
     table = comparison["anisotropy"]
     for (model, twin), tables in comparison.runs.items():
-        rows = table[(table["model"] == model) & (table["twin"].fillna(-1) == (-1 if twin is None else twin))]
+        rows = table[(table["model"] == title(model)) & (table["twin"].fillna(-1) == (-1 if twin is None else twin))]
         assert (rows["trained"] == (twin is None)).all()
         np.testing.assert_array_equal(rows["cosine"], tables["anisotropy"]["cosine"])
         widths = tables.layers.set_index("layer")["width"]
         assert rows["width"].tolist() == widths[rows["layer"]].tolist()
     assert not table["cosine"].isna().any()
     alone = measure(load_model(text), load_corpus(data, 3), "anisotropy", progress=False)
-    np.testing.assert_array_equal(comparison.trained[text]["anisotropy"]["cosine"], alone["anisotropy"]["cosine"])
+    np.testing.assert_array_equal(
+        comparison.trained[title(text)]["anisotropy"]["cosine"], alone["anisotropy"]["cosine"]
+    )
 
 
 def test_a_twin_has_no_twin_and_none_is_measured_where_none_is_wanted(tiny_folder):

@@ -129,10 +129,10 @@ def test_a_comparison_loads_no_model_whose_measurements_are_kept(minilm, passes,
     monkeypatch.setattr(comparison, "load_model", None)
     again = compare(models, **asked)
     pd.testing.assert_frame_equal(first["anisotropy"], again["anisotropy"])
-    assert again.trained["minilm"].run["model"] == "minilm"
-    assert again.trained["minilm"].layers.equals(first.trained["minilm"].layers)
+    assert again.trained["MiniLM"].run["model"] == "minilm"
+    assert again.trained["MiniLM"].layers.equals(first.trained["MiniLM"].layers)
     # What is no map is the same for every reading of maps.
     text = compare({"news": ["minilm"]}, **asked | {"maps": "flatten"})
-    assert text["anisotropy"]["cosine"].tolist() == first["anisotropy"].query("model == 'minilm'")["cosine"].tolist()
+    assert text["anisotropy"]["cosine"].tolist() == first["anisotropy"].query("model == 'MiniLM'")["cosine"].tolist()
     with pytest.raises(TypeError, match="'NoneType' object is not callable"):
         compare({"digits": ["digits-resnet"]}, **asked | {"maps": "flatten"})
