@@ -113,7 +113,7 @@ def test_axe_has_nothing_to_say(smoke_site, browser, width, mode):
             assert not found.violations_count, f"{path.relative_to(smoke_site)}: {found.generate_report()}"
 
 
-def test_no_page_weighs_more_than_three_megabytes(smoke_site, browser):
+def test_no_page_weighs_more_than_four_megabytes(smoke_site, browser):
     """All that a browser asks for to show a page."""
     for path in pages(smoke_site):
         with browser.new_context() as context:
@@ -122,7 +122,7 @@ def test_no_page_weighs_more_than_three_megabytes(smoke_site, browser):
             visit(page, path)
             page.wait_for_timeout(200)
         weights = {name: Path(name).stat().st_size for name in asked if Path(name).is_file()}
-        assert sum(weights.values()) < 3e6, (path.name, sorted(weights.items(), key=lambda item: -item[1])[:6])
+        assert sum(weights.values()) < 4e6, (path.name, sorted(weights.items(), key=lambda item: -item[1])[:6])
 
 
 def move(page: Page, figure: Locator, key: str) -> str:
@@ -201,7 +201,9 @@ def executed(site: Path, path: Path) -> list[nbformat.NotebookNode]:
 
 
 def draws(cell: nbformat.NotebookNode) -> bool:
-    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+    # What is downloaded has the last frame of a slider as a picture; a script has no slider.
+    pictures = any("image/png" in output.get("data", {}) for output in cell.outputs)
+    return pictures and "figures.Slider" not in cell.source
 
 
 def captions(cell: nbformat.NotebookNode) -> list[str]:
