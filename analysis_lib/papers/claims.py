@@ -164,13 +164,13 @@ def verdicts(
     return found.reset_index(drop=True)
 
 
-def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame], sample: str = "") -> pd.DataFrame:
+def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = "") -> pd.DataFrame:
     """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
 
     Args:
         numbers: by the id of a claim, one value per seed, or columns of values that all have to lie beyond the bound.
             The last level of the index is the seed; each value of the levels before, such as the model, is judged for
-            itself.
+            itself. A number of all seeds together comes with its interval.
         sample: what each was measured on.
 
     Returns:
@@ -178,6 +178,9 @@ def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame], sample:
     """
     rows = []
     for name, values in numbers.items():
+        if isinstance(values, Estimate):
+            rows.append(judged(name, values, sample))
+            continue
         *levels, _ = values.index.names
         columns = values.to_frame() if isinstance(values, pd.Series) else values
         for place, of_seeds in columns.groupby(levels, sort=False) if levels else [((), columns)]:

@@ -110,7 +110,7 @@ class Digits(Task):
         correct = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in self.predictions(model))
         most, items = Counter(label for _, label in self.test).most_common(1)[0][1], len(self.test)
         found = share(correct, items)
-        return HeldOutScore("accuracy", found.value, found.ci_low, found.ci_high, items, most / items)
+        return HeldOutScore("accuracy", *found.row, items, most / items)
 
     def inputs(self, examples: Sequence) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
@@ -182,7 +182,7 @@ class NextToken(Task):
         unigrams = -(counts / counts.sum()).log2().double()
         baseline = sum(unigrams[ids[1:]].sum().item() for ids in self.test) / self.test_bytes.sum()
         found = ratio(bits, self.test_bytes)
-        return HeldOutScore("bits_per_byte", found.value, found.ci_low, found.ci_high, len(bits), float(baseline))
+        return HeldOutScore("bits_per_byte", *found.row, len(bits), float(baseline))
 
 
 def byte_pairs(sentences: Sequence[str], vocabulary: int) -> transformers.PreTrainedTokenizerFast:

@@ -187,8 +187,6 @@ def others_apart(similar: Cosines, labels: Labels, correct: Correct, label: int,
     return float(0.6 - max(area, 1 - area))
 
 
-# Values, and the outputs of attention.
-HeadVectors = tuple[Float[np.ndarray, "head token width"], Float[np.ndarray, "head token width"]]
 Heads = Float[np.ndarray, "head token width"]
 
 
@@ -240,7 +238,7 @@ def alike(vectors: Heads) -> Float[np.ndarray, " head"]:
     return mean_pair_cosine(unit.sum(1), np.full(len(unit), unit.shape[1], dtype=float))
 
 
-def cone(vectors: HeadVectors, head: int) -> pd.DataFrame:
+def cone(vectors: tuple[Heads, Heads], head: int) -> pd.DataFrame:
     """The values of a head and its outputs around the axis of the values, the mean of their directions.
 
     An output is a convex combination of the values. All vectors within an angle θ of an axis form a convex cone as

@@ -113,16 +113,20 @@ def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
     Args:
         tables, name: as for :func:`cosines`.
     """
-    widths = tables.layers.set_index("layer")["width"].astype(int)
-    return cosines(tables, name) - widths.map(isotropic_cosine_quantile)
+    return cosines(tables, name) - isotropic(tables.layers.set_index("layer")["width"])
+
+
+def isotropic(dimensions: pd.Series) -> pd.Series:
+    """The 95th percentile of the cosine of random directions in so many dimensions, computed once for each number."""
+    return dimensions.map({d: isotropic_cosine_quantile(float(d)) for d in dimensions.unique()})
 
 
 def with_isotropic(tables: Tables) -> pd.DataFrame:
     """The table ``anisotropy`` with a column isotropic, the 95th percentile of the cosine of random directions."""
     table, sizes = tables["anisotropy"], tables.layers.set_index("layer")[["width", "head_width"]]
     widths = sizes.reindex(table["layer"]).to_numpy(dtype=float, na_value=np.nan)
-    dimensions = np.where(table["head"].isna(), widths[:, 0], widths[:, 1])
-    return table.assign(isotropic=[isotropic_cosine_quantile(d) for d in dimensions])
+    dimensions = pd.Series(np.where(table["head"].isna(), widths[:, 0], widths[:, 1]), table.index)
+    return table.assign(isotropic=isotropic(dimensions))
 
 
 def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosine") -> pd.DataFrame:
@@ -147,8 +151,7 @@ def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosi
     # An empty table has no types, and would take those of the other away.
     parts += [pd.DataFrame(twins, columns=places + numbers)] if twins else []
     both = pd.concat(parts, ignore_index=True)
-    widths = both["width"].astype(int)
-    return both.assign(isotropic=widths.map({d: isotropic_cosine_quantile(d) for d in {*widths}}))
+    return both.assign(isotropic=isotropic(both["width"]))
 
 
 def drift_correlation(table: pd.DataFrame) -> pd.DataFrame:

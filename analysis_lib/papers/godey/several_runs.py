@@ -41,16 +41,11 @@ def verdicts(
 
     Args:
         runs: by what they are called.
-        numbers: gives those of a run by the ids of claims: one value per seed, columns of values that all have to lie
-            beyond the bound, or a number with its interval.
+        numbers: gives those of a run by the ids of claims, as :func:`~analysis_lib.papers.claims.verdicts_over_seeds`
+            takes them.
     """
     rows = []
     for name, run in runs.items():
         sample = f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, steps: {run.steps[-1]:,}"
-        for claim, number in numbers(run).items():
-            one = isinstance(number, Estimate)
-            found = (
-                [claims.judged(claim, number, sample)] if one else claims.verdicts_over_seeds({claim: number}, sample)
-            )
-            rows.append(pd.DataFrame(found).assign(model=name))
+        rows.append(claims.verdicts_over_seeds(numbers(run), sample).assign(model=name))
     return pd.concat(rows, ignore_index=True)
