@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from analysis_lib.figures import Verdicts
 from analysis_lib.measurement import Chosen, Ratio, Tables
 from analysis_lib.measurement.tables import LazyTables, Plain, Statistic
 from analysis_lib.metrics.intervals import Estimate
@@ -69,3 +70,8 @@ def run_cells(page: str, *containing: str, **names) -> dict:
 def verdicts_on_page(page: str, *containing: str, **names) -> list[str]:
     """The verdicts of the cell of a page that defines its statistics, and of cells before it."""
     return run_cells(page, *containing, "statistics = {", **names)["verdicts"]["verdict"].tolist()
+
+
+def shown(verdicts: pd.DataFrame) -> Verdicts:
+    """What ``claims.show`` shows."""
+    return Verdicts(verdicts.assign(after=claims.corrected(verdicts)))

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import tiny
 from eager import EAGER
+from planted import shown
 from reference import COLUMNS
 from safetensors import SafetensorError
 
@@ -551,7 +552,7 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     """A notebook with one verdict that holds and one that does not."""
     numbers = {"maruta-early-cls": Estimate(1.0, 0.9, 1.1), "maruta-middle-sep": Estimate(-1.0, -1.1, -0.9)}
     found = pd.DataFrame([claims.judged(name, one) | {"model": "mine"} for name, one in numbers.items()])
-    data, metadata = claims.show(found)._repr_mimebundle_()
+    data, metadata = shown(found)._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     path = tmp_path / "attention.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)

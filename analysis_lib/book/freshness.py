@@ -17,6 +17,8 @@ from analysis_lib.training.runs import run_identity
 
 # What the modules of ``papers`` read beside their own sources.
 PAPER_DATA = ("reference", "claims", "measurements")
+# What every notebook of a build is executed with.
+RUNS_WITH = {"analysis_lib.book.recording"}
 
 
 def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
@@ -34,7 +36,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         # All of a cell but its outputs: words and captions are in the executed copy, too.
         [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
-        source_hash(modules),
+        source_hash(modules | RUNS_WITH),
         # What the library reads beside its own sources.
         *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
         (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),

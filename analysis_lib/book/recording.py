@@ -53,7 +53,7 @@ def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:
 
 
 def _as_csv(table: pd.DataFrame | None) -> dict[str, str]:
-    return {} if table is None else {"text/csv": table.to_csv(index=False, float_format="%.6g")}
+    return {} if table is None else {"text/csv": table.infer_objects().to_csv(index=False, float_format="%.6g")}
 
 
 def drawn(figure: Figure) -> pd.DataFrame | None:

@@ -181,6 +181,9 @@ def _sphinx(stage: Path, target: Path, log: Path) -> Path:
     site = target / "_build" / "html"
     if status or not (site / "index.html").exists():
         raise AnalysisError(*_complaints(log, stage))
+    # For those who write themes: five megabytes that no page asks for.
+    for source_map in site.rglob("*.map"):
+        source_map.unlink()
     return site
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import pandas as pd
 import yaml
+from IPython.display import display
 
 from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
@@ -207,9 +208,9 @@ def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
     return words.get(found.iloc[0] if len(found) else NOT_APPLICABLE, words[UNDECIDED])
 
 
-def show(verdicts: pd.DataFrame) -> Verdicts:
-    """The verdicts as a page shows them: a line for each claim, a chip for each model, the numbers on a click."""
-    return Verdicts(verdicts.assign(after=corrected(verdicts)))
+def show(verdicts: pd.DataFrame) -> None:
+    """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script as text."""
+    display(Verdicts(verdicts.assign(after=corrected(verdicts))))
 
 
 def recorded(name: str) -> pd.DataFrame:

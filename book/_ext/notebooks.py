@@ -2,7 +2,7 @@
 
 A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found; its text stands under
 the title, with the figure of the cell tagged ``lead``, or the first one. The parameters are shown as they ran. Sliders
-become figures with numbers. What is downloaded has the pictures as PNG alone.
+become figures with numbers. What is downloaded has no outputs.
 """
 
 import base64
@@ -33,7 +33,7 @@ KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
 SLIDER = re.compile(r'<figure id="(?P<name>[^"]+)" class="slider">(?P<inner>.*)</figure>', re.DOTALL)
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
 FRAME = re.compile(r'<img src="data:image/png;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
-FIGURES, NOTEBOOKS = Path("_static", "figures"), Path("_static", "notebooks")
+FIGURES = Path("_static", "figures")
 FOUND = """\
 :::::{{admonition}} Finding
 :class: tip finding
@@ -45,7 +45,8 @@ FOUND = """\
 ```
 :::::
 """
-PICTURE = '<a href="#{name}"><img class="figure" src="{address}" alt="{alt}"></a>'
+SHOWN = '<img class="figure" src="{address}" alt="{alt}">'
+PICTURE = f'<a href="#{{name}}">{SHOWN}</a>'
 MADE = """\
 ::::{{dropdown}} How this page was made
 
@@ -58,10 +59,6 @@ has the versions.
 
 {inputs}
 
-```{{raw}} html
-<p>Notebook: <a href="{up}_sources/{page}.ipynb" download>as executed</a>,
-<a href="{clean}" download>without outputs</a></p>
-```
 ::::
 """
 
@@ -141,7 +138,7 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)
-    notebook.cells.append(nbformat.v4.new_markdown_cell(_how(app.env, name, notebook)))
+    notebook.cells.append(nbformat.v4.new_markdown_cell(_how(name, notebook)))
     for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
         data.pop("text/csv", None)
         if "image/svg+xml" in data:
@@ -161,15 +158,9 @@ def _show_parameters(notebook: NotebookNode) -> None:
         cell.source = line.sub(lambda found, shown=shown: found[1] + shown, cell.source, count=1)
 
 
-def _how(environment: BuildEnvironment, name: str, notebook: NotebookNode) -> str:
-    """How a page was made, and its notebook without outputs."""
-    record, bare = notebook.metadata["analysis_lib"], nbformat.from_dict(notebook)
-    del bare.metadata["analysis_lib"]
-    for cell in bare.cells:
-        if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
-    bare.cells[0].source = bare.cells[0].source.partition("\n\n:::::{admonition} Finding")[0]
-    address = keep(environment, NOTEBOOKS / f"{name}.ipynb", (nbformat.writes(bare) + "\n").encode())
+def _how(name: str, notebook: NotebookNode) -> str:
+    """How a page was made."""
+    record = notebook.metadata["analysis_lib"]
     read = inputs(record["parameters"]) | paper_data(used_modules(notebook), data_directory())
     given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
     return MADE.format(
@@ -178,14 +169,11 @@ def _how(environment: BuildEnvironment, name: str, notebook: NotebookNode) -> st
         finished=record["finished"][:16].replace("T", " ") + " UTC",
         key=record["key"][:12],
         inputs="\n".join(f"- {what}: `{content}`" for what, content in read.items()),
-        up="../" * name.count("/"),
-        page=name,
-        clean=address,
     )
 
 
 def _add_files(app: Sphinx, page: nodes.document) -> None:
-    """Below the caption of each figure: its picture as PNG and SVG, and the table that it is drawn from as CSV."""
+    """Show each figure from its file, and below its caption all files: picture as PNG and SVG, table as CSV."""
     path = Path(app.env.doc2path(app.env.docname))
     found = figures(read_notebook(path)) if path.suffix == ".ipynb" else {}
     for node in page.findall(nodes.figure):
@@ -193,8 +181,9 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
             kept = {e: keep(app.env, FIGURES / f"{name}.{e}", content) for e, content in found[name].files.items()}
             links = [f'<a href="{address}" download>{ending.upper()}</a>' for ending, address in kept.items()]
             node += nodes.legend("", nodes.raw("", f'<p class="files">{" · ".join(links)}</p>', format="html"))
-            for image in node.findall(nodes.image):
-                image["classes"].append("figure")
+            for image in list(node.findall(nodes.image)):
+                shown = SHOWN.format(address=kept.get("svg", kept["png"]), alt=html.escape(image["alt"]))
+                image.replace_self(nodes.raw("", shown, format="html"))
 
 
 class Sliders(SphinxTransform):
@@ -220,19 +209,17 @@ class Sliders(SphinxTransform):
 
 
 def _write_downloads(app: Sphinx, error: Exception | None) -> None:
-    """Leave notebooks for download their PNG alone, and write each once more, as a script that saves it.
+    """Take the outputs from the notebooks for download, and write each once more, as a script that saves it.
 
     ``book/_static/download.js`` says why.
     """
     for path in (app.outdir / "_sources").rglob("*.ipynb"):
         notebook = nbformat.read(path, 4)
-        for data in (output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", ())):
-            if slider := SLIDER.search(data.get("text/html", "")):
-                *_, last = FRAME.finditer(slider["inner"])
-                data.pop("text/html")
-                data["image/png"] = last["picture"]
-            for kind in ("image/svg+xml", "text/csv"):
-                data.pop(kind, None)
+        _show_parameters(notebook)
+        del notebook.metadata["analysis_lib"]
+        for cell in notebook.cells:
+            if cell.cell_type == "code":
+                cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, path)
         arguments = map(json.dumps, (path.name, path.read_text(encoding="utf-8")))
         path.with_name(f"{path.name}.js").write_text(f"saveNotebook({', '.join(arguments)});\n", encoding="utf-8")
@@ -241,7 +228,8 @@ def _write_downloads(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     app.connect("source-read", _as_page)
-    app.connect("doctree-read", _add_files)
+    # Before Sphinx collects pictures, to copy them once more.
+    app.connect("doctree-read", _add_files, priority=400)
     app.connect("build-finished", _write_downloads)
     app.add_transform(Sliders)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from ledger import Ledger
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from planted import shown
 
 from analysis_lib.book.ledger import NOT_RUN, ledger, outcomes
 from analysis_lib.metrics.intervals import Estimate
@@ -20,7 +21,7 @@ EARLY, MIDDLE, COSINE = "maruta-early-cls", "maruta-middle-sep", "godey-anisotro
 
 def page(path: Path, rows: list[dict], *names: str) -> Path:
     """An executed notebook that has drawn figures of these names and shows verdicts."""
-    data, metadata = claims.show(pd.DataFrame(rows))._repr_mimebundle_()
+    data, metadata = shown(pd.DataFrame(rows))._repr_mimebundle_()
     drawn = [new_code_cell("", metadata={"mystnb": {"figure": {"name": name}}}) for name in names]
     cells = [*drawn, new_code_cell("", outputs=[new_output("display_data", data, metadata=metadata)])]
     path.parent.mkdir(exist_ok=True)

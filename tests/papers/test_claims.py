@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 import pandas as pd
 import pytest
-from planted import Planted
+from planted import Planted, shown
 
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
@@ -98,7 +98,7 @@ def test_below_a_bound_too(cosines, expected, monkeypatch):
     assert found["value"] == cosines[1]
     assert found["ci_low"] < cosines[1] < found["ci_high"]
     assert (found["p"] < 0.05) == (expected != UNDECIDED)
-    assert "below 0.2 it holds" in claims.show(pd.DataFrame([found]))._repr_html_()
+    assert "below 0.2 it holds" in shown(pd.DataFrame([found]))._repr_html_()
 
 
 def test_the_p_of_a_share_says_what_its_interval_does_below_a_bound_too(monkeypatch):
@@ -220,8 +220,7 @@ def test_the_words_for_a_verdict_are_those_after_the_correction():
 def test_verdicts_are_shown_as_a_line_for_each_claim_and_a_chip_for_each_model():
     rows = near(2)
     rows.loc[:, "model"] = ["a", "<b>", "far"]
-    shown = claims.show(rows)
-    data, metadata = shown._repr_mimebundle_()
+    data, metadata = shown(rows)._repr_mimebundle_()
     text = data["text/html"]
     assert text.count("<details") == 1
     assert re.findall(r'<span class="chip ([^"]*)">([^<]*)</span>', text) == [
@@ -242,7 +241,7 @@ def test_verdicts_are_shown_as_a_line_for_each_claim_and_a_chip_for_each_model()
 
 def test_the_interval_is_drawn_on_one_scale_with_its_bound():
     """From 0.2, the bound, to 0.94: 76 units wide, 4 from the edge."""
-    line = claim_line(claims.show(near(1)).rows)
+    line = claim_line(shown(near(1)).rows)
     drawn = [[*map(float, ends)] for ends in re.findall(r"M([\d.]+) 7H([\d.]+)", line)]
     ends = 4 + 76 * (np.array([[0.214, 0.606], [0.86, 0.94]]) - 0.2) / 0.74
     np.testing.assert_allclose(drawn, ends, atol=0.06)
@@ -253,9 +252,9 @@ def test_rows_say_in_what_they_differ():
     """What is alike in all is left out, but for the model; who reads the metadata has all of it."""
     one = pd.DataFrame([claims.judged(COSINE, Estimate(0.3, 0.25, 0.35))])
     two = pd.concat([one.assign(model="m", dataset="news", variant=name) for name in ("by position", "flat")])
-    shown = [re.findall(r'class="chip [^"]*">([^<]*)<', claims.show(rows)._repr_html_()) for rows in (two, one)]
-    assert shown == [["m, by position: holds", "m, flat: holds"], ["holds"]]
-    _, metadata = claims.show(two)._repr_mimebundle_()
+    chips = [re.findall(r'class="chip [^"]*">([^<]*)<', shown(rows)._repr_html_()) for rows in (two, one)]
+    assert chips == [["m, by position: holds", "m, flat: holds"], ["holds"]]
+    _, metadata = shown(two)._repr_mimebundle_()
     assert [row["dataset"] for row in metadata["verdicts"]] == ["news", "news"]
 
 
