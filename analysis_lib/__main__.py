@@ -186,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", required=True, type=expanduser, help=known)
     add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
-    add("--entropy-weights", default="0.0001,0.001,0.01,0.1", help="each for one layer (default 0.0001,0.001,0.01,0.1)")
+    add("--entropy-weights", default="0.1,1,10,100", help="for one layer each: 1000 λ (default 0.1,1,10,100)")
     add("--test", type=expanduser, help="texts with classes to test on, where a split was published")
     add("--limit", type=whole_number, default=0, help="texts to train on (default 0: all)")
     add("--utterances", type=whole_number, default=1000, help="texts of the test split to measure on (default 1000)")

@@ -19,7 +19,7 @@ from analysis_lib.capture.inputs import Reading
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.intervals import Estimate, jackknife_interval
+from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import title
 
 # Computes one number, or several, from the tables of a measurement, or of several.
@@ -277,10 +277,8 @@ class Tables(LazyTables):
             # Without its only group there is nothing to compute a number from.
             rest = [numbers(*without(*left_out, group)) for group in over if len(over) > 1]
             for place, (name, s) in enumerate(some.items()):
-                ends = jackknife_interval(whole[place], [values[place] for values in rest])
-                rows = np.stack([whole[place], *ends], axis=-1).reshape(-1, 3)
-                every = [Estimate(*map(float, row), len(over)) for row in rows]
-                found[name] = s.told(every) if whole[place].ndim else every[0]
+                estimates = jackknife(whole[place], [values[place] for values in rest])
+                found[name] = s.told(estimates) if isinstance(estimates, list) else estimates
         return {name: found[name] for name in statistics}
 
     def leave_out_what_fails(self) -> dict[str, str]:

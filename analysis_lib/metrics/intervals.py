@@ -142,6 +142,22 @@ class Estimate:
         return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)
 
 
+def jackknife(value: np.ndarray | float, left_out: Sequence[np.ndarray | float]) -> Estimate | list[Estimate]:
+    """A statistic with its :func:`jackknife_interval`; of several numbers, a list.
+
+    Args:
+        value: on everything.
+        left_out: without each unit.
+
+    >>> print(jackknife(2.0, [2.5, 2.0, 1.5]))
+    2.00 [-0.48, 4.48]
+    """
+    value = np.asarray(value, dtype=float)
+    low, high = jackknife_interval(value, left_out)
+    found = [Estimate(*map(float, row), len(left_out)) for row in zip(value.flat, low.flat, high.flat, strict=True)]
+    return found if value.ndim else found[0]
+
+
 @dataclass(frozen=True)
 class Least(Estimate):
     """The least of several numbers, by :func:`least`.

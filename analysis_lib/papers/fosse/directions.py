@@ -13,7 +13,7 @@ from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.metrics.intervals import Estimate, jackknife_interval
+from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.training import predict
 
@@ -110,14 +110,8 @@ def over_texts(
     (20.0, 'undecided', 20)
     """
     places, groups = np.arange(len(corpus)), np.array(corpus.groups(GROUPS))
-    several, found = np.unique(groups), {}
-    for name, statistic in statistics.items():
-        value = np.asarray(statistic(places), dtype=float)
-        left_out = [np.asarray(statistic(places[groups != group]), dtype=float) for group in several]
-        rows = np.stack([value, *jackknife_interval(value, left_out)], axis=-1).reshape(-1, 3)
-        every = [Estimate(*map(float, row), len(several)) for row in rows]
-        found[name] = every if value.ndim else every[0]
-    return found
+    several = [places[groups != group] for group in np.unique(groups)]
+    return {name: jackknife(of(places), [of(kept) for kept in several]) for name, of in statistics.items()}
 
 
 def of_class(

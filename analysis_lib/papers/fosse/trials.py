@@ -27,6 +27,7 @@ METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 DATASETS = ("hatexplain", "yelphat", "e-snli")
 # About how many texts the paper trains on (sec. 2.3), where ours are fewer.
 WHOLE = {"yelphat": 3_500, "e-snli": 550_000}
+ATTENDING = "attention in use"
 # What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
 VARIANTS: dict[str, dict] = {
     "BERT's initialisation": {},
@@ -36,6 +37,8 @@ VARIANTS: dict[str, dict] = {
     "embeddings from N(0, 1)": {"block": {"embedding_std": 1.0}},
     "width 128": {"block": {"hidden_size": 128}},
     "batches of 32": {"batch": 32},
+    # Queries and keys of variance 1, where the others have one of 0.00005: no row of attention is uniform.
+    ATTENDING: {"block": {"attention_gain": 144.0}},
 }
 # What a classifier is unless given: the initial values are those of BERT, with which the paper compares.
 DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0.0, "seed": 0}
@@ -181,7 +184,8 @@ def record(
         layers: how many blocks, for an entropy weight of 0.
         entropy_weights: for one block, beside 0, with which they are compared.
         seeds: of the trainings.
-        sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any.
+        sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any; ``ATTENDING`` with each entropy
+            weight, too.
         sensitivity_layers: how many blocks, for these.
         limit, utterances, test, settings: as of :func:`trials`.
     """
@@ -190,6 +194,10 @@ def record(
     work += [
         {"data": data, "variant": name, "layers": depth, "seed": seed}
         for seed, name, depth in itertools.product(sensitivity_seeds, VARIANTS, sensitivity_layers)
+    ]
+    work += [
+        {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
+        for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
     ]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")

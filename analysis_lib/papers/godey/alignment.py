@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy import stats
 
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
-from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife_interval
+from analysis_lib.metrics.intervals import FEWEST_SEEDS, Estimate, jackknife
 from analysis_lib.papers.godey.dynamics import Dynamics
 
 # A cosine outside the 99 % band of independent directions is not put down to chance.
@@ -118,7 +118,4 @@ def agreement_of_seeds(run: Dynamics) -> Estimate:
     pairs = [*itertools.combinations(run.seeds, 2)]
     of_pairs = np.array([wide[one].corrwith(wide[other]).mean() for one, other in pairs])
     without = [[seed not in pair for pair in pairs] for seed in run.seeds if len(run.seeds) >= FEWEST_SEEDS]
-    left_out = np.array([of_pairs[kept].mean() for kept in without])
-    mean = of_pairs.mean(keepdims=True)
-    low, high = np.ravel(jackknife_interval(mean, left_out.reshape(-1, 1)))
-    return Estimate(float(mean[0]), float(low), float(high), len(run.seeds))
+    return jackknife(of_pairs.mean(), [of_pairs[kept].mean() for kept in without])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from analysis_lib.capture import Reading, Settings, batches
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.metrics.intervals import Estimate, jackknife_interval
+from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import LoadedModel
 
 
@@ -60,8 +60,7 @@ def around_batch_norm(model: LoadedModel, corpus: Corpus) -> tuple[pd.DataFrame,
             read.append(batch.groups)
             model.model(**batch.inputs)
     whole = cosines()
-    ends = jackknife_interval(removed(whole), [removed(cosines(unit)) for unit in range(units.max() + 1)])
     table = pd.DataFrame(whole, columns=["before", "after"])
     table.insert(0, "module", [name.rpartition(".")[2] for name in norms])
     table.insert(0, "norm", range(1, len(norms) + 1))
-    return table, Estimate(float(removed(whole)), *map(float, ends), int(units.max()) + 1)
+    return table, jackknife(removed(whole), [removed(cosines(unit)) for unit in range(units.max() + 1)])
