@@ -307,3 +307,15 @@ def test_the_metric_of_ones_own_that_the_book_shows_runs(bert):
     between = measure(model, TEXTS, [space["LongVectors"](norms.mean())], progress=False)["long_vectors"]
     assert between["share"].between(0, 1).all()
     assert (between["ci_low"] <= between["share"]).all()
+
+
+def test_the_lines_that_the_first_page_shows_run(tmp_path, monkeypatch):
+    page = Path(__file__).parents[2] / "book" / "index.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    for part in tiny.build("bert"):
+        part.save_pretrained(tmp_path / "path" / "to" / "model")
+    pd.DataFrame({"text": TEXTS}).to_csv(tmp_path / "texts.csv")
+    monkeypatch.chdir(tmp_path)
+    space = {}
+    exec(code, space)
+    assert len(space["tables"]["anisotropy"].query("space == 'hidden'")) == 4
