@@ -5,6 +5,7 @@ To add a corpus that comes in a package, pin the package in ``data/packages.txt`
 """
 
 from analysis_lib.corpora.corpus import PLURAL, Corpus, Labelled, Pair
+from analysis_lib.corpora.folders import title
 from analysis_lib.corpora.loading import data_identity, known_corpora, load_corpus
 from analysis_lib.corpora.media import ArrayImage, Sound
 from analysis_lib.corpora.splits import SPLITS, check_draw, held_out

@@ -32,6 +32,7 @@ def join_words(text: str) -> str:
 class _Folder(NamedTuple):
     """An entry of ``data/folders.yml``, which says what each field means."""
 
+    title: str
     columns: str
     splits: dict[str, list[str]]
     shares: Sequence[float] = ()
@@ -39,6 +40,17 @@ class _Folder(NamedTuple):
 
 
 FOLDERS = entries("folders.yml", _Folder)
+
+
+def title(name: str) -> str:
+    """What a corpus is called in figures and sentences: its proper name, or the last part of its path.
+
+    >>> title("corpora/esnli"), title("e-snli"), title("corpora/mine.csv:text:label")
+    ('e-SNLI', 'e-SNLI', 'mine.csv')
+    """
+    last = Path(name).name.partition(":")[0]
+    known = FOLDERS.get(last.replace("-", "").lower())
+    return known.title if known else last
 
 
 def located(spec: str) -> Located | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 from jaxtyping import Float
+from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 # Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
@@ -142,7 +143,7 @@ class Estimate:
         return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)
 
 
-def jackknife(value: np.ndarray | float, left_out: Sequence[np.ndarray | float]) -> Estimate | list[Estimate]:
+def jackknife(value: ArrayLike, left_out: Sequence[ArrayLike]) -> Estimate | list[Estimate]:
     """A statistic with its :func:`jackknife_interval`; of several numbers, a list.
 
     Args:

@@ -9,6 +9,7 @@ import pandas as pd
 import yaml
 from IPython.display import display
 
+from analysis_lib import corpora
 from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
@@ -237,4 +238,5 @@ def published(name: str) -> pd.DataFrame:
     names = [path.stem for path in folder.glob("*.csv")]
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
-    return packages.read(folder / f"{name}.csv", pd.read_csv)
+    table = packages.read(folder / f"{name}.csv", pd.read_csv)
+    return table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table

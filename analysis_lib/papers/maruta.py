@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import Ratio, Shipped, Tables, TableSet, shipped
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES, title
@@ -34,9 +35,14 @@ def named_layers(depth: int) -> dict[str, list[int]]:
 
     In a model of another depth they are those at the same relative depth; a part may be empty.
 
+    Raises:
+        AnalysisError: one layer is none of them.
+
     >>> named_layers(6)
     {'early': [2], 'middle': [3, 4, 5], 'last': [6]}
     """
+    if depth < 2:
+        raise AnalysisError("one layer is neither early, middle nor last: give a model of two layers or more")
     start, end = math.ceil(5 * depth / 12), math.floor(10 * depth / 12)
     early = range(2, min(max(2, round(depth / 4)) + 1, start))
     return {"early": [*early], "middle": [*range(start, end + 1)], "last": [*range(end + 1, depth + 1)]}

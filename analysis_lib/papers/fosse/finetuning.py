@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from analysis_lib import corpora
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shipping
 from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval, share
@@ -76,7 +77,7 @@ def recorded(names: Sequence[str], page: str) -> pd.DataFrame:
     frames = [pd.DataFrame()]
     for name in names:
         run = shipping.shipped(name).run
-        training, dataset = run["training"], name.partition("-on-")[2]
+        training, dataset = run["training"], corpora.title(name.partition("-on-")[2])
         about = f"{run['texts']:,} texts; {len(training['seeds'])} trainings of at most {training['epochs']} epochs"
         about = {"dataset": dataset, "sample": f"{about} on {training['texts']:,} texts"}
         frames.append(claims.recorded(name).assign(model=title(run["model"]), **about))

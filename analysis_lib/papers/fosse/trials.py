@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from analysis_lib.corpora import SPLITS, Corpus, packages
+from analysis_lib.corpora import SPLITS, Corpus, packages, title
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import grouped, measure, processes, shipping
@@ -24,9 +24,9 @@ from analysis_lib.training.settings import versions, write
 
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
-DATASETS = ("hatexplain", "yelphat", "e-snli")
+DATASETS = ("HateXplain", "YelpHat", "e-SNLI")
 # About how many texts the paper trains on (sec. 2.3), where ours are fewer.
-WHOLE = {"yelphat": 3_500, "e-snli": 550_000}
+WHOLE = {"YelpHat": 3_500, "e-SNLI": 550_000}
 ATTENDING = "attention in use"
 # What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
 VARIANTS: dict[str, dict] = {
@@ -98,7 +98,7 @@ def _shipped(data: str, settings: dict) -> pd.DataFrame:
     """The numbers of classifiers of a corpus, with these settings, that come with the book."""
     run = shipping.descriptions(_RECORD).get(data)
     found = _read() if run and run["settings"].get("trials") == settings else {}
-    return found[data].assign(dataset=data)[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
+    return found[data].assign(dataset=title(data))[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
 
 
 def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict) -> pd.DataFrame:
@@ -118,25 +118,15 @@ def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: d
         numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
         numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
         numbers += [(stage, "key_norm", r.layer, r.mean_norm) for r in norms.itertuples() if r.space == "key"]
-    names = {"dataset": dataset_name(row["data"]), **{name: row[name] for name in DEFAULTS}}
+    names = {"dataset": title(row["data"]), **{name: row[name] for name in DEFAULTS}}
     return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=COLUMNS)
 
 
 def require_names(data: Iterable[str]) -> None:
-    """Refuse corpora that could not be told apart by :func:`dataset_name`, and a choice of none."""
-    names = [dataset_name(spec) for spec in dict.fromkeys(data)]
+    """Refuse corpora that could not be told apart by :func:`~analysis_lib.corpora.title`, and a choice of none."""
+    names = [title(spec) for spec in dict.fromkeys(data)]
     if len(set(names)) < len(names) or not names:
         raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, of different names")
-
-
-def dataset_name(data: str) -> str:
-    """How the published tables call the corpus of a specification.
-
-    >>> dataset_name("corpora/esnli"), dataset_name("hatexplain"), dataset_name("corpora/mine.csv:text:label")
-    ('e-snli', 'hatexplain', 'mine.csv')
-    """
-    name = Path(data).name.partition(":")[0]
-    return {"esnli": "e-snli"}.get(name, name)
 
 
 def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
@@ -146,7 +136,7 @@ def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.
         found: rows of :func:`trials`, of one stage.
         corpora: by name, what classifiers of this build are trained on, stopped by and tested on.
     """
-    texts = {name: run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()}
+    texts = {title(name): run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()}
     texts |= {name: len(train) for name, (train, _, _) in corpora.items()}
 
     def of_corpus(rows: pd.DataFrame) -> str:
@@ -207,7 +197,7 @@ def record(
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
     settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
     description = {
-        "dataset": dataset_name(data),
+        "dataset": title(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
         "classes": list(corpora[0].classes),
         "settings": settings,
@@ -231,7 +221,7 @@ def recorded() -> pd.DataFrame:
         AnalysisError: none come with it.
     """
     found, runs = _read(), shipping.descriptions(_RECORD)
-    frames = {name: [found[run] for run, about in runs.items() if about["dataset"] == name] for name in DATASETS}
+    frames = {name: [found[run] for run, about in runs.items() if title(about["dataset"]) == name] for name in DATASETS}
     if not (frames := {name: pd.concat(tables) for name, tables in frames.items() if tables}):
         raise AnalysisError("no trials of the paper come with the book: data/README.md says how they are made")
     return grouped(frames, "dataset")

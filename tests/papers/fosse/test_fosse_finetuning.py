@@ -70,7 +70,7 @@ def test_each_of_several_numbers_has_to_lie_beyond_the_bound():
 def test_recorded_verdicts_are_those_of_the_page_and_say_what_they_are_on():
     found = finetuning.recorded(["minilm-on-yelphat", "minilm-on-e-snli"], "classification/words")
     assert found["id"].tolist() == ["fosse-few-shared-words"] * 2
-    assert found["dataset"].tolist() == ["yelphat", "e-snli"]
+    assert found["dataset"].tolist() == ["YelpHat", "e-SNLI"]
     assert set(found["model"]) == {"MiniLM"}
     assert found["sample"].iloc[0] == "386 texts; 5 trainings of at most 5 epochs on 928 texts"
     assert finetuning.recorded([], "classification/words").empty
@@ -128,18 +128,18 @@ def test_an_encoder_and_one_layer_are_judged_on_the_corpus_the_paper_names(data,
 def test_one_layer_is_judged_where_it_was_trained_on_enough_texts():
     found = run_cells("classification/accuracy", "alone = trials", "in_paper = {", kinds=["encoder", "", "one layer"])
     rows = pd.DataFrame(found["rows"]).set_index("id")
-    assert rows["dataset"].tolist() == ["hatexplain", "yelphat", "e-snli"]
+    assert rows["dataset"].tolist() == ["HateXplain", "YelpHat", "e-SNLI"]
     assert rows.loc["fosse-one-layer-e-snli", "verdict"] == "not applicable"
     assert rows.loc["fosse-one-layer-e-snli", "sample"].endswith("on 18,000 texts, the paper's are some 550,000")
     assert rows.loc["fosse-one-layer-hatexplain", "value"] == pytest.approx(
-        found["alone"].query("dataset == 'hatexplain'")["accuracy"].mean(), abs=1e-3
+        found["alone"].query("dataset == 'HateXplain'")["accuracy"].mean(), abs=1e-3
     )
 
 
 def test_an_accuracy_carries_the_sampling_of_its_test_texts():
     """Five trainings that agree to a tenth of a point are no surer than 1,000 texts allow."""
-    alone = pd.DataFrame({"dataset": "hatexplain", "accuracy": [0.6, 0.601, 0.6, 0.599, 0.6], "epochs": 3.0})
-    sizes = {"hatexplain": {"train": 15_000, "test": 1000}}
+    alone = pd.DataFrame({"dataset": "HateXplain", "accuracy": [0.6, 0.601, 0.6, 0.599, 0.6], "epochs": 3.0})
+    sizes = {"HateXplain": {"train": 15_000, "test": 1000}}
     names = {"kinds": ["", "", "one layer"], "alone": alone, "sizes": sizes}
     (row,) = run_cells("classification/accuracy", "in_paper = {", **names)["rows"]
     assert (row["ci_high"] - row["ci_low"]) / 2 == pytest.approx(1.96 * (0.6 * 0.4 / 1000) ** 0.5, rel=0.02)

@@ -14,7 +14,7 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shipping
 from analysis_lib.papers.fosse import trials as runs
 from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.papers.fosse.trials import VARIANTS, dataset_name, record, recorded, trials
+from analysis_lib.papers.fosse.trials import VARIANTS, record, recorded, trials
 from analysis_lib.training import accuracy, predict, self_attention
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
@@ -138,7 +138,7 @@ def test_a_negative_limit_is_refused(limits):
 def test_trials_on_several_corpora_name_them(yelphat):
     asked = [{"data": str(yelphat), "layers": 1}, {"data": str(yelphat), "layers": 3}, {"data": "reviews"}]
     found = trials(asked, limit=8, **SMALL, **SHORT)
-    assert [*found.groupby(["dataset", "layers"]).groups] == [("reviews", 1), ("yelphat", 1), ("yelphat", 3)]
+    assert [*found.groupby(["dataset", "layers"]).groups] == [("YelpHat", 1), ("YelpHat", 3), ("reviews", 1)]
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ def test_what_is_recorded_is_read_again(small, yelphat, tmp_path):
     assert str(tmp_path) not in (small / "results.json").read_text()
     found = recorded()
     assert [*found.groupby(["dataset", "layers", "entropy_weight"]).groups] == [
-        ("yelphat", 1, 0.0),
-        ("yelphat", 1, 0.1),
+        ("YelpHat", 1, 0.0),
+        ("YelpHat", 1, 0.1),
     ]
     assert found["layer"].dtype == "Int64"
     about = shipping.descriptions("results.json")["yelphat"]
@@ -178,10 +178,10 @@ def test_recorded_results_know_the_code_that_made_them(small):
 
 
 @pytest.mark.parametrize(
-    ("data", "name"), [("a/b/esnli", "e-snli"), ("e-snli", "e-snli"), ("../yelphat", "yelphat"), ("films", "films")]
+    ("data", "name"), [("a/b/esnli", "e-SNLI"), ("e-snli", "e-SNLI"), ("../yelphat", "YelpHat"), ("films", "films")]
 )
 def test_folders_have_the_names_of_the_paper(data, name):
-    assert dataset_name(data) == name
+    assert title(data) == name
 
 
 @pytest.mark.parametrize("data", [["reviews", "other/reviews"], []])
