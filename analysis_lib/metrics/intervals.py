@@ -4,11 +4,11 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Float
-from numpy.typing import ArrayLike
 
 CONFIDENCE = 0.95
 # Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
@@ -143,12 +143,12 @@ class Estimate:
         return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)
 
 
-def jackknife(value: ArrayLike, left_out: Sequence[ArrayLike]) -> Estimate | list[Estimate]:
+def jackknife(value: Any, left_out: Sequence[Any]) -> Estimate | list[Estimate]:
     """A statistic with its :func:`jackknife_interval`; of several numbers, a list.
 
     Args:
-        value: on everything.
-        left_out: without each unit.
+        value: on everything: a number, or an array of numbers.
+        left_out: the same without each unit.
 
     >>> print(jackknife(2.0, [2.5, 2.0, 1.5]))
     2.00 [-0.48, 4.48]

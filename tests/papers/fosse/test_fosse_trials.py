@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.corpora import Corpus
+from analysis_lib.corpora import Corpus, title
 from analysis_lib.measurement import shipping
 from analysis_lib.papers.fosse import trials as runs
 from analysis_lib.papers.fosse.splits import splits
