@@ -83,13 +83,13 @@ class CurrentLayer:
             self._previous = Vectors(wide(values).unsqueeze(1), tokens)
         return self._previous
 
-    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor, visibility: Visibility) -> None:
-        """Record the vectors of the layer's attention that are needed."""
+    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor | None, visibility: Visibility) -> None:
+        """Record the vectors of the layer's attention that are needed; what keys are made from may not be known."""
         spaces, keys = self.activations.spaces, visibility.keys
         for name, values in (("query", query), ("key", key), ("value", value)):
             if name in self.needs:
                 spaces[name] = Vectors(values, visibility.queries if name == "query" else keys)
-        if "attention_input" in self.needs:
+        if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 

@@ -24,6 +24,9 @@ class AttentionRows:
         keys: how many keys each query may see.
         pairs: how many pairs of a counted query and a visible key there are, by the type of the key.
         uniform: what ``type_mass`` is where attention is spread evenly over the keys that a query may see.
+
+    A learnt sink, a logit beside the scores that takes weight and gives no value, is a last type, and a key of each
+    query.
     """
 
     entropy: Float[Tensor, "utterance head token"]
@@ -43,10 +46,12 @@ def attend_with_rows(
     counted: Bool[Tensor, "utterance token"],
     bias: Float[Tensor, "#utterance #head #token key"] | None = None,
     causal: bool = False,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " head"] | None = None,
 ) -> tuple[
     Float[Tensor, "utterance head token value_dim"],
     Float[Tensor, "utterance head token"],
-    Float[Tensor, "utterance head type"],
+    Float[Tensor, "utterance head kind"],
 ]:
     """The output of attention, the entropy of its rows, and the weight given to each type of key.
 
@@ -55,15 +60,20 @@ def attend_with_rows(
     taken. One product with the values [v, type indicators] gives the output and the weight of each type. Weights are
     summed over the counted queries of an utterance. A few rows are formed at a time, and none is kept.
 
+    With a sink of logit s₀, all weights shrink by a = 1 / (1 + exp(s₀ − log Σ exp s)), the sink has 1 − a, and the
+    entropy is that of the row times a, and −a ln a − (1 − a) ln(1 − a) more.
+
     Args:
         mask: True where a query may see a key, one at least; None if every query sees every key.
         type_masks: 1 where a key has a type, else 0.
         counted: True at the queries whose weights are summed.
         bias: added to the scores after scaling.
         causal: whether no query sees a key after it, as the mask says.
+        softcap: c, where scaled scores are capped to c tanh(s / c) before anything is added.
+        sinks: a logit of each head.
 
     Returns:
-        The output; the entropy of each row; the weight by utterance, head and type.
+        The output; the entropy of each row; the weight by utterance, head and type, the sink last.
     """
     utterances, heads, tokens, _ = query.shape
     keys, width = value.shape[2:]
@@ -72,17 +82,26 @@ def attend_with_rows(
     added = added_to_scores(mask, bias, query.dtype)
     added = None if added is None else added.expand(utterances, heads, tokens, keys)
     mixed, entropy = query.new_empty(*query.shape[:3], values.shape[-1]), query.new_empty(query.shape[:3])
+    kept = query.new_ones(query.shape[:3])
     for part in _parts(query, keys, causal):
         end = min(part[2].stop, keys) if causal else keys
         of_keys = (*part[:2], slice(end))
         scores = (query[part] @ key[of_keys].transpose(2, 3)).mul_(scaling)
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
         if added is not None:
             scores += added[part][..., :end]
         weights = scores.softmax(-1)
         mixed[part] = weights @ values[of_keys]
+        if sinks is not None:
+            kept[part] = torch.sigmoid(scores.logsumexp(-1) - sinks[part[1], None])
         scores -= scores.amax(-1, keepdim=True)
         entropy[part] = -(scores.mul_(weights).sum(-1) + weights.amax(-1).log())
-    output, mass = mixed.split([width, values.shape[-1] - width], -1)
+    if sinks is not None:
+        lost = 1 - kept
+        entropy = kept * entropy + torch.special.entr(kept) + torch.special.entr(lost)
+        mixed = torch.cat([mixed * kept.unsqueeze(-1), lost.unsqueeze(-1)], -1)
+    output, mass = mixed.split([width, mixed.shape[-1] - width], -1)
     queries = counted.to(mass.dtype)[:, None, None]
     return output, entropy.clamp_min(0), (queries @ mass).squeeze(2)
 

@@ -119,7 +119,7 @@ def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], spe
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
         # No token of a text stands for the one that a decoder starts with.
-        read.append((loaded.model._shift_right(ids), functional.pad(special[:, :-1], (1, 0))))
+        read.append((_shifted(loaded, ids, mask), functional.pad(special[:, :-1], (1, 0))))
         inputs |= {"decoder_input_ids": read[1][0], "decoder_attention_mask": inputs["attention_mask"]}
     types = [loaded.token_types(*part) for part in read]
     tokens = [Tokens(mask, part, groups, special_tokens).on(loaded.device) for part in types]
@@ -128,6 +128,15 @@ def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], spe
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False
     return Batch(inputs, groups, special_tokens, *tokens)
+
+
+def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
+    """What the decoder of an encoder-decoder reads: the text, one token later, after the token that begins it."""
+    shifted = torch.roll(ids, 1, 1)
+    start = getattr(loaded.model.config, "decoder_start_token_id", None)
+    # mBART's decoder starts with the last token of the text, which names its language.
+    shifted[:, 0] = ids[torch.arange(len(ids)), mask.sum(1) - 1] if start is None else start
+    return shifted
 
 
 def _prepared(loaded: LoadedModel, item: object, **given: object) -> Mapping[str, Tensor]:

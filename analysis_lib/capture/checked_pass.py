@@ -6,19 +6,20 @@ import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Receive
+from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Activations, Receive
 from analysis_lib.capture.batching import batches
 from analysis_lib.capture.forward_pass import captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
-from analysis_lib.models.live import evaluated
+from analysis_lib.models.layouts import evaluated
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.
@@ -46,13 +47,21 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:
     """What cannot be captured of a model, of what metrics need, and why; told by a few items.
 
-    They are read only if that is in doubt: keys are a linear function of what they are made from if their projection
-    has nothing but weight and bias.
+    They are read only if that is in doubt: in a listed architecture, keys are a linear function of what they are made
+    from if their projection has nothing but weight and bias.
     """
-    places = [
-        (block, stack.attention) for stack, blocks in loaded.stacks.items() for block in blocks if stack.attention
+    specs = [
+        (block, spec)
+        for stack, blocks in loaded.stacks.items()
+        for place, block in enumerate(blocks)
+        if (spec := stack.attention_of(place))
     ]
-    if not all(is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in places):
+    if any(spec.key is None for _, spec in specs):
+        kinds = {type(block.get_submodule(spec.module)).__name__ for block, spec in specs if spec.key is None}
+        reason = f"what the keys of a {min(kinds)} are made from could not be shown"
+        loaded.lacking.update(dict.fromkeys((SCORES, "attention_input"), reason))
+    plain = (is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in specs if spec.key)
+    if not loaded.layout.listed or not all(plain):
         for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
             run(loaded, batch, frozenset(), lambda _: None)
     return loaded.lacking
@@ -102,7 +111,8 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
                 f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of the data "
                 f"({type(error).__name__}: {error}): give the one that belongs to it, or other data"
             ) from error
-        captured = captured_pass(loaded, batch, needs, lambda _: None)
+        within = torch.finfo(loaded.model.dtype).eps ** 0.5
+        captured = captured_pass(loaded, batch, needs, partial(_prove_scores, within))
     if not plain.isfinite().all():
         return math.nan
     tokens = batch.shifted or batch.tokens
@@ -111,6 +121,28 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
         captured, plain = captured[mask], plain[mask]
     difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
     return difference / plain.abs().max().item() if difference else 0.0
+
+
+def _prove_scores(within: float, activations: Activations) -> None:
+    """Show that what the scores of a layer are made of through its keys adds up to them, over all pairs.
+
+    Args:
+        within: the rounding that may part them, as a share of what is added up.
+
+    Raises:
+        NotLinear: they differ by more.
+    """
+    if (scores := activations.scores) is None:
+        return
+    key = activations.spaces["key"].values
+    key = key.repeat_interleave(scores.query.shape[1] // key.shape[1], 1)
+    counted = scores.visibility.queries.counted[:, None, :, None]
+    asked = scores.visibility.over_queries(scores.query * counted)
+    by_key = key * (asked if scores.position_query is None else asked + scores.position_query)
+    wanted, size = (scores.by_type(part.sum(-1, keepdim=True)).squeeze(-1) for part in (by_key, by_key.abs()))
+    found = sum(term for name, term in scores.terms.items() if name != "position")
+    if ((found - wanted).abs() > within * size).any():
+        raise NotLinear("what its scores are made of does not add up to them")
 
 
 class _DoublePrecision(TorchFunctionMode):
@@ -151,6 +183,8 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
             memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
             memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
             double.model = copy.deepcopy(loaded.model, memo)
+            # Of mixtures of experts, the fast ways have no float64.
+            double.model.set_experts_implementation("eager")
         inputs = {
             name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in batch.inputs.items()

@@ -22,6 +22,7 @@ from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.layouts import first_vectors
 from analysis_lib.models.parts import Stack
 
 
@@ -89,6 +90,8 @@ class _Blocks:
         self.hooked = HookedAttention(self.layer, self.projections)
         self._count = 0
         self._tokens: dict[tuple[str, int], Tokens] = {}
+        # The blocks that have attention, by their paths.
+        self._attending: set[str] = set()
         # First blocks whose output another module changes before the second reads it.
         self._amended: set[nn.Module] = set()
         # The latest layer of each stack, and its output.
@@ -98,24 +101,27 @@ class _Blocks:
         """Attach all hooks; the caller removes the handles."""
         names = {module: name for name, module in self.loaded.model.named_modules()}
         for stack, blocks in self.loaded.stacks.items():
-            for block in blocks:
+            for place, block in enumerate(blocks):
+                spec = stack.attention_of(place)
                 # Before each block, not only the first: blocks that share weights run in any order.
                 yield block.register_forward_pre_hook(partial(self._before, stack, names[block]), with_kwargs=True)
                 yield block.register_forward_hook(partial(self._after, stack), with_kwargs=True)
-                if stack.attention is not None:
-                    module = block.get_submodule(stack.attention.module)
-                    yield from self.projections.attach(module, stack.attention)
-                    if stack.attention.hooked:
-                        yield self.hooked.attach(module, stack.attention)
+                if spec is not None:
+                    self._attending.add(names[block])
+                    module = block.get_submodule(spec.module)
+                    yield from self.projections.attach(module, spec)
+                    if spec.hooked:
+                        yield self.hooked.attach(module, spec)
                     else:
-                        self.interface.own[module] = stack.attention
+                        self.interface.own[module] = spec
             for module, name in names.items():
                 if name == stack.amended:
                     self._amended.add(blocks[0])
                     yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
 
     def _before(self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden = args[0] if args else next(kwargs[k] for k in ("hidden_states", "hidden_state") if k in kwargs)
+        hidden = first_vectors(args)
+        hidden = first_vectors(kwargs) if hidden is None else hidden
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
             self._hand_on(stack, hidden, args)
@@ -123,7 +129,7 @@ class _Blocks:
 
     def _after(self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple) -> None:
         if module not in self._amended:
-            self._hand_on(stack, output[0] if isinstance(output, tuple) else output, args)
+            self._hand_on(stack, first_vectors(output), args)
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
@@ -140,7 +146,7 @@ class _Blocks:
 
     def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:
         activations = self.layer.activations
-        if stack.attention is not None and activations.part and not activations.attended:
+        if activations.part in self._attending and not activations.attended:
             self.missed.append(activations.part)
         # A part of the model may lie on a device of its own, which is known once it has computed.
         tokens = activations.tokens = activations.tokens.on(hidden.device)

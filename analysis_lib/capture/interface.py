@@ -25,8 +25,6 @@ from analysis_lib.models.parts import Attention
 
 # The name under which the attention function is registered.
 IMPLEMENTATION = "analysis_lib"
-# Arguments of an attention function that change its scores in ways that are not measured here.
-NOT_MEASURED = ("softcap", "s_aux")
 # Computes the output of attention by head from the module, query, key, value, mask, bias and scaling.
 Attend = Callable[..., Tensor]
 _under_way: ContextVar[tuple[Collection[nn.Module], Attend | None]] = ContextVar("_under_way", default=((), None))
@@ -63,6 +61,8 @@ class InterfaceAttention:
         mask: Tensor | None,
         bias: Tensor | None,
         scaling: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Float[Tensor, "utterance head token value_dim"]:
         """The output of a module's attention; what is needed of it is captured."""
         layer, call, dtype = self.layer, self.projections.call, query.dtype
@@ -78,16 +78,20 @@ class InterfaceAttention:
             layer.activations.scores = score_sums(
                 module, self.own[module], call, query, key.shape[1], inputs, visibility, position
             )
-        if WEIGHTS not in layer.needs:
+        plain = softcap is None and sinks is None
+        if WEIGHTS not in layer.needs and plain:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
         counted, indicators = visibility.queries.counted, visibility.keys.type_masks.to(query.dtype)
+        sinks = None if sinks is None else wide(sinks)
         output, entropy, mass = attend_with_rows(
-            query, key, value, mask, scaling, indicators, counted, bias, visibility.causal
+            query, key, value, mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks
         )
-        layer.activations.rows = AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform)
+        of_rows = visibility.seen, visibility.pairs, visibility.uniform
+        of_rows = of_rows if sinks is None else visibility.with_sink
+        layer.activations.rows = AttentionRows(entropy, mass, *of_rows)
         return output.to(dtype)
 
 
@@ -101,19 +105,11 @@ def _attention_function(
     dropout: float = 0.0,
     position_bias: Tensor | None = None,
     is_causal: bool | None = None,
-    **kwargs,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every attention module.
-
-    Raises:
-        AnalysisError: the model changes its scores in a way that is not measured.
-    """
-    unknown = sorted(name for name in NOT_MEASURED if kwargs.get(name) is not None)
-    if unknown:
-        raise AnalysisError(
-            f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}, which is not measured: "
-            f"give another model"
-        )
+    """The function that transformers calls in every attention module."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     if scaling == 1 != getattr(module, "scaling", 1):
         # Whisper scales its queries beforehand; as everywhere, queries are measured before scaling.
@@ -125,7 +121,9 @@ def _attention_function(
         mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     modules, attend = _under_way.get()
     if module in modules:
-        output = attend(module, query, key, value, mask, bias, scaling)
+        output = attend(module, query, key, value, mask, bias, scaling, softcap, s_aux)
+    elif softcap is not None or s_aux is not None:
+        output = _unmeasured(query, key, value, _joined(mask, bias), scaling, softcap, s_aux)
     else:
         output = _fused(query, key, value, _joined(mask, bias), scaling, dropout)
     return output.transpose(1, 2).contiguous(), None
@@ -136,6 +134,24 @@ def _fused(
 ) -> Tensor:
     shared = query.shape[1] != key.shape[1]
     return functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
+
+
+def _unmeasured(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of capped scores, or with sinks, which the fused kernel does not know, and which is not captured."""
+    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
+    nothing = query.new_zeros(len(query), 0, key.shape[2])
+    counted = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+    allowed = None if mask is None or mask.dtype != torch.bool else mask
+    bias = None if allowed is not None else mask
+    return attend_with_rows(query, key, value, allowed, scaling, nothing, counted, bias, False, softcap, sinks)[0]
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

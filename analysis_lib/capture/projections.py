@@ -4,11 +4,9 @@ Keys reach the attention interface finished. What their projection read, and wha
 hooks on the projection and the norm; modules that do not call the interface have hooks on all their projections.
 """
 
-import inspect
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 import torch
 from accelerate.utils import align_module_device
@@ -21,6 +19,7 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.layouts import arguments_of, rotated, split_keys
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -41,13 +40,13 @@ class AttentionCall:
         arguments: the arguments of the call, by name.
         projected: the output of the projection of ``query``, ``key`` and ``value``, where there is a hook on it.
         key_input: what the projection of keys read, x_n.
-        unnormalised: the projected keys, where a norm follows: utterance x token x head x head_dim.
+        normalised: what a norm of the keys read, and what it gave, where one follows.
     """
 
     arguments: dict[str, object] = field(default_factory=dict)
     projected: dict[str, Tensor] = field(default_factory=dict)
     key_input: Tensor | None = None
-    unnormalised: Tensor | None = None
+    normalised: tuple[Tensor, Tensor] | None = None
 
 
 class ProjectionHooks:
@@ -59,6 +58,8 @@ class ProjectionHooks:
     def attach(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
         """Attach the hooks of an attention module; the caller removes the handles."""
         yield module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        if spec.key is None:
+            return
         # Before and after all that others have hung on it.
         yield module.get_submodule(spec.key).register_forward_pre_hook(self._read, prepend=True)
         yield module.get_submodule(spec.key).register_forward_hook(partial(self._project, "key"))
@@ -70,9 +71,7 @@ class ProjectionHooks:
                     yield module.get_submodule(path).register_forward_hook(partial(self._project, space))
 
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        arguments = _signature(type(module)).bind(module, *args, **kwargs).arguments
-        arguments.pop("self")
-        self.call = AttentionCall({**arguments, **arguments.pop("kwargs", {})})
+        self.call = AttentionCall(arguments_of(module, args, kwargs))
 
     def _read(self, _module: nn.Module, args: tuple) -> None:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
@@ -82,34 +81,25 @@ class ProjectionHooks:
     def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor) -> None:
         self.call.projected.setdefault(space, wide(output))
 
-    def _normalise(self, _norm: nn.Module, args: tuple, _output: Tensor) -> None:
-        self.call.unnormalised = wide(args[0])
-
-
-@cache
-def _signature(module: type[nn.Module]) -> inspect.Signature:
-    return inspect.signature(module.forward)
+    def _normalise(self, _norm: nn.Module, args: tuple, output: Tensor) -> None:
+        self.call.normalised = args[0], output
 
 
 def key_projection(
-    projection: nn.Module, fused: str | None, heads: int, call: AttentionCall | None = None
+    projection: nn.Module, fused: str | None, heads: int, key_heads: int, call: AttentionCall | None = None
 ) -> tuple[Float[Tensor, "head head_dim width"], Float[Tensor, "head head_dim"] | None]:
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation.
 
     Args:
         projection: what gives the keys.
         fused: how it holds those of the heads, see :class:`~analysis_lib.models.parts.Attention`.
+        heads: of queries.
+        key_heads: of keys.
         call: in which it has made keys, for one that only its answers tell.
     """
     weight, bias = _weights(projection) if is_plain(projection) else _applied(projection, call)
-    parts = [wide(weight), *([] if bias is None else [wide(bias).unsqueeze(-1)])]
-    if fused == "by_head":
-        parts = [part.view(heads, 3, -1, part.shape[-1])[:, 1] for part in parts]
-    elif fused == "stacked":
-        parts = [part.chunk(3)[1].reshape(heads, -1, part.shape[-1]) for part in parts]
-    else:
-        parts = [part.view(heads, -1, part.shape[-1]) for part in parts]
-    return parts[0], parts[1].squeeze(-1) if len(parts) > 1 else None
+    of_heads = split_keys(wide(weight).T, fused, heads, key_heads).permute(1, 2, 0)
+    return of_heads, None if bias is None else split_keys(wide(bias), fused, heads, key_heads)
 
 
 def is_plain(projection: nn.Module) -> bool:
@@ -185,29 +175,42 @@ def score_sums(
     position_query: Tensor | None = None,
 ) -> ScoreSums:
     """The sums of scores of a module, which may share each head of keys between several heads of queries."""
-    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, key_heads, call)
+    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, query.shape[1], key_heads, call)
     shared_by = query.shape[1] // key_heads
     weight = weight.repeat_interleave(shared_by, 0)
     bias = None if bias is None else bias.repeat_interleave(shared_by, 0)
-    back = _back_through_key(module, spec, call, shared_by, visibility.keys.mask.shape[1])
+    back = _back_through_key(module, spec, call, shared_by, key_heads, visibility.keys.mask.shape[1])
     return ScoreSums(query, inputs, weight, bias, visibility, back, position, position_query)
 
 
+def _scale(norm: nn.Module, read: Tensor, gave: Tensor) -> Tensor:
+    """By what a root-mean-square norm multiplies each number: its gains, over a size that is taken as a constant."""
+    # Past the hooks. It answers to a long vector of equal numbers with its gains.
+    gains = wide(norm.forward(torch.full_like(read[:1, :1], UNIT)))
+    inverse = torch.where(gains != 0, gains.reciprocal(), 0)
+    # Of whole vectors, which rounding in half precision changes less than their numbers.
+    sizes = (
+        torch.linalg.vector_norm(part, dim=-1, keepdim=True)
+        for part in (wide(read) * (gains != 0), wide(gave) * inverse)
+    )
+    before, after = sizes
+    return gains * torch.where(before != 0, after / before, 0)
+
+
 def _back_through_key(
-    module: nn.Module, spec: Attention, call: AttentionCall, shared_by: int, keys: int
+    module: nn.Module, spec: Attention, call: AttentionCall, shared_by: int, key_heads: int, keys: int
 ) -> Callable[[Tensor], Tensor] | None:
     """T_nᵀ of :class:`ScoreSums`: the transpose of the rotation and the norm that a key goes through, or None."""
     steps = []
-    if (rotation := call.arguments.get("position_embeddings")) is not None:
+    rotation = call.arguments.get("position_embeddings")
+    if spec.rotary and rotation is not None:
         cos, sin = rotation
-        rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
         # The rotation by −θ is the transpose of that by θ; if the model scales it, both are scaled alike.
-        steps.append(lambda vectors: rotate(vectors, vectors, cos, -sin)[0])
+        steps.append(lambda vectors: rotated(module, vectors, cos, -sin, spec.rotary))
     if spec.key_norm:
-        norm, raw = module.get_submodule(spec.key_norm), call.unnormalised
-        with align_module_device(norm):
-            scale = raw.square().mean(-1, keepdim=True).add(norm.variance_epsilon).rsqrt() * norm.weight
-        scale = scale.transpose(1, 2).repeat_interleave(shared_by, 1)
+        scale = _scale(module.get_submodule(spec.key_norm), *call.normalised)
+        scale = scale if spec.heads_first else scale.reshape(len(scale), keys, key_heads, -1).transpose(1, 2)
+        scale = scale.repeat_interleave(shared_by, 1)
         steps.append(lambda vectors: vectors * scale)
     if not steps:
         return None

@@ -81,7 +81,7 @@ class ScoreSums:
             return torch.stack([(part * sums).sum(0, dtype=torch.float64) for part, sums in parts])
         # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
         by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
-        return torch.cat([self._by_type((part @ weight).mul_(self.inputs.values)) for part, weight in by_head], 1)
+        return torch.cat([self.by_type((part @ weight).mul_(self.inputs.values)) for part, weight in by_head], 1)
 
     @cached_property
     def terms(self) -> dict[str, Float[Tensor, "run head type"]]:
@@ -93,14 +93,14 @@ class ScoreSums:
         if self.position_query is not None:
             projected = torch.einsum("hed,bnd->bhne", self.weight, self.inputs.values.squeeze(1))
             by_key = (self.position_query * projected).sum(-1, keepdim=True)
-            terms["position_query"] = self._by_type(by_key).squeeze(-1)
+            terms["position_query"] = self.by_type(by_key).squeeze(-1)
             terms["content"] = terms["content"] - terms["position_query"]
         if self.bias is not None:
             by_key = (self.gradient * self.bias.unsqueeze(1)).sum(-1, keepdim=True)
             by_key = by_key.expand(-1, -1, self.inputs.values.shape[2], -1)
-            terms["key_bias"] = self._by_type(by_key).squeeze(-1)
+            terms["key_bias"] = self.by_type(by_key).squeeze(-1)
         if self.position is not None:
-            terms["position"] = self._by_type(self._position_sums()).squeeze(-1)
+            terms["position"] = self.by_type(self._position_sums()).squeeze(-1)
         return terms
 
     def _position_sums(self) -> Float[Tensor, "utterance head key 1"]:
@@ -112,7 +112,8 @@ class ScoreSums:
             seen = seen * self.visibility.seen_by
         return (self.position * seen.unsqueeze(1)).sum(2).unsqueeze(-1)
 
-    def _by_type(self, values: Float[Tensor, "utterance head key dim"]) -> Float[Tensor, "run head type dim"]:
+    def by_type(self, values: Float[Tensor, "utterance head #key dim"]) -> Float[Tensor, "run head type dim"]:
+        """Values of the keys, summed by type."""
         keys = self.visibility.keys
         parts = keys.split(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)
         return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])

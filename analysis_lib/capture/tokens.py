@@ -220,6 +220,14 @@ class Visibility:
         """The weight by type of the key, summed over counted queries, if each spreads it evenly over what it sees."""
         return self._by_type(self.queries.counted / self.seen.clamp_min(1))
 
+    @cached_property
+    def with_sink(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``seen``, ``pairs`` and ``uniform`` where each query sees a sink, too: the last of the types."""
+        counted, seen = self.queries.counted.double(), self.seen + 1
+        pairs = torch.cat([self.pairs, counted.sum(1, keepdim=True)], 1)
+        uniform = torch.cat([self._by_type(counted / seen), (counted / seen).sum(1, keepdim=True)], 1)
+        return seen, pairs, uniform
+
     def _by_type(self, values: Float[Tensor, "utterance token"]) -> Float[Tensor, "utterance type"]:
         """The values of the queries, summed over pairs with a key that they see, by its type."""
         of_key = self.over_queries(values.unsqueeze(-1)).squeeze(-1).expand(-1, self.keys.mask.shape[1])

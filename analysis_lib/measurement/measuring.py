@@ -26,7 +26,7 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
-from analysis_lib.models.parts import MODEL_LAYOUTS, Layout
+from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT, Layout
 from analysis_lib.progress import bar
 
 # The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
@@ -142,7 +142,7 @@ def refuse_senseless(
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
-        senseless = _senseless(wanted, model, MODEL_LAYOUTS[kind], corpus, settings, {})
+        senseless = _senseless(wanted, model, MODEL_LAYOUTS.get(kind, OF_TEXT), corpus, settings, {})
         if metrics != "all":
             _refuse(model, senseless)
 

@@ -26,7 +26,7 @@ VECTOR_SPACES = ("hidden", "final", "query", "key", "value")
 # Of these, spaces without heads.
 WHOLE_SPACES = ("hidden", "final")
 # In the order of the tables.
-KEY_TYPES = ["all", *TOKEN_TYPES]
+KEY_TYPES = ["all", *TOKEN_TYPES, "sink"]
 
 Key = tuple[str | int, ...]
 Sums = dict[Key, np.ndarray]

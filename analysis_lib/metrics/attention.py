@@ -4,8 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, head_rows, tabulated
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Metric, Sums, crossed, head_rows, tabulated
 
 
 class AttentionEntropy(Metric):
@@ -47,9 +46,10 @@ class AttentionEntropy(Metric):
 class AttentionByTokenType(Metric):
     """The attention that keys of each type receive (Maruta and Matsuzaki 2024, sec. 2.2).
 
-    Columns: layer, head, key_type (a type of token), mass in [0, 1], the total weight that a query gives to the keys of
-    the type, mean over queries, which sums to 1 over types; weight in [0, 1], the mean weight of a pair of a query and
-    a key of the type that it may see, with its 95 % interval; and uniform_mass and uniform_weight, the same for
+    Columns: layer, head, key_type (a type of token, or ``sink``: a learnt logit that takes weight and gives no value),
+    mass in [0, 1], the total weight that a query gives to the keys of the type, mean over queries, which sums to 1 over
+    types; weight in [0, 1], the mean weight of a pair of a query and a key of the type that it may see, with its 95 %
+    interval; and uniform_mass and uniform_weight, the same for
     attention that is spread evenly over the keys that a query may see. Under a causal mask, that gives the first token
     more than others: a model gives it much where its weight is above this. A type that does not occur has no row.
     """
@@ -73,7 +73,7 @@ class AttentionByTokenType(Metric):
             occur, queries = self.occur("pairs", layer), sums["queries", layer]
             given, uniform, pairs = (sums[name, layer][..., occur] for name in ("mass", "uniform", "pairs"))
             pairs = np.where(pairs > 0, pairs, np.nan)
-            axes = {"head": range(1, len(given) + 1), "key_type": np.array(TOKEN_TYPES)[occur]}
+            axes = {"head": range(1, len(given) + 1), "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur]}
             values = {"mass": given / queries, "weight": given / pairs}
             even = {"uniform_mass": uniform[None] / queries, "uniform_weight": uniform[None] / pairs}
             return crossed(layer, axes, **values, **even)

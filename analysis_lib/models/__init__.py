@@ -1,7 +1,8 @@
 """A model by name, folder, hub id or object, and where its architecture keeps its parts.
 
-To add an architecture that transformers has, add an entry to ``data/architectures.yml``; one that it lacks is a file in
-``architectures/``, registered in ``architectures/__init__.py``, as well. A tiny random model of it in
+Most architectures of transformers show where their parts are (``layouts``); one that does not is an entry of
+``data/architectures.yml``, and one that transformers lacks is a file in ``architectures/``, registered in
+``architectures/__init__.py``. A tiny random model of it in
 ``tests/tiny.py``, with its entry of ``FAMILIES`` in ``tests/reference.py``, is then checked in every way that the
 others are. A model known by name is a row of ``data/models.csv``.
 """

@@ -32,6 +32,14 @@ def usable(device: str | None) -> str:
     return device
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model of transformers reads its input."""
+    device = model.device
+    if device.type == "meta":  # Its first weights lie on disk.
+        device = torch.device(model._hf_hook.execution_device)
+    return device
+
+
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then.
 

@@ -1,8 +1,6 @@
 """Models that a program holds, such as one in training: what to measure of them, and how they stay as they are."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import transformers
@@ -69,23 +67,3 @@ def _weights_hash(model: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     return f"weights sha256:{digest.hexdigest()}"
-
-
-@contextmanager
-def evaluated(model: nn.Module) -> Iterator[None]:
-    """Inside it a model is in evaluation mode, not compiled, and gives what it gives by name; then it is as it was."""
-    states = ((module, module.training, module._compiled_call_impl) for module in model.modules())
-    before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
-    tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
-    try:
-        for config in tuples:
-            config.return_dict = True
-        for module, *_ in before:
-            module.training, module._compiled_call_impl = False, None
-        yield
-    finally:
-        for config in tuples:
-            config.return_dict = False
-        for module, training, compiled in before:
-            module.training, module._compiled_call_impl = training, compiled

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
-from analysis_lib.models.devices import weights
-from analysis_lib.models.parts import Layout, Stack, layout_for
+from analysis_lib.models.devices import device_of, weights
+from analysis_lib.models.layouts import found_layout
+from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, Stack
 from analysis_lib.models.tokenization import Tokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
@@ -73,7 +74,8 @@ class LoadedModel:
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.layout = layout_for(self.name, self.model.config)
+        listed = MODEL_LAYOUTS.get(self.model.config.model_type)
+        self.layout = listed or found_layout(self.name, self.model, self.processor)
         self.model = self.model.get_submodule(self.layout.part)
         # Some heads stand on an encoder alone.
         known = dict(self.model.named_modules())
@@ -83,7 +85,7 @@ class LoadedModel:
             if not blocks:
                 raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
         shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
-        if shifted and self.model.config.decoder_start_token_id is None:
+        if shifted and self.layout.listed and self.model.config.decoder_start_token_id is None:
             raise AnalysisError(
                 f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
                 f"with, such as T5's padding"
@@ -115,10 +117,7 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        device = self.model.device
-        if device.type == "meta":  # Its first weights lie on disk.
-            device = torch.device(self.model._hf_hook.execution_device)
-        return device
+        return device_of(self.model)
 
     @property
     def tokenizer(self) -> Tokenizer:

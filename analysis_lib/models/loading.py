@@ -18,6 +18,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
+from analysis_lib.models.layouts import kind_of
 from analysis_lib.models.live import bare_model, live_model
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import (
@@ -32,7 +33,7 @@ from analysis_lib.models.names import (
     split_twin,
     weights_identity,
 )
-from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, is_encoder_alone, layout_for, refuse_too_large
+from analysis_lib.models.parts import MODEL_LAYOUTS, is_encoder_alone, refuse_too_large
 
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
@@ -94,13 +95,13 @@ def load_model(
     base = adapter_base(folder)
     home = folder if base is None else located(base, None)[0]
     config = _read_config(name, home)
-    # Before the weights are read: an unsupported model may be large.
-    layout = layout_for(name, config)
+    # Before the weights are read: they may be large.
+    kind = _kind(name, config)
     files = file_hashes(folder) | ({} if base is None else {f"{base}/{n}": f for n, f in file_hashes(home).items()})
     if seed is not None:
         model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
     else:
-        model = _read_weights(name, home, config, layout, dtype, device_map)
+        model = _read_weights(name, home, config, dtype, device_map)
         if (folder / ADAPTER).is_file():
             _adapt(name, model, folder, dtype)
     parts = {*getattr(model, "hf_device_map", {}).values()}
@@ -112,7 +113,7 @@ def load_model(
         processor, candidates = str(processor), [located(str(processor), None)[0]]
         identity = read_by(identity, processor)
     spec = ModelSpec(name, revision, dtype, device, device_map, processor)
-    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, layout.kind), spec, files)
+    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, kind), spec, files)
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
@@ -155,6 +156,22 @@ def _untrained(config: transformers.PreTrainedConfig, dtype: str, seed: int) -> 
 def _model_class(config: transformers.PreTrainedConfig) -> type:
     """The class that builds the model without a head; AutoModel would give an encoder alone a decoder."""
     return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
+
+
+def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
+    """What a model reads.
+
+    Raises:
+        AnalysisError: transformers has no model without a head of this type.
+    """
+    if listed := MODEL_LAYOUTS.get(config.model_type):
+        return listed.kind
+    made = transformers.MODEL_MAPPING.get(type(config), None)
+    if not isinstance(made, type):
+        raise AnalysisError(
+            f"{name} is a {config.model_type} model, of which transformers has none without a head: give another model"
+        )
+    return kind_of(made)
 
 
 def read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
@@ -225,7 +242,7 @@ def _refuse_damaged(folder: Path) -> None:
 
 
 def _read_weights(
-    name: str, folder: Path, config: transformers.PreTrainedConfig, layout: Layout, dtype: str, device_map: object
+    name: str, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device_map: object
 ) -> transformers.PreTrainedModel:
     """The model of a folder, without its head, and without the adapter that may lie beside it."""
     safe = any(path.is_file() for path in folder.glob("*.safetensors*"))
@@ -261,7 +278,8 @@ def _read_weights(
         model = bare_model(model)
     missing = sorted(key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED))
     mismatched = sorted(info["mismatched_keys"])
-    within = [stack.blocks.partition("*")[0] for stack in layout.stacks]
+    # In the blocks: those of heads may be left out.
+    within = {re.sub(r"\.\d+\..*", ".", path) for path, _ in model.named_parameters() if re.search(r"\.\d+\.", path)}
     beyond = sorted(
         key
         for key in info["unexpected_keys"]
@@ -330,7 +348,7 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
             raise AnalysisError(
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
-                f"config.json, or give a model of one of {', '.join(MODEL_LAYOUTS)}"
+                f"config.json, or give another model"
             )
         return transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
 

@@ -1,4 +1,7 @@
-"""Where each architecture keeps its blocks, its attention and its keys: the entries of ``data/architectures.yml``."""
+"""Where a model keeps its blocks, its attention and its keys, and the architectures that cannot say so themselves.
+
+These are the entries of ``data/architectures.yml``; ``layouts`` finds what all others show.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +21,15 @@ class Attention:
 
     Attributes:
         module: its path below the block.
-        key: the path, below that module, of what projects keys; what it reads is the attention input.
-        fused: how one projection holds queries, keys and values: ``stacked`` (all queries, then all keys, then all
-            values), ``by_head`` (the three of a head side by side), or None where each has its own.
-        key_norm: the path of the root-mean-square norm that each head's keys go through before they are rotated.
+        key: the path, below that module, of what projects keys; what it reads is the attention input. None where that
+            is not known.
+        fused: how one projection holds more than keys: ``stacked`` (all queries, then all keys, then all values),
+            ``by_head`` (the queries that share a key, that key and its value side by side), ``before_values`` (all
+            keys, then all values), or None where keys have their own.
+        key_norm: the path of the root-mean-square norm that keys go through before they are rotated.
+        heads_first: whether that norm reads heads before tokens.
+        rotary: how many dimensions of a key each angle that the module is given stands for; 0 where keys are not
+            rotated.
         query: the path of the query projection. Set only where the module does not call the attention interface, as
             are the next three.
         value: the path of the value projection.
@@ -30,9 +38,11 @@ class Attention:
     """
 
     module: str
-    key: str
+    key: str | None
     fused: str | None = None
     key_norm: str | None = None
+    heads_first: bool = False
+    rotary: int = 1
     query: str | None = None
     value: str | None = None
     weights: str | None = None
@@ -56,6 +66,7 @@ class Stack:
             ``windows`` (a sound padded with silence), or CANINE's ``molecules`` and MANTa's ``blocks``.
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
+        each: the attention of each block, where they differ, as in hybrids.
     """
 
     blocks: str
@@ -63,6 +74,11 @@ class Stack:
     name: str = "blocks"
     tokens: str = "text"
     amended: str | None = None
+    each: tuple[Attention | None, ...] = ()
+
+    def attention_of(self, place: int) -> Attention | None:
+        """That of the block at a place."""
+        return self.each[place] if self.each else self.attention
 
 
 @dataclass(frozen=True)
@@ -76,6 +92,7 @@ class Layout:
         equal_lengths: whether padding would change what it computes, so that a batch holds one length only.
         class_tokens: how many tokens stand before the patches of an image.
         maps: whether a hidden state is a map of features over an image, as in convolutional networks.
+        listed: whether an entry says so; else the model did, by what it does with an example.
     """
 
     stacks: tuple[Stack, ...]
@@ -84,6 +101,7 @@ class Layout:
     equal_lengths: bool = False
     class_tokens: int = 0
     maps: bool = False
+    listed: bool = True
 
     @property
     def has_attention(self) -> bool:
@@ -99,19 +117,8 @@ def _layout(stacks: list[dict], **settings) -> Layout:
 
 
 MODEL_LAYOUTS = entries("architectures.yml", _layout)
-
-
-def layout_for(name: str, config: PreTrainedConfig) -> Layout:
-    """The layout of an architecture; ``name`` is the model's, for the error.
-
-    Raises:
-        AnalysisError: models of this architecture are not measured.
-    """
-    if config.model_type not in MODEL_LAYOUTS:
-        raise AnalysisError(
-            f"{name} is a {config.model_type} model, which is not measured: give one of {', '.join(MODEL_LAYOUTS)}"
-        )
-    return MODEL_LAYOUTS[config.model_type]
+# What is to be expected of a model that has no entry.
+OF_TEXT = Layout((Stack("*", Attention("*", None)),), listed=False)
 
 
 def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:

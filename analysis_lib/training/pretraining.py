@@ -25,7 +25,7 @@ from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.models.loading import LOCALLY, read_processor
 from analysis_lib.models.names import located
-from analysis_lib.models.parts import MODEL_LAYOUTS, refuse_too_large
+from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT, refuse_too_large
 from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training import loop
 from analysis_lib.training.baselines import n_gram_losses
@@ -208,7 +208,7 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
     """
     kind = settings.model_type
     known = transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    kinds = [name for name in known if name in MODEL_LAYOUTS and MODEL_LAYOUTS[name].kind == "text"]
+    kinds = [name for name in known if MODEL_LAYOUTS.get(name, OF_TEXT).kind == "text"]
     if kind not in kinds:
         raise AnalysisError(f"there is no masked language model {kind!r} that is measured: {near_names(kind, kinds)}")
     defaults = transformers.AutoConfig.for_model(kind).to_dict()

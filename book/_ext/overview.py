@@ -1,8 +1,8 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card; ``{findings} PART``
-what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the models that were measured;
-``{execution-status}`` when and with what each notebook was executed.
+what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the models that were measured, and
+``{architectures}`` those that can be; ``{execution-status}`` when and with what each notebook was executed.
 """
 
 import importlib.metadata
@@ -100,6 +100,21 @@ class Models(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(lines))
 
 
+class Architectures(SphinxDirective):
+    """What became of each architecture that transformers knows: how many, then which."""
+
+    def run(self) -> list[nodes.Node]:
+        found = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
+        named = found["result"] + ": " + found["tables"].where(found["result"] == "measured", "")
+        counts, parts = named.str.rstrip(": ").value_counts().sort_index(), []
+        lines = ["| result | architectures |", "|:---|---:|", *(f"| {name} | {n} |" for name, n in counts.items())]
+        for name in counts.index:
+            of = found[named.str.rstrip(": ") == name]
+            said = of["architecture"] + of["why"].map(" ({})".format).where(of["why"] != "", "")
+            parts.append(f":::{{dropdown}} {name}\n{'; '.join(f'`{one}`' for one in said)}\n:::\n")
+        return self.parse_text_to_nodes("\n".join([*lines, "", *parts]))
+
+
 class ExecutionStatus(SphinxDirective):
     """Two tables: the executed notebooks, and the versions of the packages."""
 
@@ -125,6 +140,7 @@ class ExecutionStatus(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     directives = {"finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
+    directives["architectures"] = Architectures
     for name, directive in (directives | {"execution-status": ExecutionStatus}).items():
         app.add_directive(name, directive)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

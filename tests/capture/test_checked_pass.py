@@ -112,10 +112,3 @@ def test_no_memory_for_double_precision_is_said(monkeypatch):
     monkeypatch.setattr(checked_pass.copy, "deepcopy", no_memory)
     with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
         captured(loaded, batch_of(loaded, SHORT))
-
-
-@pytest.mark.parametrize("extra", ["softcap", "s_aux"])
-def test_scores_with_more_than_queries_and_keys_are_refused(extra):
-    zeros = torch.zeros(1, 1, 2, 2)
-    with pytest.raises(AnalysisError, match=extra):
-        interface._attention_function(torch.nn.Identity(), zeros, zeros, zeros, None, **{extra: 1.0})

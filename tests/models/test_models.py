@@ -20,7 +20,6 @@ from analysis_lib.corpora import Corpus, hub
 from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT
 from analysis_lib.models.names import MODELS
-from analysis_lib.models.parts import MODEL_LAYOUTS
 from analysis_lib.training.recipes import RECIPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -196,7 +195,7 @@ def test_key_projection_gives_the_keys(name, heads, tiny_folder):
     stack, blocks = next(iter(loaded.stacks.items()))
     attention = blocks[-1].get_submodule(stack.attention.module)
     x = torch.randn(5, loaded.model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    weight, bias = key_projection(attention.get_submodule(stack.attention.key), stack.attention.fused, heads)
+    weight, bias = key_projection(attention.get_submodule(stack.attention.key), stack.attention.fused, heads, heads)
     found = torch.einsum("hed,td->hte", weight, x) + (0 if bias is None else bias.unsqueeze(1))
     projected = attention.get_submodule(stack.attention.key)(x)
     fused = stack.attention.fused
@@ -383,14 +382,13 @@ def test_a_config_in_another_encoding(folder):
 @pytest.mark.parametrize("model_type", [None, "", "no-such-model", 7])
 def test_a_model_that_is_no_transformer(folder, model_type):
     edit(folder, model_type=model_type)
-    refused(folder, "is of no type that transformers knows", "bert, roberta")
+    refused(folder, "is of no type that transformers knows", "give another model")
 
 
-@pytest.mark.parametrize("model_type", ["bart", "longformer", "mamba", "clip_vision_model", "swin"])
-def test_a_model_that_is_not_measured(folder, model_type):
-    config = transformers.AutoConfig.for_model(model_type)
+def test_a_model_that_transformers_has_only_with_a_head(folder):
+    config = transformers.AutoConfig.for_model("clvp_encoder")
     (folder / "config.json").write_text(config.to_json_string())
-    refused(folder, f"a {model_type} model", "not measured", ", ".join(MODEL_LAYOUTS))
+    refused(folder, "a clvp_encoder model", "none without a head")
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics import Anisotropy, MeanVector
 from analysis_lib.metrics.intervals import seed_interval
-from analysis_lib.models.parts import MODEL_LAYOUTS
 
 # The type of the model, as transformers names it, whose first block it is.
 ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
+# Where each keeps its first block, and in it its attention.
+PLACES = {"bert": ("encoder.layer.0", "attention.self"), "gpt2": ("h.0", "attn")}
 # What tables and figures call them.
 TITLES = {
     "bert": "BERT block",
@@ -100,8 +101,8 @@ class Draw:
         with torch.device("meta"):
             model = transformers.AutoModel.from_config(config).eval()
         model.set_attn_implementation(IMPLEMENTATION)
-        stack = MODEL_LAYOUTS[model_type].stacks[0]
-        module = model.get_submodule(stack.blocks.replace("*", "0")).to_empty(device="cpu")
+        block, attention = PLACES[model_type]
+        module = model.get_submodule(block).to_empty(device="cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.weights_seed)
             module.apply(model._init_weights)
@@ -113,7 +114,7 @@ class Draw:
             drawn = torch.randint(self.vocabulary, (self.sequences, self.length))
             occurring, places = drawn.unique(return_inverse=True)
             inputs = config.initializer_range * torch.randn(len(occurring), self.width)[places]
-        attention = module.get_submodule(stack.attention.module)
+        attention = module.get_submodule(attention)
         return Block(module.requires_grad_(False), attention, inputs, direction(self.direction_seed, self.width))
 
 

@@ -1,0 +1,433 @@
+"""The layout that a model gives by itself: where its blocks, attention and keys are, each shown and not guessed.
+
+A pass of a few tokens shows which blocks run, in which order, and which modules call transformers' attention interface.
+A second one looks inside these: the projection of keys is the module whose output, split into heads, normalised and
+rotated as the model does it, *is* the key that the interface receives. What is not shown so is left out.
+"""
+
+import inspect
+import itertools
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.utils.output_capturing import OutputRecorder
+
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.devices import device_of
+from analysis_lib.models.parts import Attention, Layout, Stack
+
+# The name under which the attention function of a probe is registered.
+PROBE = "analysis_lib_probe"
+# How far the key of a candidate may be from the key that attention receives, as a share of the largest.
+ROUNDING = 1e-3
+# How a projection may hold the keys of the heads: alone; after all queries; after the queries that share a key; before
+# all values.
+ORDERS = (None, "stacked", "by_head", "before_values")
+# How many tokens a model of texts reads to show its layout.
+TOKENS = 12
+KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of the attention interface."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+
+
+_calls: list[_Call] = []
+
+
+def _probing(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **given: object
+) -> tuple[Tensor, None]:
+    _calls.append(_Call(module, query, key))
+    known = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **known)
+
+
+AttentionInterface.register(PROBE, _probing)
+AttentionMaskInterface.register(PROBE, sdpa_mask)
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Inside it a model is in evaluation mode, not compiled, and gives what it gives by name; then it is as it was."""
+    states = ((module, module.training, module._compiled_call_impl) for module in model.modules())
+    before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
+    try:
+        for config in tuples:
+            config.return_dict = True
+        for module, *_ in before:
+            module.training, module._compiled_call_impl = False, None
+        yield
+    finally:
+        for config in tuples:
+            config.return_dict = False
+        for module, training, compiled in before:
+            module.training, module._compiled_call_impl = training, compiled
+
+
+def kind_of(model: type[PreTrainedModel] | PreTrainedModel) -> str:
+    """What a model reads: ``text``, ``image`` or ``audio``."""
+    return KINDS.get(model.main_input_name, "text")
+
+
+def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int) -> Tensor | None:
+    """The keys of each head, * x head x head_dim, in what a projection gives; None if it does not fit.
+
+    Args:
+        projected: its output, * x width, or its weights, transposed.
+        order: one of ``ORDERS``.
+        heads: of queries.
+        key_heads: of keys, which several heads of queries may share.
+    """
+    width, shared = projected.shape[-1], heads // key_heads
+    parts = {None: key_heads, "stacked": heads + 2 * key_heads, "by_head": (shared + 2) * key_heads}
+    count = parts.get(order, 2 * key_heads)
+    if width % count:
+        return None
+    size = width // count
+    if order == "by_head":
+        return projected.unflatten(-1, (key_heads, shared + 2, size))[..., -2, :]
+    first = {"stacked": heads * size}.get(order, 0)
+    return projected[..., first : first + key_heads * size].unflatten(-1, (key_heads, size))
+
+
+def rotated(module: nn.Module, vectors: Tensor, cos: Tensor, sin: Tensor, each: int = 1) -> Tensor:
+    """Vectors of heads, * x head x token x head_dim, rotated as the model of an attention module does it.
+
+    Each angle stands for one dimension, or for two. Dimensions beyond those of the angles are left as they are.
+    """
+    rotate, width = sys.modules[type(module).__module__].apply_rotary_pos_emb, each * cos.shape[-1]
+    turned = rotate(vectors[..., :width], vectors[..., :width], cos, sin)[0]
+    return torch.cat([turned, vectors[..., width:]], -1)
+
+
+def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layout:
+    """The layout of a model, told by what it does with a few tokens, or an image, or a second of sound.
+
+    Args:
+        name: the model's, for errors.
+        model: without a head.
+        processor: what prepares its input.
+
+    Raises:
+        AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors stand for tokens.
+    """
+    fault, whole = None, model
+    for path in ("", *_parts(whole)):
+        model = whole.get_submodule(path)
+        try:
+            inputs = _example(model, processor)
+            with evaluated(model), _probe(model):
+                runs, calls = _run(model, inputs)
+                alone = kind_of(model) == "text" and _padding_changes(model, inputs)
+            break
+        except Exception as error:  # Of any model, and its processor.
+            fault = fault or error
+    else:
+        first = str(fault).splitlines()[0] if str(fault) else ""
+        raise AnalysisError(
+            f"{name} is a {whole.config.model_type} model, which cannot read what its {type(processor).__name__} makes "
+            f"({type(fault).__name__}: {first}): give another model"
+        ) from fault
+    blocks = _blocks(model, runs)
+    names = {module: path for path, module in model.named_modules()}
+    patterns: dict[str, list[nn.Module]] = {}
+    for block in blocks:
+        patterns.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", names[block]), []).append(block)
+    if not patterns:
+        raise AnalysisError(f"{name} is a {model.config.model_type} model, in which no transformer block is found")
+    stacks = [_stack(name, model, pattern, found, runs, calls, inputs) for pattern, found in patterns.items()]
+    return Layout(tuple(stacks), kind_of(model), path, equal_lengths=alone, listed=False)
+
+
+def _parts(model: PreTrainedModel) -> list[str]:
+    """The paths of the parts that are models of texts themselves: one of them may be all that is read."""
+    found = {path: part for path, part in model.named_modules() if path and isinstance(part, PreTrainedModel)}
+    return [path for path, part in found.items() if part.main_input_name == "input_ids"]
+
+
+def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]) -> bool:
+    """Whether a short text beside a longer one gives other vectors than alone."""
+    count = inputs["input_ids"].shape[1]
+    half = count // 2
+    alone = {name: v[:, :half] if isinstance(v, Tensor) else v for name, v in inputs.items()}
+    beside = {
+        name: torch.cat([v, torch.cat([v[:, :half], v[:, half:] * ("mask" not in name)], 1)])
+        if isinstance(v, Tensor)
+        else v
+        for name, v in inputs.items()
+    }
+    with torch.inference_mode():
+        one, both = first_vectors(model(**alone)), first_vectors(model(**beside))
+    return not _same(both[1:, :half], one)
+
+
+def _example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
+    """A short input: a few tokens, or what the processor of a model makes of an image or a sound."""
+    kind = kind_of(model)
+    if kind == "text":
+        made = _some_tokens(model)
+    elif kind == "image":
+        made = processor(Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert("RGB"), return_tensors="pt")
+    else:
+        rate = processor.sampling_rate
+        made = processor(np.sin(np.arange(rate) / 20), sampling_rate=rate, return_tensors="pt")
+    inputs = {name: torch.as_tensor(values) for name, values in made.items()}
+    if kind == "text" and getattr(model.config, "is_encoder_decoder", False):
+        inputs |= {"decoder_input_ids": inputs["input_ids"], "decoder_attention_mask": inputs["attention_mask"]}
+    taken = _signature(type(model)).parameters
+    inputs = {name: values for name, values in inputs.items() if name in taken}
+    inputs = {n: v.to(device_of(model), model.dtype if v.is_floating_point() else None) for n, v in inputs.items()}
+    return inputs | ({"use_cache": False} if getattr(model.config, "use_cache", False) else {})
+
+
+def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A few tokens, none of which stands for something else in the model, such as an image."""
+    config = model.config.get_text_config()
+    every = {**model.config.to_dict(), **config.to_dict()}
+    named = [every[name] for name in every if name.endswith(("_token_id", "_token_index"))]
+    special = {*itertools.chain(*(value if isinstance(value, list) else [value] for value in named))}
+    words = getattr(model.get_input_embeddings(), "num_embeddings", 256)
+    count = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
+    plain = [index for index in range(min(words, 256)) if index not in special]
+    ids = torch.tensor([[plain[(7 * place + 3) % len(plain)] for place in range(count)]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run of a module: the vectors it reads and gives, and the calls of the interface inside it."""
+
+    read: Tensor | None
+    arguments: dict[str, object]
+    gave: Tensor | None = None
+    calls: range = range(0)
+
+
+@contextmanager
+def _probe(model: PreTrainedModel) -> Iterator[None]:
+    """Inside it the model runs with our attention function, if it takes one."""
+    before = model.config._attn_implementation
+    # A model that takes none says so.
+    with suppress(ValueError):
+        model.set_attn_implementation(PROBE)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _calls.clear()
+
+
+def first_vectors(values: object) -> Tensor | None:
+    """The first tensor of numbers among values, which may be nested; what a block reads, or gives."""
+    if isinstance(values, Tensor):
+        return values if values.is_floating_point() and values.dim() >= 2 else None
+    if isinstance(values, Mapping):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return None
+    return next((found for value in values if (found := first_vectors(value)) is not None), None)
+
+
+def arguments_of(module: nn.Module, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
+    """The arguments of a call of a module by name."""
+    arguments = _signature(type(module)).bind_partial(module, *args, **kwargs).arguments
+    arguments.pop("self", None)
+    return {**arguments, **arguments.pop("kwargs", {})}
+
+
+@cache
+def _signature(module: type[nn.Module]) -> inspect.Signature:
+    return inspect.signature(module.forward)
+
+
+def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[dict[nn.Module, list[_Run]], list[_Call]]:
+    runs: dict[nn.Module, list[_Run]] = {}
+
+    def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        read = first_vectors(args)
+        given = arguments_of(module, args, kwargs)
+        runs.setdefault(module, []).append(_Run(first_vectors(kwargs) if read is None else read, given))
+        runs[module][-1].calls = range(len(_calls), len(_calls))
+
+    def end(module: nn.Module, _args: tuple, output: object) -> None:
+        run = runs[module][-1]
+        run.gave, run.calls = first_vectors(output), range(run.calls.start, len(_calls))
+
+    handles = []
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
+            handles.append(module.register_forward_hook(end))
+        with torch.inference_mode():
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return runs, [*_calls]
+
+
+# --- Blocks ---------------------------------------------------------------------------------------
+
+
+def _blocks(model: PreTrainedModel, runs: Mapping[nn.Module, list[_Run]]) -> list[nn.Module]:
+    """The modules whose outputs are the hidden states, in the order in which they first ran."""
+    ran = [module for module in _declared(model) if module in runs]
+    if not ran:
+        lists = [[part for part in of if part in runs] for of in model.modules() if isinstance(of, nn.ModuleList)]
+        alike = [of for of in lists if len({type(part) for part in of}) == 1]
+        attending = [of for of in alike if all(len(run.calls) for part in of for run in runs[part])]
+        inner = [of for of in attending if not any(_inside(other, of) for other in attending)]
+        # Without attention: the longest lists of modules of which each reads what the one before it gave.
+        chained = [of for of in alike if len(of) > 1 and all(map(_follows(runs), of, of[1:]))]
+        longest = max(map(len, chained), default=0)
+        ran = [part for of in inner or [of for of in chained if len(of) == longest] for part in of]
+    ran = [part for part in ran if not any(_inside([part], [other]) for other in ran)]
+    order = {module: place for place, module in enumerate(runs)}
+    return sorted((part for part in ran if runs[part][-1].gave is not None), key=order.get)
+
+
+def _declared(model: PreTrainedModel) -> list[nn.Module]:
+    """The modules that a model, or a part of it, declares to give its hidden states."""
+    found: dict[nn.Module, None] = {}
+    for part in model.modules():
+        given = (getattr(part, "_can_record_outputs", None) or {}).get("hidden_states", ())
+        for one in given if isinstance(given, list | tuple) else [given]:
+            made = one.target_class if isinstance(one, OutputRecorder) else one
+            if isinstance(made, type):
+                found |= dict.fromkeys(module for module in part.modules() if isinstance(module, made))
+    return [*found]
+
+
+def _inside(inner: list[nn.Module], outer: list[nn.Module]) -> bool:
+    """Whether modules lie inside others."""
+    within = {module for part in outer for module in part.modules() if module is not part}
+    return bool(inner) and all(part in within for part in inner)
+
+
+def _follows(runs: Mapping[nn.Module, list[_Run]]) -> Callable[[nn.Module, nn.Module], bool]:
+    def follows(one: nn.Module, other: nn.Module) -> bool:
+        gave, read = runs[one][0].gave, runs[other][0].read
+        return gave is not None and read is not None and gave.shape == read.shape and torch.equal(gave, read)
+
+    return follows
+
+
+def _stack(
+    name: str,
+    model: PreTrainedModel,
+    pattern: str,
+    blocks: list[nn.Module],
+    runs: Mapping[nn.Module, list[_Run]],
+    calls: list[_Call],
+    inputs: Mapping[str, Tensor],
+) -> Stack:
+    """The blocks of one path, as a stack."""
+    shape = tuple(runs[blocks[0]][-1].gave.shape)
+    decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder" in pattern
+    label = next((part for part in ("encoder", "decoder") if part in pattern), pattern.partition(".")[0])
+    tokens = {"text": "shifted" if decoder else "text", "image": "patches", "audio": "frames"}[kind_of(model)]
+    if kind_of(model) == "text":
+        read = tuple(inputs["decoder_input_ids" if decoder else "input_ids"].shape)
+        if shape[:2] != read or len(shape) != 3:
+            raise AnalysisError(
+                f"{name} is a {model.config.model_type} model: {read[1]} tokens of a text become vectors of shape "
+                f"{shape} in {pattern}, which stand for no tokens: give another model"
+            )
+    each = tuple(_attention(block, runs, calls) for block in blocks)
+    known = [attention for attention in each if attention]
+    common = Counter(known).most_common(1)[0][0] if known else None
+    return Stack(pattern, common, label, tokens, each=() if len({*each}) == 1 else each)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+def _attention(block: nn.Module, runs: Mapping[nn.Module, list[_Run]], calls: list[_Call]) -> Attention | None:
+    """The attention of a block: the first module in it that calls the interface, once, with a key for each query."""
+    inside = [calls[place] for place in runs[block][-1].calls]
+    if not inside:
+        return None
+    call, names = inside[0], {module: path for path, module in block.named_modules()}
+    once = sum(other.module is call.module for other in inside) == 1
+    if not once or call.module not in names or call.query.shape[2] != call.key.shape[2]:
+        return None
+    path = names[call.module]
+    found = next(_key_projections(call, runs), None)
+    return Attention(path, None) if found is None else Attention(path, **found)
+
+
+def _key_projections(call: _Call, runs: Mapping[nn.Module, list[_Run]]) -> Iterator[dict]:
+    """The ways in which the key of a call can be made that give it."""
+    inside = {path: runs[part][-1] for path, part in call.module.named_modules() if path and part in runs}
+    inside = {path: run for path, run in inside.items() if run.gave is not None and run.read is not None}
+    heads, key_heads = call.query.shape[1], call.key.shape[1]
+    wanted = call.key.transpose(1, 2)
+    angles = runs[call.module][-1].arguments.get("position_embeddings")
+    for path, run in inside.items():
+        for order in ORDERS:
+            raw = split_keys(run.gave, order, heads, key_heads)
+            if raw is None or raw.numel() != wanted.numel() or raw.shape[-1] != wanted.shape[-1]:
+                continue
+            raw = raw.reshape(wanted.shape)
+            for norm, heads_first, key in [(None, False, raw), *_norms_of(raw, inside)]:
+                for each in (0, 1, 2) if isinstance(angles, tuple | list) and len(angles) == 2 else (0,):
+                    if _same(_turned(call.module, key.transpose(1, 2), angles, each), call.key):
+                        of_norm = {"key_norm": norm, "heads_first": heads_first}
+                        yield {"key": path, "fused": order, **of_norm, "rotary": each}
+
+
+def _norms_of(keys: Tensor, inside: Mapping[str, _Run]) -> Iterator[tuple[str, bool, Tensor]]:
+    """The root-mean-square norms that read the keys, whether heads stand before tokens there, and what they give.
+
+    Of each head, or of all together. Other norms shift the keys, so that they are no multiples of what was read.
+
+    Args:
+        keys: utterance x token x head x head_dim.
+    """
+    for path, run in inside.items():
+        if run.read.numel() != keys.numel() or run.gave.numel() != keys.numel():
+            continue
+        swapped = run.read.shape == keys.transpose(1, 2).shape and not _same(run.read.reshape(keys.shape), keys)
+        read, gave = (part.transpose(1, 2) if swapped else part.reshape(keys.shape) for part in (run.read, run.gave))
+        for dims in ((-1,), (-2, -1)):
+            size = read.square().mean(dims, keepdim=True).sqrt()
+            # The gains, told by the first token.
+            gains = gave[:, :1] * size[:, :1] / read[:, :1]
+            if _same(read, keys) and _same(gains * read / size, gave):
+                yield path, swapped, gave
+                break
+
+
+def _turned(module: nn.Module, keys: Tensor, angles: Sequence[Tensor], each: int) -> Tensor | None:
+    """Keys as they would be, rotated by angles; None if that is not how this model rotates."""
+    try:
+        return rotated(module, keys, *angles, each) if each else keys
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def _same(one: Tensor | None, other: Tensor) -> bool:
+    if one is None or one.shape != other.shape:
+        return False
+    within = max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
+    return bool((one - other).abs().max() <= within * other.abs().max())

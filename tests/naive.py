@@ -1,0 +1,163 @@
+"""A naive reference for any model of texts: as its documentation runs it, one text at a time, eagerly, in float64.
+
+Queries, keys, values and weights are those of the model's own eager attention; hidden states are what
+``output_hidden_states`` gives; every pair is formed; the contribution of a dimension is its value times the derivative
+of the scores, by autograd. Of the library it takes the path of the projection of keys alone, which it thereby tests.
+"""
+
+import contextlib
+import copy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from unittest import mock
+
+import numpy as np
+import torch
+from reference import DoublePrecision
+from torch import Tensor, nn
+
+# What the attention of a decoder to an encoder is called.
+CROSS = ("encoder_attn", "cross", "EncDec", "encdec", "crossattention", "encoder_decoder")
+
+
+@dataclass
+class Attended:
+    """One call of eager attention, without its utterance axis: head x token x dim, head x query x key."""
+
+    query: np.ndarray
+    key: np.ndarray
+    value: np.ndarray
+    weights: np.ndarray
+    pairs: int  # of a query and a key that it sees
+    sink: np.ndarray | None
+    contributions: np.ndarray | None  # head x key x dimension, summed over the queries that see the key
+
+
+@dataclass
+class Text:
+    """What a model makes of a text.
+
+    Attributes:
+        hidden: what ``output_hidden_states`` gives: of each stack, what its first block reads, and what each block
+            gives, but for the last one, after which a norm may follow.
+        attended: the self-attentions, in order.
+    """
+
+    hidden: list[np.ndarray] = field(default_factory=list)
+    attended: list[Attended] = field(default_factory=list)
+
+
+def in_double(model: nn.Module) -> nn.Module:
+    """A copy in float64 that attends eagerly."""
+    double = copy.deepcopy(model).double().eval()
+    double.set_attn_implementation("eager")
+    # Of mixtures of experts, the fast ways have no float64.
+    double.set_experts_implementation("eager")
+    return double
+
+
+def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[str, tuple[str, str | None]]) -> Text:
+    """Run a model on a text.
+
+    Args:
+        model: as of :func:`in_double`.
+        inputs: what its tokenizer gives.
+        projections: by the path of an attention module, the paths below it of the projection of its keys and of their
+            norm, for contributions.
+    """
+    found, given = Text(), dict(inputs)
+    if getattr(model.config, "is_encoder_decoder", False):
+        ids, start = given["input_ids"].roll(1, 1), getattr(model.config, "decoder_start_token_id", None)
+        if start is not None:
+            ids[:, 0] = start
+        given["decoder_input_ids"] = ids
+    with DoublePrecision(), _recorded(model, projections) as calls:
+        output = model(**given, output_hidden_states=True, use_cache=False)
+    stacks = ("encoder_hidden_states", "decoder_hidden_states") if "decoder_input_ids" in given else ("hidden_states",)
+    for name in stacks:
+        # These give nothing of what their first block reads.
+        late = model.config.model_type in ("mamba", "mamba2", "falcon_mamba")
+        found.hidden += [None] * late + [layer[0].detach().numpy() for layer in output[name][:-1]] + [None] * (not late)
+    found.attended = [_attended(*call) for call in calls]
+    return found
+
+
+@contextlib.contextmanager
+def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, str | None]]) -> Iterator[list]:
+    """Inside it eager attention notes what it computes, and the inputs of key projections have gradients."""
+    names, calls, leaves = {module: path for path, module in model.named_modules()}, [], {}
+    with contextlib.ExitStack() as stack:
+        for path, (key, norm) in projections.items():
+
+            def leaf(_module: nn.Module, args: tuple, path: str = path) -> tuple:
+                leaves[path] = args[0].detach().requires_grad_()
+                return (leaves[path], *args[1:])
+
+            def constant(_module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+                return args[0] * (output / args[0]).detach()
+
+            module = model.get_submodule(path)
+            stack.callback(module.get_submodule(key).register_forward_pre_hook(leaf).remove)
+            if norm:
+                stack.callback(module.get_submodule(norm).register_forward_hook(constant).remove)
+        for source in {sys.modules[type(module).__module__] for module in model.modules()}:
+            if eager := getattr(source, "eager_attention_forward", None):
+
+                def noting(module, query, key, value, *args, _eager=eager, **kwargs):
+                    output, weights = _eager(module, query, key, value, *args, **kwargs)
+                    sinks = kwargs.get("s_aux")
+                    if sinks is not None and (weights.sum(-1) > 1 - 1e-9).all():
+                        # Granite gives the weights as they were before the sink took its part.
+                        scores = query @ key.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(2, 3)
+                        total = (kwargs["scaling"] * scores).masked_fill(weights == 0, -torch.inf).logsumexp(-1)
+                        weights = weights * torch.sigmoid(total - sinks[:, None]).unsqueeze(-1)
+                    path = names.get(module, "?")
+                    if kwargs.get("scaling") == 1 != getattr(module, "scaling", 1):
+                        query = query / module.scaling  # Scaled beforehand: the tables are before scaling.
+                    if not any(part in path for part in CROSS):
+                        mask = kwargs.get("attention_mask", args[0] if args else None)
+                        seen = torch.ones_like(weights) if mask is None else (mask > torch.finfo(mask.dtype).min / 2)
+                        calls.append((path, query, key, value, weights, seen, leaves.get(path)))
+                    return output, weights
+
+                stack.enter_context(mock.patch.object(source, "eager_attention_forward", noting))
+        yield calls
+
+
+def _attended(
+    _path: str, query: Tensor, key: Tensor, value: Tensor, weights: Tensor, seen: Tensor, leaf: Tensor | None
+) -> Attended:
+    """One call, with the contributions of the dimensions of what its keys are made from."""
+    heads, shared = query.shape[1], query.shape[1] // key.shape[1]
+    contributions = None
+    if leaf is not None:
+        by_head = key.repeat_interleave(shared, 1)
+        scores = (query.detach() @ by_head.transpose(2, 3)) * seen
+        of_heads = [torch.autograd.grad(scores[0, h].sum(), leaf, retain_graph=True)[0] for h in range(heads)]
+        contributions = np.stack([(leaf * grad)[0].detach().numpy() for grad in of_heads])
+    arrays = (part[0].detach().numpy() for part in (query, key, value, weights))
+    found = Attended(*arrays, int(seen[0, 0].sum()), None, contributions)
+    lost = 1 - found.weights.sum(-1)
+    found.sink = lost if lost.max() > 1e-6 else None
+    return found
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def cosine(vectors: Sequence[np.ndarray]) -> float:
+    """The mean cosine of all pairs of distinct vectors, token x dim of each text; every pair is formed."""
+    units = np.concatenate(vectors)
+    units = units / np.linalg.norm(units, axis=-1, keepdims=True)
+    cosines = units @ units.T
+    return (cosines.sum() - np.trace(cosines)) / (len(units) * (len(units) - 1))
+
+
+def entropies(attended: Sequence[Attended], head: int) -> np.ndarray:
+    """The entropy of each row of a head, in nats; a sink is a key."""
+    found = []
+    for one in attended:
+        rows = one.weights[head] if one.sink is None else np.concatenate([one.weights, one.sink[..., None]], -1)[head]
+        found += [-sum(p * np.log(p) for p in row if p > 0) for row in rows]
+    return np.array(found)

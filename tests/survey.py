@@ -1,0 +1,114 @@
+"""Every architecture of transformers against the naive reference: the rows of ``data/architectures.csv``.
+
+``python tests/survey.py data/architectures.csv`` takes half an hour of one core; with names, those alone are tried.
+"""
+
+import csv
+import logging
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import shrunk
+import tiny
+import transformers
+from models import test_any_transformer as proof
+
+from analysis_lib import AnalysisError, load_model, measure
+
+COLUMNS = ("architecture", "reads", "result", "tables", "why")
+# The tables of ``measure`` that prove what is captured.
+TABLES = {
+    "anisotropy": "hidden states",
+    "attention_entropy": "queries, keys, values and attention",
+    "score_contributions": "contributions",
+}
+SECONDS = 120
+# More than a test takes time for.
+MOST_PARAMETERS = 30_000_000
+READS = {"pixel_values": "images", "input_values": "sounds", "input_features": "sounds"}
+OF_BOOK = {model_type: name for name, (model_type, *_) in tiny.EVERY_ARCHITECTURE.items()}
+
+
+def row(model_type: str) -> dict[str, str]:
+    """What became of an architecture."""
+    if model_type in OF_BOOK:
+        # Their own tests prove them.
+        name = OF_BOOK[model_type]
+        model, processor = tiny.build(name)
+        loaded = load_model(model, processor=processor)
+        items = tiny.corpus(name)
+        kind = {"text": "texts", "image": "images", "audio": "sounds"}[tiny.kind(name)]
+        maps = {"maps": "positions"} if loaded.layout.maps else {}
+        return measured(model_type, kind, measure(loaded, items, progress=False, **maps))
+    try:
+        model = shrunk.build(model_type, **proof.CHANGES.get(model_type, {}))
+    except Exception as error:
+        return left(model_type, "not tried", f"no small model of it: {first_line(error)}")
+    if (reads := READS.get(model.main_input_name)) is not None:
+        return left(model_type, "not tried", f"reads {reads}", reads)
+    try:
+        tables = proof.tables(model_type)
+    except AnalysisError as error:
+        return left(model_type, "refused", str(error).partition("model, ")[2].partition(": give")[0] or str(error))
+    except Exception as error:
+        return left(model_type, "not tried", first_line(error))
+    try:
+        proof.test_hidden_states(model_type)
+        proof.test_queries_keys_and_entropies(model_type)
+        proof.test_masses_sum_to_one_and_a_sink_has_its_part(model_type)
+        proof.test_contributions(model_type)
+    except Exception as error:
+        return left(model_type, "not tried", f"no reference: {first_line(error)}")
+    return measured(model_type, "texts", tables)
+
+
+def measured(model_type: str, reads: str, tables: Sequence[str]) -> dict[str, str]:
+    kinds = "; ".join(word for table, word in TABLES.items() if table in tables)
+    return dict(zip(COLUMNS, (model_type, reads, "measured", kinds, ""), strict=True))
+
+
+def left(model_type: str, result: str, why: str, reads: str = "texts") -> dict[str, str]:
+    return dict(zip(COLUMNS, (model_type, reads, result, "", why), strict=True))
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:120]
+
+
+class TooLong(Exception):
+    """Raised in what takes too long."""
+
+
+def _too_long(*_: object) -> None:
+    raise TooLong(f"takes more than {SECONDS} seconds")
+
+
+def main(path: str, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    shrunk.MOST_PARAMETERS = MOST_PARAMETERS
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.set_verbosity_error()
+    signal.signal(signal.SIGALRM, _too_long)
+    with open(path, "w", newline="") as file:
+        out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        out.writeheader()
+        for model_type in names or sorted({*shrunk.TYPES, *OF_BOOK}):
+            signal.alarm(SECONDS)
+            try:
+                found = row(model_type)
+            except TooLong as error:
+                found = left(model_type, "not tried", str(error))
+            signal.alarm(0)
+            for known in (proof.loaded, proof.tables, proof.reference):
+                known.cache_clear()
+            out.writerow(found)
+            file.flush()
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    main(*sys.argv[1:])
