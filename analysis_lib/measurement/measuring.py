@@ -101,8 +101,9 @@ def measure(
     if isinstance(model, LoadedModel) and processor is not None:
         raise AnalysisError(f"{model.name} is loaded with its tokenizer: give another one to load_model")
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
+    _refuse_kind(model.name, model.layout, corpus)
     lacking = capture.lacking(model, corpus.items[:2], settings)
-    senseless = _senseless(resolve(metrics), model.name, model.layout, corpus, settings, lacking)
+    senseless = _senseless(resolve(metrics), model.layout, settings, lacking)
     if metrics != "all":
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
@@ -142,7 +143,9 @@ def refuse_senseless(
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
-        senseless = _senseless(wanted, model, MODEL_LAYOUTS.get(kind, OF_TEXT), corpus, settings, {})
+        layout = MODEL_LAYOUTS.get(kind, OF_TEXT)
+        _refuse_kind(model, layout, corpus)
+        senseless = _senseless(wanted, layout, settings, {})
         if metrics != "all":
             _refuse(model, senseless)
 
@@ -203,22 +206,21 @@ def _measure(
     return merging.report
 
 
-def _senseless(
-    metrics: list[Metric], model: str, layout: Layout, corpus: Corpus, settings: Settings, lacking: dict[str, str]
-) -> dict[str, str]:
-    """The metrics that cannot be had of a model, and why.
-
-    Args:
-        lacking: what cannot be captured of it, of what metrics need, and why.
-
-    Raises:
-        AnalysisError: it does not read what the corpus holds.
-    """
+def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
+    """Refuse a corpus that holds what a model does not read."""
     if layout.kind != corpus.kind:
         raise AnalysisError(
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
+
+
+def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]) -> dict[str, str]:
+    """The metrics that cannot be had of a model, and why.
+
+    Args:
+        lacking: what cannot be captured of it, of what metrics need, and why.
+    """
     if not layout.has_attention:
         lacking = dict.fromkeys({*SPACES, WEIGHTS, SCORES} - {*WHOLE_SPACES}, "it has no attention")
     found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
