@@ -29,7 +29,7 @@ from analysis_lib.metrics.intervals import seed_interval
 # The type of the model, as transformers names it, whose first block it is.
 ARCHITECTURES = {"bert": "bert", "bert-pytorch": "bert", "gpt2": "gpt2", "vit": "vit"}
 # Where each keeps its first block, and in it its attention.
-PLACES = {"bert": ("encoder.layer.0", "attention.self"), "gpt2": ("h.0", "attn")}
+PLACES = {"bert": ("encoder.layer.0", "attention.self"), "gpt2": ("h.0", "attn"), "vit": ("layers.0", "attention")}
 # What tables and figures call them.
 TITLES = {
     "bert": "BERT block",
@@ -173,7 +173,7 @@ def attend(block: Block, hidden: Hidden) -> tuple[Hidden, Heads, Heads, Float[Te
     """
     seen = []
 
-    def watch(module, query, key, value, mask, bias, scaling) -> Tensor:
+    def watch(module, query, key, value, mask, bias, scaling, *_) -> Tensor:
         scores = scaling * query @ key.transpose(2, 3)
         seen.append((query, key, scores if mask is None else scores.masked_fill(~mask, -math.inf)))
         return functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
