@@ -59,15 +59,15 @@ def outcomes(rows: pd.DataFrame) -> pd.DataFrame:
         rows: of :func:`ledger`.
 
     Returns:
-        Columns id, paper and outcome: ``holds`` or ``does not hold`` wherever it is decided, ``mixed`` where some hold
-        and some do not, ``undecided``, ``without a verdict`` (no number has an interval) or ``not run``.
+        Columns id, paper and outcome: ``holds``, ``does not hold`` or ``undecided`` wherever a number has an interval;
+        ``mixed`` where these differ; ``without a verdict`` (no number has an interval) or ``not run``.
     """
 
     def outcome(after: pd.Series) -> str:
-        decided = {*after} & {claims.HOLDS, claims.FAILS}
-        if decided:
-            return decided.pop() if len(decided) == 1 else "mixed"
-        return next((one for one in (claims.UNDECIDED, NOT_RUN) if one in {*after}), "without a verdict")
+        judged = {*after} & {claims.HOLDS, claims.FAILS, claims.UNDECIDED}
+        if judged:
+            return judged.pop() if len(judged) == 1 else "mixed"
+        return NOT_RUN if NOT_RUN in {*after} else "without a verdict"
 
     found = rows.groupby(["id", "paper"], sort=False)["after"].agg(outcome)
     return found.rename("outcome").reset_index()

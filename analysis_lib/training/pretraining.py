@@ -25,7 +25,7 @@ from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.models.loading import LOCALLY, read_processor
 from analysis_lib.models.names import located
-from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT, refuse_too_large
+from analysis_lib.models.parts import refuse_too_large
 from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training import loop
 from analysis_lib.training.baselines import n_gram_losses
@@ -50,6 +50,11 @@ from analysis_lib.training.tasks import IGNORED
 from analysis_lib.training.wordpiece import word_pieces
 
 # Of the texts that are held out, the first sequences: the loss is theirs.
+# The encoders that are pretrained: those whose sizes have the names of BERT's.
+ENCODERS = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "mpnet", "deberta"),
+    *("deberta-v2", "modernbert"),
+)
 HELD_OUT_SEQUENCES = 256
 # A model of more parameters takes half a minute and more to begin with.
 LARGE = 50_000_000
@@ -207,10 +212,8 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
         tokenizer: the model's; before there is one, what does not depend on it is refused.
     """
     kind = settings.model_type
-    known = transformers.models.auto.modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    kinds = [name for name in known if MODEL_LAYOUTS.get(name, OF_TEXT).kind == "text"]
-    if kind not in kinds:
-        raise AnalysisError(f"there is no masked language model {kind!r} that is measured: {near_names(kind, kinds)}")
+    if kind not in ENCODERS:
+        raise AnalysisError(f"there is no masked language model {kind!r} that is trained: {near_names(kind, ENCODERS)}")
     defaults = transformers.AutoConfig.for_model(kind).to_dict()
     if unknown := [name for name in settings.configuration if name not in defaults]:
         raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}")

@@ -78,7 +78,8 @@ class Synthesis(SphinxDirective):
     def _number(self, found: re.Match) -> str:
         rows = gathered(self.env).query("id == @found['claim'] and verdict in @JUDGED")
         if not found["on"] and len(rows):
-            return f"{(rows['verdict'] == claims.HOLDS).sum()} of {len(rows)}"
+            held = (rows["verdict"] == claims.HOLDS).groupby(about(rows)).all()
+            return f"{held.sum()} of {len(held)}"
         rows = rows[[name == found["on"] for name in about(rows)]] if len(rows) else rows
         if len(rows) != 1 or rows["verdict"].item() != found["verdict"]:
             raise LookupError(found[0][1:-1])

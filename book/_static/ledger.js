@@ -11,7 +11,7 @@ document.addEventListener("DOMContentLoaded", () => {
   options(verdict, parts.map((part) => part.at(-1)));
   options(model, parts.filter((part) => part.length > 1).map((part) => part[0].split(", ")[0]));
   const count = Object.assign(document.createElement("output"), { ariaLive: "polite" });
-  for (const [name, field] of [["Show", words], ["Verdict", verdict], ["Model", model]]) {
+  for (const [name, field] of [["Show", words], ["Verdict", verdict], ["Measured on", model]]) {
     const label = document.createElement("label");
     label.append(`${name} `, field);
     form.append(label);

@@ -22,7 +22,7 @@ from analysis_lib.book.parameters import TYPES, notebook_parameters
 from analysis_lib.capture import Settings
 from analysis_lib.measurement.shards import make_shards, measure_shard
 from analysis_lib.metrics import resolve
-from analysis_lib.metrics.accumulator import KEY_TYPES
+from analysis_lib.models import TOKEN_TYPES
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -244,7 +244,7 @@ def test_runs_with_jupyter_execute_in_any_folder(tmp_path):
 def test_the_formula_for_what_is_merged_is_that_of_the_sums(name):
     """What it leaves out are counts."""
     (cell,) = (cell for cell in code_cells(read("scale")) if "def numbers" in cell.source)
-    defined = {"pd": pd, "KEY_TYPES": KEY_TYPES}
+    defined = {"pd": pd, "TOKEN_TYPES": TOKEN_TYPES}
     exec(cell.source, defined)
     model = load_model(name)
     shard, *_ = make_shards(model, load_corpus("news", limit=2), resolve("all"), Settings())

@@ -360,7 +360,7 @@ def test_paper_loses_nothing(smoke_site, page, tmp_path):
 def test_the_ledger_says_what_the_notebooks_found(smoke_site, page):
     """Verdict and number of every row, against the metadata of the executed notebooks; a line per claim."""
     said = set()
-    for path in (smoke_site / "_sources").rglob("*.ipynb"):
+    for path in (ROOT / "_build" / "executed" / "smoke").rglob("*.ipynb"):
         outputs = [output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", ())]
         for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
             said.add((row["id"], row["verdict"], "none" if row["value"] is None else f"{row['value']:z.3f}"))
