@@ -108,7 +108,8 @@ def test_without_a_page_no_claim_was_run():
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        ([HOLDS, UNDECIDED, "no interval"], HOLDS),
+        ([HOLDS, "no interval"], HOLDS),
+        ([HOLDS, UNDECIDED, "no interval"], "mixed"),
         ([FAILS, "not applicable"], FAILS),
         ([HOLDS, FAILS, HOLDS], "mixed"),
         ([UNDECIDED, "not applicable"], UNDECIDED),

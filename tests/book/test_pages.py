@@ -360,8 +360,8 @@ def test_paper_loses_nothing(smoke_site, page, tmp_path):
 def test_the_ledger_says_what_the_notebooks_found(smoke_site, page):
     """Verdict and number of every row, against the metadata of the executed notebooks; a line per claim."""
     said = set()
-    for path in (ROOT / "_build" / "executed" / "smoke").rglob("*.ipynb"):
-        outputs = [output for cell in nbformat.read(path, 4).cells for output in cell.get("outputs", ())]
+    for path in notebook_pages(smoke_site):
+        outputs = [output for cell in executed(smoke_site, path) for output in cell.outputs]
         for row in (row for output in outputs for row in output.get("metadata", {}).get("verdicts", ())):
             said.add((row["id"], row["verdict"], "none" if row["value"] is None else f"{row['value']:z.3f}"))
     visit(page, smoke_site / "ledger.html")
@@ -390,7 +390,7 @@ def test_a_row_of_the_ledger_leads_to_its_page_and_a_verdict_to_its_formula(smok
 def test_the_ledger_can_be_had_for_one_model(smoke_site, page):
     visit(page, smoke_site / "ledger.html")
     every = page.locator(".ledger details.claim:visible").count()
-    page.get_by_label("Model").select_option("MiniLM")
+    page.get_by_label("Measured on").select_option("MiniLM")
     shown = page.locator(".ledger details.claim:visible").all()
     assert 0 < len(shown) < every
     assert all(any("MiniLM" in chip for chip in line.locator(".chip").all_inner_texts()) for line in shown)
