@@ -5,6 +5,7 @@
 
 import csv
 import logging
+import re
 import signal
 import sys
 import warnings
@@ -24,6 +25,17 @@ TABLES = {
     "anisotropy": "hidden states",
     "attention_entropy": "queries, keys, values and attention",
     "score_contributions": "contributions",
+}
+REASONS = {
+    "cannot read what": "needs more than a text",
+    "no transformer block": "no list of blocks that follow one another",
+    "stand for no tokens": "its vectors stand for no tokens",
+    "^(reads .*)": r"\1",
+    r"([\d,]+) parameters": r"its smallest has \1 parameters",
+    r"requires the (\w+) library": r"needs the package \1",
+    "no small model": "its configuration cannot be made small",
+    "(takes more than .*)": r"\1",
+    "mask for each": "a mask for each head",
 }
 SECONDS = 120
 # More than a test takes time for.
@@ -71,7 +83,15 @@ def measured(model_type: str, reads: str, tables: Sequence[str]) -> dict[str, st
 
 
 def left(model_type: str, result: str, why: str, reads: str = "texts") -> dict[str, str]:
-    return dict(zip(COLUMNS, (model_type, reads, result, "", why), strict=True))
+    return dict(zip(COLUMNS, (model_type, reads, result, "", in_words(why)), strict=True))
+
+
+def in_words(why: str) -> str:
+    """A reason as a reader understands it; errors of other libraries are not meant for readers."""
+    for pattern, words in REASONS.items():
+        if found := re.search(pattern, why):
+            return found.expand(words)
+    return "no reference for it"
 
 
 def first_line(error: Exception) -> str:
