@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -74,4 +75,6 @@ def verdicts_on_page(page: str, *containing: str, **names) -> list[str]:
 
 def shown(verdicts: pd.DataFrame) -> Verdicts:
     """What ``claims.show`` shows."""
-    return Verdicts(verdicts.assign(after=claims.corrected(verdicts)))
+    with mock.patch.object(claims, "display") as display:
+        claims.show(verdicts)
+    return display.call_args.args[0]

@@ -1,5 +1,6 @@
 """Tiny models of any architecture that transformers knows: of its own configuration, with smaller sizes."""
 
+import tiny
 import torch
 import transformers
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -100,13 +101,5 @@ def build(model_type: str, seed: int = 0, **changes: object) -> transformers.Pre
         raise ValueError(f"{count:,} parameters")
     torch.manual_seed(seed)
     model = transformers.AutoModel.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # A bias at 0, or a gain at 1, would hide where it is lost.
-            if name.endswith("bias"):
-                parameter.normal_(0, 0.3)
-            elif parameter.ndim == 1:
-                parameter.uniform_(0.5, 1.5)
-            elif parameter.ndim == 2:
-                parameter.normal_(0, 2 * parameter.shape[1] ** -0.5)
+    tiny.randomise(model)
     return model.eval()

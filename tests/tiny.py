@@ -368,14 +368,14 @@ def corpus(name: str) -> Corpus:
 
 
 @torch.no_grad()
-def _randomise(model: torch.nn.Module) -> None:
+def randomise(model: torch.nn.Module) -> None:
     """Random values everywhere: a bias at 0, a gain at 1 or a position table near 0 hides where it is lost."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.normal_(0, 0.3)
         elif parameter.ndim == 1:
             parameter.uniform_(0.5, 1.5)
-        else:
+        elif parameter.ndim:
             # Attention far from uniform: vectors keep about their length, and scores spread over a few units.
             inputs = parameter.numel() // parameter.shape[0] if parameter.shape[0] > 1 else parameter.shape[-1]
             parameter.normal_(0, 2 * inputs**-0.5)
@@ -399,7 +399,7 @@ def build(name: str, seed: int = 0, **changes) -> tuple[transformers.PreTrainedM
     config = transformers.AutoConfig.for_model(model_type, **{**settings, **changes})
     torch.manual_seed(seed)
     model = transformers.AutoModel.from_config(config)
-    _randomise(model)
+    randomise(model)
     return model.eval(), reads
 
 

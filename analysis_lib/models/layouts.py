@@ -1,7 +1,7 @@
 """The layout that a model gives by itself: where its blocks, attention and keys are, each shown and not guessed.
 
-A pass of a few tokens shows which blocks run, in which order, and which modules call transformers' attention interface.
-A second one looks inside these: the projection of keys is the module whose output, split into heads, normalised and
+A pass of a few tokens shows which blocks run, in which order, which modules call transformers' attention interface, and
+what every module reads and gives: the projection of keys is the module whose output, split into heads, normalised and
 rotated as the model does it, *is* the key that the interface receives. What is not shown so is left out.
 """
 

@@ -49,12 +49,12 @@ from analysis_lib.training.settings import (
 from analysis_lib.training.tasks import IGNORED
 from analysis_lib.training.wordpiece import word_pieces
 
-# Of the texts that are held out, the first sequences: the loss is theirs.
 # The encoders that are pretrained: those whose sizes have the names of BERT's.
 ENCODERS = (
     *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "mpnet", "deberta"),
     *("deberta-v2", "modernbert"),
 )
+# Of the texts that are held out, the first sequences: the loss is theirs.
 HELD_OUT_SEQUENCES = 256
 # A model of more parameters takes half a minute and more to begin with.
 LARGE = 50_000_000

@@ -105,12 +105,11 @@ class Architectures(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         found = pd.read_csv(data_directory() / "architectures.csv", keep_default_na=False)
-        named = found["result"] + ": " + found["tables"].where(found["result"] == "measured", "")
-        counts, parts = named.str.rstrip(": ").value_counts().sort_index(), []
-        lines = ["| result | architectures |", "|:---|---:|", *(f"| {name} | {n} |" for name, n in counts.items())]
-        for name in counts.index:
-            of = found[named.str.rstrip(": ") == name]
+        # What was not measured has no tables.
+        lines, parts = ["| result | architectures |", "|:---|---:|"], []
+        for name, of in found.groupby((found["result"] + ": " + found["tables"]).str.rstrip(": ")):
             said = of["architecture"] + of["why"].map(" ({})".format).where(of["why"] != "", "")
+            lines.append(f"| {name} | {len(of)} |")
             parts.append(f":::{{dropdown}} {name}\n{'; '.join(f'`{one}`' for one in said)}\n:::\n")
         return self.parse_text_to_nodes("\n".join([*lines, "", *parts]))
 
@@ -140,7 +139,7 @@ class ExecutionStatus(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     directives = {"finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
-    directives["architectures"] = Architectures
-    for name, directive in (directives | {"execution-status": ExecutionStatus}).items():
+    directives |= {"architectures": Architectures, "execution-status": ExecutionStatus}
+    for name, directive in directives.items():
         app.add_directive(name, directive)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
