@@ -37,7 +37,7 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
     Raises:
         AnalysisError: the attention of a block was not captured, or not exactly.
     """
-    with evaluated(loaded.model):
+    with loaded.lock, evaluated(loaded.model):
         if not getattr(loaded, "_checked", False):
             _check(loaded, batch)
         with _full_precision(loaded):

@@ -38,7 +38,7 @@ def captured_pass(
         AnalysisError: the attention of a block was not captured.
     """
     blocks = _Blocks(loaded, batch, needs, receive, maps)
-    with loaded.lock, torch.inference_mode(), _capturing(loaded, blocks):
+    with torch.inference_mode(), _capturing(loaded, blocks):
         output = loaded.model(**batch.inputs)
         blocks.finish(output)
     if blocks.missed:

@@ -1,6 +1,7 @@
 """A shard of a corpus, and what is measured of it."""
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,7 +51,9 @@ def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], setti
 
 def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
-    model = model or _loaded(shard.spec)
+    if model is None:
+        with _LOADING:
+            model = _loaded(shard.spec)
     metrics = [metric.fresh() for metric in shard.metrics]
     report = Report()
     needs = frozenset().union(*(metric.needs for metric in metrics))
@@ -85,6 +88,10 @@ def _release_freed_memory() -> None:
 
 
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+# The threads of a worker share one model.
+_LOADING = threading.Lock()
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
@@ -49,13 +50,13 @@ class _Call:
     key: Tensor
 
 
-_calls: list[_Call] = []
+_calls: ContextVar[list[_Call]] = ContextVar("_calls")
 
 
 def _probing(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **given: object
 ) -> tuple[Tensor, None]:
-    _calls.append(_Call(module, query, key))
+    _calls.get().append(_Call(module, query, key))
     known = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
     return sdpa_attention_forward(module, query, key, value, attention_mask, **known)
 
@@ -136,8 +137,8 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
         model = whole.get_submodule(path)
         try:
             inputs = _example(model, processor)
-            with evaluated(model), _probe(model):
-                runs, calls = _run(model, inputs)
+            with evaluated(model), _probe(model) as calls:
+                runs = _run(model, inputs, calls)
                 alone = kind_of(model) == "text" and _padding_changes(model, inputs)
             break
         except Exception as error:  # Of any model, and its processor.
@@ -224,17 +225,18 @@ class _Run:
 
 
 @contextmanager
-def _probe(model: PreTrainedModel) -> Iterator[None]:
-    """Inside it the model runs with our attention function, if it takes one."""
-    before = model.config._attn_implementation
+def _probe(model: PreTrainedModel) -> Iterator[list[_Call]]:
+    """Inside it the model runs with our attention function, if it takes one; gives the calls, as they come."""
+    before, calls = model.config._attn_implementation, []
+    token = _calls.set(calls)
     # A model that takes none says so.
     with suppress(ValueError):
         model.set_attn_implementation(PROBE)
     try:
-        yield
+        yield calls
     finally:
         model.set_attn_implementation(before)
-        _calls.clear()
+        _calls.reset(token)
 
 
 def first_vectors(values: object) -> Tensor | None:
@@ -260,18 +262,19 @@ def _signature(module: type[nn.Module]) -> inspect.Signature:
     return inspect.signature(module.forward)
 
 
-def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[dict[nn.Module, list[_Run]], list[_Call]]:
+def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], calls: list[_Call]) -> dict[nn.Module, list[_Run]]:
+    """The runs of every module while a model reads an example, in the order in which the modules first ran."""
     runs: dict[nn.Module, list[_Run]] = {}
 
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
         read = first_vectors(args)
         given = arguments_of(module, args, kwargs)
         runs.setdefault(module, []).append(_Run(first_vectors(kwargs) if read is None else read, given))
-        runs[module][-1].calls = range(len(_calls), len(_calls))
+        runs[module][-1].calls = range(len(calls), len(calls))
 
     def end(module: nn.Module, _args: tuple, output: object) -> None:
         run = runs[module][-1]
-        run.gave, run.calls = first_vectors(output), range(run.calls.start, len(_calls))
+        run.gave, run.calls = first_vectors(output), range(run.calls.start, len(calls))
 
     handles = []
     try:
@@ -283,7 +286,7 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> tuple[dict[nn.
     finally:
         for handle in handles:
             handle.remove()
-    return runs, [*_calls]
+    return runs
 
 
 # --- Blocks ---------------------------------------------------------------------------------------

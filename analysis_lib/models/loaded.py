@@ -70,7 +70,7 @@ class LoadedModel:
     files: dict[str, str] = field(default_factory=dict)
     layout: Layout = field(init=False)
     lacking: dict[str, str] = field(default_factory=dict, init=False)
-    # One captured pass at a time: the hooks are on the modules, which threads of a worker share.
+    # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """One forward pass: what is captured is what the model computes, in every architecture."""
 
 import math
+import threading
 
 import jaxtyping
 import pytest
@@ -146,6 +147,25 @@ def test_nothing_is_left_behind(loaded):
 
 def test_nothing_is_left_behind_in_other_models(other):
     assert_left_as_it_was(*other)
+
+
+def test_threads_do_not_meet_in_a_model():
+    """Another thread's plain pass, with which it checks the capture, would run through the hooks of this one."""
+    loaded, other = LoadedModel("shared", "seed 0", *tiny.build("bert")), []
+    heard: set[int] = set()
+
+    def receive(activations: Activations) -> None:
+        heard.add(threading.get_ident())
+        if not other:
+            loaded._checked = False
+            other.append(threading.Thread(target=run, args=(loaded, batch_of(loaded, LONG), EVERYTHING, lambda _: None)))
+            other[0].start()
+            # Long enough for a whole pass, if nothing held it back.
+            other[0].join(0.5)
+
+    run(loaded, batch_of(loaded, SHORT), EVERYTHING, receive)
+    other[0].join()
+    assert heard == {threading.get_ident()}
 
 
 def assert_left_as_it_was(loaded: LoadedModel, batch: Batch) -> None:
