@@ -1,4 +1,4 @@
-"""A naive reference for any model of texts: as its documentation runs it, one text at a time, eagerly, in float64.
+"""A naive reference for any model: as its documentation runs it, one input at a time, eagerly, in float64.
 
 Queries, keys, values and weights are those of the model's own eager attention; hidden states are what
 ``output_hidden_states`` gives; every pair is formed; the contribution of a dimension is its value times the derivative
@@ -41,7 +41,7 @@ class Text:
     Attributes:
         hidden: what ``output_hidden_states`` gives: of each stack, what its first block reads, and what each block
             gives, but for the last one, after which a norm may follow.
-        attended: the self-attentions, in order.
+        attended: the self-attentions, in order, and then the attentions of a decoder to an encoder.
     """
 
     hidden: list[np.ndarray] = field(default_factory=list)
@@ -73,13 +73,22 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[st
             ids[:, 0] = start
         given["decoder_input_ids"] = ids
     with DoublePrecision(), _recorded(model, projections) as calls:
-        output = model(**given, output_hidden_states=True, use_cache=False)
+        cache = {"use_cache": False} if "input_ids" in given else {}
+        output = model(**given, output_hidden_states=True, **cache)
     stacks = ("encoder_hidden_states", "decoder_hidden_states") if "decoder_input_ids" in given else ("hidden_states",)
     for name in stacks:
         # These give nothing of what their first block reads.
         late = model.config.model_type in ("mamba", "mamba2", "falcon_mamba")
         found.hidden += [None] * late + [layer[0].detach().numpy() for layer in output[name][:-1]] + [None] * (not late)
-    found.attended = [_attended(*call) for call in calls]
+    calls.sort(key=lambda call: any(part in call[0] for part in CROSS))
+    kept = given.get("attention_mask")
+    if "input_ids" not in given and kept is not None and kept.shape[1] == found.hidden[0].shape[0]:
+        # What pads a spectrogram is no vector.
+        found.hidden = [layer if layer is None else layer[kept[0].bool().numpy()] for layer in found.hidden]
+        calls = [(*call[:5], (call[5] > 0) & kept.bool()[:, None, :, None], call[6]) for call in calls]
+    else:
+        kept = None
+    found.attended = [_attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls]
     return found
 
 
@@ -115,10 +124,9 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, str | None]
                     path = names.get(module, "?")
                     if kwargs.get("scaling") == 1 != getattr(module, "scaling", 1):
                         query = query / module.scaling  # Scaled beforehand: the tables are before scaling.
-                    if not any(part in path for part in CROSS):
-                        mask = kwargs.get("attention_mask", args[0] if args else None)
-                        seen = torch.ones_like(weights) if mask is None else (mask > torch.finfo(mask.dtype).min / 2)
-                        calls.append((path, query, key, value, weights, seen, leaves.get(path)))
+                    mask = kwargs.get("attention_mask", args[0] if args else None)
+                    seen = torch.ones_like(weights) if mask is None else (mask > torch.finfo(mask.dtype).min / 2)
+                    calls.append((path, query, key, value, weights, seen, leaves.get(path)))
                     return output, weights
 
                 stack.enter_context(mock.patch.object(source, "eager_attention_forward", noting))
@@ -126,9 +134,16 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, str | None]
 
 
 def _attended(
-    _path: str, query: Tensor, key: Tensor, value: Tensor, weights: Tensor, seen: Tensor, leaf: Tensor | None
+    _path: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: Tensor,
+    seen: Tensor,
+    leaf: Tensor | None,
+    kept: np.ndarray | None,
 ) -> Attended:
-    """One call, with the contributions of the dimensions of what its keys are made from."""
+    """One call, with the contributions of the dimensions of what its keys are made from; of the tokens that count."""
     heads, shared = query.shape[1], query.shape[1] // key.shape[1]
     contributions = None
     if leaf is not None:
@@ -136,7 +151,10 @@ def _attended(
         scores = (query.detach() @ by_head.transpose(2, 3)) * seen
         of_heads = [torch.autograd.grad(scores[0, h].sum(), leaf, retain_graph=True)[0] for h in range(heads)]
         contributions = np.stack([(leaf * grad)[0].detach().numpy() for grad in of_heads])
-    arrays = (part[0].detach().numpy() for part in (query, key, value, weights))
+    arrays = [part[0].detach().numpy() for part in (query, key, value, weights)]
+    if kept is not None:
+        arrays = [part[:, kept] for part in arrays]
+        arrays[3] = arrays[3][:, :, kept]
     found = Attended(*arrays, int(seen[0, 0].sum()), None, contributions)
     lost = 1 - found.weights.sum(-1)
     found.sink = lost if lost.max() > 1e-6 else None

@@ -1,9 +1,14 @@
 """Tiny models of any architecture that transformers knows: of its own configuration, with smaller sizes."""
 
+import inspect
+
 import tiny
 import torch
 import transformers
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from analysis_lib.models.layouts import kind_of
 
 # By size, the names that configurations give to what it is the size of.
 _SIZES = {
@@ -59,6 +64,8 @@ MADE_ANEW = {
     *("hybrid_layer_ids", "mlp_only_layers", "full_attn_idxs", "moe_layers", "transformers_version", "_name_or_path"),
     *("architectures", "per_layer_config"),
 }
+# What configurations call the bins of a spectrogram.
+_BINS = ("num_mel_bins", "input_feat_per_channel", "feature_size")
 MOST_PARAMETERS = 5_000_000
 TYPES = tuple(MODEL_MAPPING_NAMES)
 
@@ -82,10 +89,29 @@ def _shrunk(settings: dict) -> dict:
             found[name] = min(value, SIZES[name])
         elif name.endswith(("_token_id", "_token_index")) and isinstance(value, int) and value >= SIZES["vocab_size"]:
             found[name] = value % 8
+    sizes = (found.get(name) for name in ("image_size", "patch_size"))
+    if all(isinstance(size, int) for size in sizes) and "window_size" not in found:
+        found["image_size"] = 3 * found["patch_size"]
     if "kv_lora_rank" in found and "num_key_value_heads" in found:
         # Latent attention has as many heads of keys as of queries.
         found["num_key_value_heads"] = found["num_attention_heads"]
     return found
+
+
+def processor(model: transformers.PreTrainedModel) -> object:
+    """What prepares images or sounds for a model, with the settings that it has by default and the model's sizes."""
+    config = model.config
+    if kind_of(model) == "image":
+        size = getattr(config, "image_size", 64)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return transformers.ViTImageProcessorPil(size={"height": height, "width": width})
+    name = FEATURE_EXTRACTOR_MAPPING_NAMES.get(config.model_type, "Wav2Vec2FeatureExtractor")
+    if model.main_input_name == "input_features" and name == "Wav2Vec2FeatureExtractor":
+        name = "SeamlessM4TFeatureExtractor"  # As its checkpoints say themselves.
+    made = getattr(transformers, name)
+    bins = next((getattr(config, name) for name in _BINS if hasattr(config, name)), None)
+    names = {} if bins is None else dict.fromkeys(("feature_size", "num_mel_bins"), bins)
+    return made(**{name: value for name, value in names.items() if name in inspect.signature(made).parameters})
 
 
 def build(model_type: str, seed: int = 0, **changes: object) -> transformers.PreTrainedModel:

@@ -18,6 +18,7 @@ import transformers
 from models import test_any_transformer as proof
 
 from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib.models.layouts import kind_of
 
 COLUMNS = ("architecture", "reads", "result", "tables", "why")
 # The tables of ``measure`` that prove what is captured.
@@ -40,7 +41,6 @@ REASONS = {
 SECONDS = 120
 # More than a test takes time for.
 MOST_PARAMETERS = 30_000_000
-READS = {"pixel_values": "images", "input_values": "sounds", "input_features": "sounds"}
 OF_BOOK = {model_type: name for name, (model_type, *_) in tiny.EVERY_ARCHITECTURE.items()}
 
 
@@ -59,22 +59,22 @@ def row(model_type: str) -> dict[str, str]:
         model = shrunk.build(model_type, **proof.CHANGES.get(model_type, {}))
     except Exception as error:
         return left(model_type, "not tried", f"no small model of it: {first_line(error)}")
-    if (reads := READS.get(model.main_input_name)) is not None:
-        return left(model_type, "not tried", f"reads {reads}", reads)
+    reads = {"text": "texts", "image": "images", "audio": "sounds"}[kind_of(model)]
     try:
         tables = proof.tables(model_type)
     except AnalysisError as error:
-        return left(model_type, "refused", str(error).partition("model, ")[2].partition(": give")[0] or str(error))
+        why = str(error).partition("model, ")[2].partition(": give")[0] or str(error)
+        return left(model_type, "refused", why, reads)
     except Exception as error:
-        return left(model_type, "not tried", first_line(error))
+        return left(model_type, "not tried", first_line(error), reads)
     try:
         proof.test_hidden_states(model_type)
         proof.test_queries_keys_and_entropies(model_type)
         proof.test_masses_sum_to_one_and_a_sink_has_its_part(model_type)
         proof.test_contributions(model_type)
     except Exception as error:
-        return left(model_type, "not tried", f"no reference: {first_line(error)}")
-    return measured(model_type, "texts", tables)
+        return left(model_type, "not tried", f"no reference: {first_line(error)}", reads)
+    return measured(model_type, reads, tables)
 
 
 def measured(model_type: str, reads: str, tables: Sequence[str]) -> dict[str, str]:

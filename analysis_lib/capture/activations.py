@@ -15,6 +15,8 @@ from analysis_lib.capture.vectors import Vectors, wide
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 SCORES = "scores"
+# The stack of a decoder's attentions to an encoder.
+CROSS = "cross"
 # More than the layers of any model share at a time.
 MASKS_KEPT = 4
 
@@ -24,8 +26,9 @@ class Activations:
     """What one layer computed from one batch.
 
     Attributes:
-        layer: 0 for the input of the first block, l for the output of block l. A second stack continues the count.
-        stack: the name of the layer's stack.
+        layer: 0 for the input of the first block, l for the output of block l. A second stack continues the count, and
+            so do, after all stacks, the attentions of a decoder to an encoder.
+        stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder.
         part: the path of the block below the model; empty for the input of a stack.
         tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a feature map.
         spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the layer (one head);
@@ -58,12 +61,14 @@ class CurrentLayer:
         batch: the input of the pass.
         needs: what the metrics ask for.
         activations: of the current layer, so far.
+        encoded: the tokens of the latest stack that attends to no other.
     """
 
     def __init__(self, batch: Batch, needs: frozenset[str]):
         self.batch = batch
         self.needs = needs
         self.activations: Activations | None = None
+        self.encoded: Tokens | None = None
         self._previous: Vectors | None = None
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
@@ -93,17 +98,22 @@ class CurrentLayer:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 
-    def visibility(self, mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor | None]:
+    def visibility(
+        self, mask: Tensor | None, query: Tensor, key: Tensor, keys: Tokens | None = None
+    ) -> tuple[Visibility, Tensor | None]:
         """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share.
 
-        Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
+        ``keys`` are the tokens of the keys, where these are not those of the queries. Where a model lies on several
+        devices, the layers of all but the first have copies of the mask, each its own.
         """
         tokens, count = self.activations.tokens.on(query.device), key.shape[2]
-        place = (id(mask), id(tokens), count)
+        place = (id(mask), id(tokens), id(keys), count)
         if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
             filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
-            keys = tokens if count == query.shape[2] else self.unpadded(count).on(query.device)
+            if keys is None:
+                keys = tokens if count == query.shape[2] else self.unpadded(count)
+            keys = keys.on(query.device)
             visibility = Visibility.from_mask(mask, tokens, keys)
             if len(self._visibilities) == MASKS_KEPT:
                 del self._visibilities[next(iter(self._visibilities))]

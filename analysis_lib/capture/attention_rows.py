@@ -82,7 +82,7 @@ def attend_with_rows(
     added = added_to_scores(mask, bias, query.dtype)
     added = None if added is None else added.expand(utterances, heads, tokens, keys)
     mixed, entropy = query.new_empty(*query.shape[:3], values.shape[-1]), query.new_empty(query.shape[:3])
-    kept = query.new_ones(query.shape[:3])
+    kept = None if sinks is None else query.new_empty(query.shape[:3])
     for part in _parts(query, keys, causal):
         end = min(part[2].stop, keys) if causal else keys
         of_keys = (*part[:2], slice(end))

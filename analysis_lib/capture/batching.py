@@ -183,9 +183,9 @@ class _Piece(NamedTuple):
     group: int
 
     @property
-    def length(self) -> int:
-        """How many samples or frames of a spectrogram the model reads."""
-        return next(iter(self.prepared.values())).shape[-1]
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what the model reads: samples, or a spectrogram, and perhaps a mask."""
+        return tuple(tuple(values.shape) for values in self.prepared.values())
 
 
 def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading) -> Iterator[Batch]:
@@ -196,9 +196,9 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             for sound, group in zip(sounds[start:end], groups[start:end], strict=True)
             for piece in _pieces(loaded, sound, group, settings, reading)
         ]
-        pieces.sort(key=lambda piece: piece.length)
-        for length, same in itertools.groupby(pieces, key=lambda piece: piece.length):
-            same = list(same)
+        pieces.sort(key=lambda piece: (piece.shapes[0][-1], piece.shapes))
+        for shapes, found in itertools.groupby(pieces, key=lambda piece: piece.shapes):
+            same, length = list(found), shapes[0][-1]
             # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
             tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
             size = max(1, settings.tokens_per_batch // tokens)
@@ -237,7 +237,8 @@ def _shortest(loaded) -> int:
     """How many samples the model needs to make one vector."""
     config, length = loaded.model.config, 1
     if not hasattr(config, "conv_kernel"):
-        return loaded.processor.hop_length
+        # Of a spectrogram, one step; processors that do not say how long it is have one of 10 ms, in windows of 25.
+        return getattr(loaded.processor, "hop_length", loaded.processor.sampling_rate // 40)
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride), strict=True):
         length = (length - 1) * stride + kernel
     return length

@@ -50,12 +50,7 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
     They are read only if that is in doubt: in a listed architecture, keys are a linear function of what they are made
     from if their projection has nothing but weight and bias.
     """
-    specs = [
-        (block, spec)
-        for stack, blocks in loaded.stacks.items()
-        for place, block in enumerate(blocks)
-        if (spec := stack.attention_of(place))
-    ]
+    specs = [*loaded.attending]
     if any(spec.key is None for _, spec in specs):
         kinds = {type(block.get_submodule(spec.module)).__name__ for block, spec in specs if spec.key is None}
         reason = f"what the keys of a {min(kinds)} are made from could not be shown"

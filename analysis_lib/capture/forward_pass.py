@@ -3,6 +3,7 @@
 The activations of a layer are handed on when its block is done, and not kept.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -86,7 +87,7 @@ class _Blocks:
         self.missed: list[str] = []
         self.layer = CurrentLayer(batch, needs)
         self.projections = ProjectionHooks()
-        self.interface = InterfaceAttention(self.layer, self.projections)
+        self.interface = InterfaceAttention(self.layer, self.projections, receive)
         self.hooked = HookedAttention(self.layer, self.projections)
         self._count = 0
         self._tokens: dict[tuple[str, int], Tokens] = {}
@@ -100,8 +101,14 @@ class _Blocks:
     def attach(self) -> Iterator[RemovableHandle]:
         """Attach all hooks; the caller removes the handles."""
         names = {module: name for name, module in self.loaded.model.named_modules()}
+        crossing = itertools.count(sum(1 + len(blocks) for blocks in self.loaded.stacks.values()))
         for stack, blocks in self.loaded.stacks.items():
             for place, block in enumerate(blocks):
+                if stack.cross:
+                    module = block.get_submodule(stack.cross.module)
+                    yield from self.projections.attach(module, stack.cross)
+                    self.interface.own[module] = stack.cross
+                    self.interface.crossing[module] = next(crossing)
                 spec = stack.attention_of(place)
                 # Before each block, not only the first: blocks that share weights run in any order.
                 yield block.register_forward_pre_hook(partial(self._before, stack, names[block]), with_kwargs=True)
@@ -150,10 +157,15 @@ class _Blocks:
             self.missed.append(activations.part)
         # A part of the model may lie on a device of its own, which is known once it has computed.
         tokens = activations.tokens = activations.tokens.on(hidden.device)
+        if stack.cross is None:
+            self.layer.encoded = tokens
         if self.loaded.layout.maps:
             hidden = map_vectors(hidden, args, self.maps)
             tokens = self.layer.unpadded(hidden.shape[1]).on(hidden.device)
-        elif "final" in self.layer.needs:
+        elif hidden.shape[1] != tokens.mask.shape[1]:
+            # A stage that merges patches.
+            tokens = self._stack_tokens(stack, hidden, args).on(hidden.device)
+        if "final" in self.layer.needs and not self.loaded.layout.maps:
             self._latest[stack.name] = activations, hidden
         if "hidden" in self.layer.needs:
             activations.spaces["hidden"] = self.layer.vectors(hidden, tokens)

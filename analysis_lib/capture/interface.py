@@ -16,9 +16,10 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
+from analysis_lib.capture.activations import CROSS, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
 from analysis_lib.capture.attention_rows import AttentionRows, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
+from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.parts import Attention
@@ -45,12 +46,16 @@ class InterfaceAttention:
     """Captures the attention of modules that call the interface.
 
     Attributes:
-        own: the modules whose attention is measured. A decoder's attention to an encoder is not among them.
+        receive: takes what attention to another stack has computed.
+        own: the modules whose attention is measured.
+        crossing: those of them that attend from a decoder to an encoder, and the numbers of these layers.
     """
 
     layer: CurrentLayer
     projections: ProjectionHooks
+    receive: Receive
     own: dict[nn.Module, Attention] = field(default_factory=dict)
+    crossing: dict[nn.Module, int] = field(default_factory=dict)
 
     def attend(
         self,
@@ -65,9 +70,34 @@ class InterfaceAttention:
         sinks: Tensor | None = None,
     ) -> Float[Tensor, "utterance head token value_dim"]:
         """The output of a module's attention; what is needed of it is captured."""
+        number, layer = self.crossing.get(module), self.layer
+        if number is None:
+            return self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks)
+        block = layer.activations
+        layer.activations = Activations(number, CROSS, block.part, block.tokens)
+        try:
+            output = self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks, keys=layer.encoded)
+            self.receive(layer.activations)
+        finally:
+            layer.activations = block
+        return output
+
+    def _captured(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        scaling: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        keys: Tokens | None = None,
+    ) -> Tensor:
         layer, call, dtype = self.layer, self.projections.call, query.dtype
         bias = None if bias is None else wide(bias)
-        visibility, mask = layer.visibility(mask, query, key)
+        visibility, mask = layer.visibility(mask, query, key, keys)
         # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
@@ -123,7 +153,7 @@ def _attention_function(
     if module in modules:
         output = attend(module, query, key, value, mask, bias, scaling, softcap, s_aux)
     elif softcap is not None or s_aux is not None:
-        output = _unmeasured(query, key, value, _joined(mask, bias), scaling, softcap, s_aux)
+        output = _unmeasured(query, key, value, mask, bias, scaling, softcap, s_aux)
     else:
         output = _fused(query, key, value, _joined(mask, bias), scaling, dropout)
     return output.transpose(1, 2).contiguous(), None
@@ -141,6 +171,7 @@ def _unmeasured(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
+    bias: Tensor | None,
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
@@ -149,9 +180,7 @@ def _unmeasured(
     key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
     nothing = query.new_zeros(len(query), 0, key.shape[2])
     counted = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
-    allowed = None if mask is None or mask.dtype != torch.bool else mask
-    bias = None if allowed is not None else mask
-    return attend_with_rows(query, key, value, allowed, scaling, nothing, counted, bias, False, softcap, sinks)[0]
+    return attend_with_rows(query, key, value, mask, scaling, nothing, counted, bias, False, softcap, sinks)[0]
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

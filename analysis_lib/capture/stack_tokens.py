@@ -11,6 +11,7 @@ from torch import Tensor
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
+from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 
 
@@ -21,6 +22,9 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
         rule: ``parts.Stack.tokens``.
         count: how many tokens there are.
         args: the positional arguments of the stack's block.
+
+    Raises:
+        AnalysisError: an image or sound was padded, and which tokens stand for padding is not known.
     """
     if rule in ("text", "shifted"):
         return batch.tokens if rule == "text" else batch.shifted
@@ -31,6 +35,12 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     if rule == "blocks" and args[1] is not None:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
+    for name, mask in batch.inputs.items():
+        if "mask" in name and isinstance(mask, Tensor) and rule != "windows" and not mask.all():
+            if mask.shape != tokens.mask.shape:
+                reader = type(loaded.processor).__name__
+                raise AnalysisError(f"{loaded.name}: its {reader} pads, as {name} says: switch its padding off")
+            tokens.mask = mask.bool()
     if rule == "windows":
         # Whisper pads a sound with silence to its window; each vector stands for two hops of the spectrogram.
         ends = -(-batch.lengths // (2 * loaded.processor.hop_length))

@@ -70,7 +70,7 @@ class Report(Reading):
             tokens = activations.tokens if hidden is None else hidden.tokens
             self.tokens += tokens.mask.sum()
             self.counted += tokens.counts.sum().long()
-        if activations.layer == len(self.layers):
+        if all(row["layer"] != activations.layer for row in self.layers):
             self.layers.append(_layer(activations))
         for space, vectors in activations.spaces.items():
             # Only where a metric computed the norms: counting alone is not worth them.
@@ -80,6 +80,8 @@ class Report(Reading):
 
     def close(self) -> None:
         """End the counting: all counts come over from the device at once, as numbers, and zeros are forgotten."""
+        # A decoder's attentions to an encoder come between its layers.
+        self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
             # The layers of one model can lie on several devices.
             zeros = [count.to(self.tokens.device) for count in self.zero_vectors.values()]

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
@@ -231,7 +232,9 @@ def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.Dat
     in the table. Types of keys become categories in the order of ``TOKEN_TYPES``, after ``all``, which legends and
     groups then follow.
     """
-    parts = [rows(*place) for name, *place in sums if name == quantity]
+    # Attentions to another stack come between the layers, and have numbers after them.
+    places = sorted((place for name, *place in sums if name == quantity), key=operator.itemgetter(-1))
+    parts = [rows(*place) for place in places]
     # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if "head" in columns:

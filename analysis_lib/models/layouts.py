@@ -87,7 +87,9 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 def kind_of(model: type[PreTrainedModel] | PreTrainedModel) -> str:
     """What a model reads: ``text``, ``image`` or ``audio``."""
-    return KINDS.get(model.main_input_name, "text")
+    # Not every part says what it reads.
+    first = list(_signature(model if isinstance(model, type) else type(model)).parameters)[1]
+    return KINDS.get(first, KINDS.get(model.main_input_name, "text"))
 
 
 def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int) -> Tensor | None:
@@ -133,7 +135,8 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
         AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors stand for tokens.
     """
     fault, whole = None, model
-    for path in ("", *_parts(whole)):
+    # A part that is a model of texts may be all that a text is read by.
+    for path in ("", *(path for path, part in _parts(whole).items() if part.main_input_name == "input_ids")):
         model = whole.get_submodule(path)
         try:
             inputs = _example(model, processor)
@@ -145,9 +148,11 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
             fault = fault or error
     else:
         first = str(fault).splitlines()[0] if str(fault) else ""
+        read = "a few token ids" if kind_of(whole) == "text" else f"what its {type(processor).__name__} makes"
+        remedy = f"one of its parts ({', '.join(parts)}), or " if (parts := _parts(whole)) else ""
         raise AnalysisError(
-            f"{name} is a {whole.config.model_type} model, which cannot read what its {type(processor).__name__} makes "
-            f"({type(fault).__name__}: {first}): give another model"
+            f"{name} is a {whole.config.model_type} model, which cannot read {read} alone "
+            f"({type(fault).__name__}: {first}): give {remedy}another model"
         ) from fault
     blocks = _blocks(model, runs)
     names = {module: path for path, module in model.named_modules()}
@@ -156,14 +161,30 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
         patterns.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", names[block]), []).append(block)
     if not patterns:
         raise AnalysisError(f"{name} is a {model.config.model_type} model, in which no transformer block is found")
-    stacks = [_stack(name, model, pattern, found, runs, calls, inputs) for pattern, found in patterns.items()]
-    return Layout(tuple(stacks), kind_of(model), path, equal_lengths=alone, listed=False)
+    stacks = [_stack(name, model, processor, *found, runs, calls, inputs) for found in patterns.items()]
+    kind, maps, leading = kind_of(model), runs[blocks[0]][-1].gave.dim() == 4, 0
+    if kind != "text":
+        with evaluated(model):
+            leading = _leading(name, model, runs, blocks[0], inputs)
+    leading = max(0, leading - getattr(model.config, "num_register_tokens", 0))
+    return Layout(tuple(stacks), kind, path, alone or kind == "audio", leading, maps, listed=False)
 
 
-def _parts(model: PreTrainedModel) -> list[str]:
-    """The paths of the parts that are models of texts themselves: one of them may be all that is read."""
-    found = {path: part for path, part in model.named_modules() if path and isinstance(part, PreTrainedModel)}
-    return [path for path, part in found.items() if part.main_input_name == "input_ids"]
+def _parts(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
+    """The parts that are models themselves, by their paths."""
+    return {path: part for path, part in model.named_modules() if path and isinstance(part, PreTrainedModel)}
+
+
+def model_part(name: str, model: PreTrainedModel, path: str) -> PreTrainedModel:
+    """A part of a model that is a model itself.
+
+    Raises:
+        AnalysisError: it has none of this path.
+    """
+    if (part := (parts := _parts(model)).get(path)) is None:
+        known = f"one of {', '.join(parts)}" if parts else "none: it has no part that is a model itself"
+        raise AnalysisError(f"{name} has no part {path}: give {known}")
+    return part
 
 
 def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]) -> bool:
@@ -194,7 +215,8 @@ def _example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
         made = processor(np.sin(np.arange(rate) / 20), sampling_rate=rate, return_tensors="pt")
     inputs = {name: torch.as_tensor(values) for name, values in made.items()}
     if kind == "text" and getattr(model.config, "is_encoder_decoder", False):
-        inputs |= {"decoder_input_ids": inputs["input_ids"], "decoder_attention_mask": inputs["attention_mask"]}
+        # Fewer, so that attention to the other stack is told from attention to the own.
+        inputs |= {f"decoder_{name}": values[:, :-1] for name, values in inputs.items()}
     taken = _signature(type(model)).parameters
     inputs = {name: values for name, values in inputs.items() if name in taken}
     inputs = {n: v.to(device_of(model), model.dtype if v.is_floating_point() else None) for n, v in inputs.items()}
@@ -289,6 +311,41 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], calls: list[_Call
     return runs
 
 
+def _leading(
+    name: str,
+    model: PreTrainedModel,
+    runs: Mapping[nn.Module, list[_Run]],
+    block: nn.Module,
+    inputs: Mapping[str, Tensor],
+) -> int:
+    """How many tokens stand before those of an image or sound: they do not change with its first number.
+
+    Raises:
+        AnalysisError: others stand behind them, a map of features has its channels last, or each pass is another.
+    """
+
+    def read(place: int | None) -> Tensor:
+        changed = {key: v.clone() if isinstance(v, Tensor) else v for key, v in inputs.items()}
+        if place is not None:
+            next(v for v in changed.values() if isinstance(v, Tensor)).flatten(1)[:, place] += 1
+        return _run(model, changed, [])[block][0].read[0]
+
+    plain = read(None)
+    before = runs[block][0].read[0]
+    if plain.shape != before.shape or not torch.equal(plain, before):
+        raise AnalysisError(f"{name} makes other vectors of one {kind_of(model)} each time: switch its masking off")
+    first, last = (read(place) != plain for place in (0, -1))
+    if plain.dim() == 3:
+        # The first pixel changes all channels of a few positions.
+        if first.any(2).float().mean() < first.any(0).float().mean():
+            raise AnalysisError(f"{name} has maps of features with channels last: give another model")
+        return 0
+    first, last = (part.any(-1).nonzero().flatten() for part in (first, last))
+    if len(last) and last.max() < len(plain) - 1:
+        raise AnalysisError(f"{name} reads further tokens behind those of its input: give another model")
+    return int(first.min()) if len(first) else 0
+
+
 # --- Blocks ---------------------------------------------------------------------------------------
 
 
@@ -338,6 +395,7 @@ def _follows(runs: Mapping[nn.Module, list[_Run]]) -> Callable[[nn.Module, nn.Mo
 def _stack(
     name: str,
     model: PreTrainedModel,
+    processor: Callable,
     pattern: str,
     blocks: list[nn.Module],
     runs: Mapping[nn.Module, list[_Run]],
@@ -348,31 +406,55 @@ def _stack(
     shape = tuple(runs[blocks[0]][-1].gave.shape)
     decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder" in pattern
     label = next((part for part in ("encoder", "decoder") if part in pattern), pattern.partition(".")[0])
-    tokens = {"text": "shifted" if decoder else "text", "image": "patches", "audio": "frames"}[kind_of(model)]
-    if kind_of(model) == "text":
+    kind = kind_of(model)
+    # Whisper's processor pads a sound to a window, of which each vector stands for two steps.
+    padded = getattr(processor, "n_samples", None)
+    sound = "windows" if padded and padded == 2 * processor.hop_length * shape[1] else "frames"
+    tokens = {"text": "shifted" if decoder else "text", "image": "patches", "audio": sound}[kind]
+    if kind == "text":
         read = tuple(inputs["decoder_input_ids" if decoder else "input_ids"].shape)
         if shape[:2] != read or len(shape) != 3:
             raise AnalysisError(
                 f"{name} is a {model.config.model_type} model: {read[1]} tokens of a text become vectors of shape "
                 f"{shape} in {pattern}, which stand for no tokens: give another model"
             )
-    each = tuple(_attention(block, runs, calls) for block in blocks)
+    elif shape[0] != 1 or len(shape) not in (3, 4):
+        raise AnalysisError(
+            f"{name} is a {model.config.model_type} model: in {pattern}, the vectors of {kind}s are of shape {shape}, "
+            f"which stand for no tokens: give another model"
+        )
+    each = tuple(_attention(block, runs, calls, only=kind != "text") for block in blocks)
+    crossed = {_attention(block, runs, calls, cross=True) for block in blocks} if decoder else {None}
+    cross = crossed.pop() if len(crossed) == 1 else None
     known = [attention for attention in each if attention]
     common = Counter(known).most_common(1)[0][0] if known else None
-    return Stack(pattern, common, label, tokens, each=() if len({*each}) == 1 else each)
+    cross = cross if cross and cross.key else None
+    return Stack(pattern, common, label, tokens, each=() if len({*each}) == 1 else each, cross=cross)
 
 
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _attention(block: nn.Module, runs: Mapping[nn.Module, list[_Run]], calls: list[_Call]) -> Attention | None:
-    """The attention of a block: the first module in it that calls the interface, once, with a key for each query."""
-    inside = [calls[place] for place in runs[block][-1].calls]
+def _attention(
+    block: nn.Module, runs: Mapping[nn.Module, list[_Run]], calls: list[_Call], only: bool = False, cross: bool = False
+) -> Attention | None:
+    """The attention of a block: the first module in it that calls the interface, once, with a query for each token.
+
+    Args:
+        only: whether it must be the only one, as where a block is a stage of several.
+        cross: whether to find that to another stack, whose tokens are as many as its keys.
+    """
+    inside, gave = [calls[place] for place in runs[block][-1].calls], runs[block][-1].gave
+    tokens = gave.shape[1] if gave.dim() == 3 else gave[0, 0].numel()
+    inside = [call for call in inside if not cross or call.key.shape[2] != tokens]
     if not inside:
         return None
     call, names = inside[0], {module: path for path, module in block.named_modules()}
     once = sum(other.module is call.module for other in inside) == 1
-    if not once or call.module not in names or call.query.shape[2] != call.key.shape[2]:
+    alike = (
+        call.query.shape[0] == len(gave) and call.query.shape[2] == tokens and (call.key.shape[2] == tokens) != cross
+    )
+    if not once or not alike or call.module not in names or (only and len(inside) > 1):
         return None
     path = names[call.module]
     found = next(_key_projections(call, runs), None)

@@ -9,20 +9,22 @@ from torch import nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import weights
 from analysis_lib.models.loaded import LoadedModel
+from analysis_lib.models.names import of_part
 
 # Where what wraps a model (torch.compile, DistributedDataParallel) keeps it.
 _WRAPPED = ("_orig_mod", "module")
 
 
-def live_model(model: nn.Module, processor: object) -> LoadedModel:
+def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedModel:
     """A model of transformers that lives in this process, with or without a head, as what can be measured.
 
     Args:
         model: it, perhaps compiled or wrapped for several devices.
         processor: its tokenizer, image processor or feature extractor.
+        part: the path of the part that is measured alone, if any.
 
     Raises:
-        AnalysisError: it is no model of transformers, or comes without a processor.
+        AnalysisError: it is no model of transformers, or comes without a processor, or has no such part.
     """
     while wrapper := next((name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None):
         model = getattr(model, wrapper)
@@ -38,7 +40,7 @@ def live_model(model: nn.Module, processor: object) -> LoadedModel:
     if not callable(processor):
         raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
     bare = bare_model(model)
-    return LoadedModel(name, _weights_hash(bare), bare, processor)
+    return LoadedModel(of_part(name, part) if part else name, _weights_hash(bare), bare, processor, part=part)
 
 
 def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:

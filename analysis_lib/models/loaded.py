@@ -3,6 +3,7 @@
 import math
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, weights
-from analysis_lib.models.layouts import found_layout
-from analysis_lib.models.parts import MODEL_LAYOUTS, Layout, Stack
+from analysis_lib.models.layouts import found_layout, model_part
+from analysis_lib.models.parts import MODEL_LAYOUTS, Attention, Layout, Stack
 from analysis_lib.models.tokenization import Tokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
@@ -58,6 +59,7 @@ class LoadedModel:
         processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
+        part: the path of the part of ``model`` that was asked for, if it was.
         layout: where its parts are.
         lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
     """
@@ -68,15 +70,20 @@ class LoadedModel:
     processor: object
     spec: ModelSpec | None = None
     files: dict[str, str] = field(default_factory=dict)
+    part: str = ""
     layout: Layout = field(init=False)
     lacking: dict[str, str] = field(default_factory=dict, init=False)
     # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.part:
+            self.model = model_part(self.name, self.model, self.part)
         listed = MODEL_LAYOUTS.get(self.model.config.model_type)
         self.layout = listed or found_layout(self.name, self.model, self.processor)
-        self.model = self.model.get_submodule(self.layout.part)
+        # A part may be listed as one of a whole.
+        path = "" if self.part and self.layout.part not in dict(self.model.named_modules()) else self.layout.part
+        self.model = self.model.get_submodule(path)
         # Some heads stand on an encoder alone.
         known = dict(self.model.named_modules())
         there = [stack for stack in self.layout.stacks if stack.blocks.partition(".*")[0] in known]
@@ -85,7 +92,7 @@ class LoadedModel:
             if not blocks:
                 raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
         shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
-        if shifted and self.layout.listed and self.model.config.decoder_start_token_id is None:
+        if shifted and self.layout.listed and getattr(self.model.config, "decoder_start_token_id", None) is None:
             raise AnalysisError(
                 f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
                 f"with, such as T5's padding"
@@ -114,6 +121,14 @@ class LoadedModel:
             pattern = re.compile(re.escape(stack.blocks).replace(r"\*", r"\d+"))
             found[stack] = [module for name, module in self.model.named_modules() if pattern.fullmatch(name)]
         return found
+
+    @property
+    def attending(self) -> Iterator[tuple[nn.Module, Attention]]:
+        """The blocks that have attention, and where in them it is."""
+        for stack, blocks in self.stacks.items():
+            for place, block in enumerate(blocks):
+                if spec := stack.attention_of(place):
+                    yield block, spec
 
     @property
     def device(self) -> torch.device:

@@ -18,7 +18,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
-from analysis_lib.models.layouts import kind_of
+from analysis_lib.models.layouts import kind_of, model_part
 from analysis_lib.models.live import bare_model, live_model
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import (
@@ -30,7 +30,8 @@ from analysis_lib.models.names import (
     has_processor,
     known_model,
     located,
-    split_twin,
+    of_part,
+    split_name,
     weights_identity,
 )
 from analysis_lib.models.parts import MODEL_LAYOUTS, is_encoder_alone, refuse_too_large
@@ -54,6 +55,7 @@ def load_model(
     device: str | None = None,
     device_map: str | dict | None = None,
     processor: object = None,
+    part: str = "",
 ) -> LoadedModel:
     """A model by name, or one that is at hand.
 
@@ -61,7 +63,7 @@ def load_model(
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
             safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
             An adapter (LoRA and its like) beside the weights of a model is applied to it; one that lies alone, to the
-            model that its ``adapter_config.json`` names.
+            model that its ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both.
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
             from (transformers' initialisation of its configuration, seed 0; ``minilm:untrained@seed=1`` has another).
             A model trained here takes settings of its recipe, as in ``digits-vit@steps=50@seed=1``.
@@ -76,6 +78,8 @@ def load_model(
             device, as in transformers.
         processor: of a model that is at hand, its tokenizer, image processor or feature extractor; of another one, the
             name or folder to read it from where its own has none, or another shall be tried.
+        part: the path of the part that is measured alone, such as ``vision_model``: with it, a model of several towers
+            reads what that part reads. A name says the same as ``NAME@part=vision_model``.
 
     Raises:
         AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
@@ -85,18 +89,18 @@ def load_model(
     512
     """
     if isinstance(name, nn.Module):
-        return live_model(name, processor)
-    name = str(name)
+        return live_model(name, processor, part)
+    name = of_part(str(name), part) if part else str(name)
     if not isinstance(processor, str | Path | None):
         raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
     device = checked_options(dtype, device, device_map)
-    whole, seed = split_twin(name)
-    folder, identity = located(whole, revision)
-    base = adapter_base(folder)
+    model_name, adapter, part, seed = split_name(name)
+    folder, identity = located(model_name if adapter is None else f"{model_name}+{adapter}", revision)
+    base = adapter_base(folder) if adapter is None else model_name
     home = folder if base is None else located(base, None)[0]
     config = _read_config(name, home)
     # Before the weights are read: they may be large.
-    kind = _kind(name, config)
+    kind = _kind(name, config) if not part else None
     files = file_hashes(folder) | ({} if base is None else {f"{base}/{n}": f for n, f in file_hashes(home).items()})
     if seed is not None:
         model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
@@ -112,8 +116,10 @@ def load_model(
     if processor is not None:
         processor, candidates = str(processor), [located(str(processor), None)[0]]
         identity = read_by(identity, processor)
+    if part:
+        kind, identity = kind_of(model_part(name, model, part)), _of_part(part, identity)
     spec = ModelSpec(name, revision, dtype, device, device_map, processor)
-    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, kind), spec, files)
+    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, kind), spec, files, part)
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
@@ -129,8 +135,9 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
 
 def revision_of(name: str, processor: str | None = None) -> str:
     """The ``revision`` of the model that ``load_model`` gives for a name, which is not loaded."""
-    _, seed = split_twin(name)
+    *_, part, seed = split_name(name)
     identity = weights_identity(name) if seed is None else _of_twin(seed, weights_identity(name))
+    identity = _of_part(part, identity) if part else identity
     return identity if processor is None else read_by(identity, processor)
 
 
@@ -141,6 +148,10 @@ def read_by(identity: str, processor: str) -> str:
 
 def _of_twin(seed: int, identity: str) -> str:
     return f"untrained, seed {seed}, of {identity}"
+
+
+def _of_part(part: str, identity: str) -> str:
+    return f"{part} of {identity}"
 
 
 def _untrained(config: transformers.PreTrainedConfig, dtype: str, seed: int) -> transformers.PreTrainedModel:

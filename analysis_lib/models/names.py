@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis_lib.corpora import hub, packages
 from analysis_lib.errors import AnalysisError, near_names
@@ -23,6 +24,8 @@ VOCABULARIES, PREPARATION = ("tokenizer.json", "vocab.txt", "vocab.json", "*.mod
 WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
 # What every name can be followed by: the same architecture with the weights that training starts from.
 UNTRAINED = ":untrained"
+# And before that: the path of the part of the model that is measured alone.
+PART = "@part="
 
 
 def split_twin(name: str) -> tuple[str, int | None]:
@@ -40,6 +43,38 @@ def split_twin(name: str) -> tuple[str, int | None]:
     if is_seeded:
         raise AnalysisError(f"the seed of {name} is {seed!r}: give a whole number from 0")
     return (name.removesuffix(UNTRAINED), 0) if name.endswith(UNTRAINED) else (name, None)
+
+
+class Name(NamedTuple):
+    """What a name says: ``MODEL+ADAPTER@part=PATH:untrained@seed=N``, of which all but the model may be missing."""
+
+    model: str
+    adapter: str | None = None
+    part: str = ""
+    seed: int | None = None
+
+
+def split_name(name: str) -> Name:
+    """What a name says.
+
+    >>> split_name("minilm+runs/legal"), split_name("own/clip@part=vision_model:untrained").part
+    (Name(model='minilm', adapter='runs/legal', part='', seed=None), 'vision_model')
+
+    Raises:
+        AnalysisError: the seed is no number.
+    """
+    whole, seed = split_twin(name)
+    whole, _, part = whole.partition(PART)
+    model, plus, adapter = whole.rpartition("+")
+    # A folder may have such a name.
+    is_whole = not plus or not model or os.path.isdir(whole)
+    return Name(whole, None, part, seed) if is_whole else Name(model, adapter, part, seed)
+
+
+def of_part(name: str, part: str) -> str:
+    """The name of a part of a model."""
+    whole, _ = split_twin(name)
+    return f"{whole}{PART}{part}{name[len(whole) :]}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +164,7 @@ def _maker(name: str) -> Maker | None:
 
 def architecture_to_make(name: str) -> str | None:
     """The ``model_type`` of a model that is made when it is asked for; None where it is not one of these."""
-    return (maker := _maker(whole := split_twin(name)[0])) and maker.architecture(whole)
+    return (maker := _maker(whole := split_name(name).model)) and maker.architecture(whole)
 
 
 def known_models() -> dict[str, str]:
@@ -155,12 +190,16 @@ def title(name: str) -> str:
 
     >>> title("minilm"), title("models/bert$1"), title("own/_gpt"), title("google/canine-c:untrained")
     ('MiniLM', 'bert_1', 'own/_gpt', 'canine-c, untrained')
+    >>> title("minilm+runs/legal"), title("own/clip@part=vision_model")
+    ('MiniLM+legal', 'clip (vision_model)')
     """
-    whole, twin = split_twin(name)
+    whole, adapter, part, twin = split_name(name)
     known, parts = known_model(whole), whole.replace("$", "_").rstrip("/").split("/")
     proper = re.split("[:,] ", known.description)[0] if known and known.description else parts[-1]
     if proper.startswith("_"):
         proper = f"{parts[-2] if len(parts) > 1 else '.'}/{proper}"
+    proper += "" if adapter is None else f"+{adapter.replace('$', '_').rstrip('/').rpartition('/')[2]}"
+    proper += f" ({part})" if part else ""
     return proper if twin is None else f"{proper}, untrained"
 
 
@@ -175,8 +214,12 @@ def weights_identity(name: str) -> str:
     Raises:
         AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
     """
-    name, _ = split_twin(name)
-    known = known_model(name)
+    model, adapter, *_ = split_name(name)
+    if adapter is not None:
+        # The base that is given counts, and not the one that the adapter names.
+        of_adapter = _hashed(Path(adapter)) if os.path.isdir(adapter) else weights_identity(adapter)
+        return f"{of_adapter} on {weights_identity(model)}"
+    name, known = model, known_model(model)
     if known and known.packages:
         return " ".join(map(packages.pin, known.packages))
     if maker := _maker(name):
@@ -190,7 +233,7 @@ def weights_identity(name: str) -> str:
 
 def folder_identity(folder: Path) -> str:
     """A short text that changes when a folder does from which a model is read, or another one that it needs."""
-    identity = f"sha256:{hashlib.sha256(json.dumps(file_hashes(folder)).encode()).hexdigest()}"
+    identity = _hashed(folder)
     if (base := adapter_base(folder)) is not None:
         identity += f" on {weights_identity(base)}"
     if folder.name.startswith(CHECKPOINT) and not has_processor(folder) and has_processor(folder.parent):
@@ -199,8 +242,12 @@ def folder_identity(folder: Path) -> str:
     return identity
 
 
+def _hashed(folder: Path) -> str:
+    return f"sha256:{hashlib.sha256(json.dumps(file_hashes(folder)).encode()).hexdigest()}"
+
+
 def located(name: str, revision: str | None) -> tuple[Path, str]:
-    """The folder of the model's files, and what identifies them.
+    """The folder of the files of a model, or of the adapter that its name adds, and what identifies the model.
 
     Raises:
         AnalysisError: there is no such model, it is on a hub that cannot be reached, or a revision is given of one that
@@ -208,6 +255,11 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
     """
     if not name.strip() or "\0" in name or len(name) > 4096:
         raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
+    if (adapter := split_name(name).adapter) is not None:
+        folder = Path(adapter) if os.path.isdir(adapter) else located(adapter, revision)[0]
+        if not (folder / ADAPTER).is_file():
+            raise AnalysisError(f"{adapter} holds no adapter ({ADAPTER} is missing): give the folder of one after +")
+        return folder, weights_identity(name)
     known = known_model(name)
     maker = None if known else _maker(name)
     if not (known.packages if known else maker or os.path.isdir(name)):

@@ -67,6 +67,7 @@ class Stack:
         amended: the path of a module that changes the output of the first block before the second reads it, where
             the model has one.
         each: the attention of each block, where they differ, as in hybrids.
+        cross: the attention of each block to another stack, whose outputs its keys are made from.
     """
 
     blocks: str
@@ -75,6 +76,7 @@ class Stack:
     tokens: str = "text"
     amended: str | None = None
     each: tuple[Attention | None, ...] = ()
+    cross: Attention | None = None
 
     def attention_of(self, place: int) -> Attention | None:
         """That of the block at a place."""
@@ -108,8 +110,8 @@ class Layout:
         return any(stack.attention for stack in self.stacks)
 
 
-def _stack(attention: dict | None = None, **row) -> Stack:
-    return Stack(attention=attention and Attention(**attention), **row)
+def _stack(attention: dict | None = None, cross: dict | None = None, **row) -> Stack:
+    return Stack(attention=attention and Attention(**attention), cross=cross and Attention(**cross), **row)
 
 
 def _layout(stacks: list[dict], **settings) -> Layout:

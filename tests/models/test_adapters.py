@@ -108,6 +108,37 @@ def test_an_adapter_is_known_by_its_weights_and_its_base(tmp_path):
     assert cosines.query("space == 'key'").groupby("model")["cosine"].mean().nunique() == 3
 
 
+def test_adapters_of_one_base_stand_side_by_side(tmp_path):
+    """The base that the name gives counts, and not the one that an adapter names."""
+    expected = {}
+    for name, scale in (("legal", 8.0), ("medical", 80.0)):
+        found = adapted(tmp_path, "bert", scale=scale)
+        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+        expected[name] = Reference(merged(tmp_path, found, "bert"), tiny.items("bert")).tables()
+        found.save_pretrained(tmp_path / name)
+        settings = json.loads((tmp_path / name / "adapter_config.json").read_text())
+        (tmp_path / name / "adapter_config.json").write_text(
+            json.dumps(settings | {"base_model_name_or_path": "elsewhere/gone"})
+        )
+    names = {name: f"{tmp_path}/base+{tmp_path}/{name}" for name in expected}
+    for name, whole in names.items():
+        loaded = load_model(whole, dtype="float64")
+        assert_agree(measure(loaded, tiny.corpus("bert"), progress=False), expected[name], MERGED)
+        assert loaded.revision == revision_of(whole)
+    models = [str(tmp_path / "base"), *names.values()]
+    table = compare({tiny.corpus("bert"): models}, "anisotropy", twins=0)["anisotropy"]
+    assert table["model"].drop_duplicates().tolist() == ["base", "base+legal", "base+medical"]
+    assert table.query("space == 'key'").groupby("model")["cosine"].mean().nunique() == 3
+
+
+def test_what_is_no_adapter_is_one_line(tmp_path):
+    base = tiny.save(tmp_path / "base", "bert")
+    with pytest.raises(AnalysisError, match="holds no adapter"):
+        load_model(f"{base}+{base}")
+    with pytest.raises(AnalysisError, match="there is no"):
+        load_model(f"{base}+{tmp_path}/nowhere")
+
+
 def test_checkpoints_that_hold_adapters_alone(tmp_path):
     """As Trainer leaves them; the tokenizer lies in the folder of the run."""
     run = tmp_path / "run"

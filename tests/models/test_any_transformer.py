@@ -1,6 +1,7 @@
 """Models that no entry lists: their layout is found, and their tables equal a naive reference in float64."""
 
 import functools
+from collections.abc import Mapping
 
 import naive
 import numpy as np
@@ -13,6 +14,7 @@ from tiny import TEXTS
 
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.layouts import kind_of
 
 # Of those that researchers use most, a few of each kind.
 MOST_USED = (
@@ -21,14 +23,45 @@ MOST_USED = (
     *("opt", "llama", "mistral", "ministral3", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen2_moe"),
     *("qwen3", "qwen3_moe", "olmo", "olmo2", "olmo3", "phi", "phi3", "phimoe", "cohere", "cohere2", "granite"),
     *("granitemoe", "granite_swa", "smollm3", "starcoder2", "stablelm", "deepseek_v3", "glm", "glm4", "gpt_oss"),
-    *("exaone4", "helium", "persimmon", "bart", "mbart", "marian", "pegasus", "m2m_100", "t5gemma", "clip", "siglip"),
-    *("mamba", "jamba", "bamba", "fnet", "llava", "seed_oss", "ernie4_5", "apertus", "biogpt"),
+    *(
+        "exaone4",
+        "helium",
+        "persimmon",
+        "bart",
+        "mbart",
+        "marian",
+        "pegasus",
+        "m2m_100",
+        "t5gemma",
+        "clip",
+        "siglip",
+        "t5",
+        "umt5",
+    ),
+    *(
+        "clip",
+        "siglip",
+        "t5",
+        "umt5",
+        "mamba",
+        "jamba",
+        "bamba",
+        "fnet",
+        "llava",
+        "seed_oss",
+        "ernie4_5",
+        "apertus",
+        "biogpt",
+    ),
+    *("clip_vision_model", "siglip_vision_model", "ijepa", "swin", "bit", "data2vec-audio", "unispeech", "sew"),
+    *("audio-spectrogram-transformer", "wav2vec2-bert", "wavlm"),
 )
 # What their small configuration lacks otherwise.
 CHANGES = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "t5": {"decoder_start_token_id": 0},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
 SOME = [TEXTS[0], TEXTS[3], TEXTS[4]]
@@ -45,12 +78,31 @@ def reads() -> transformers.PreTrainedTokenizerFast:
 @functools.cache
 def loaded(model_type: str) -> LoadedModel:
     model = shrunk.build(model_type, **CHANGES.get(model_type, {}))
-    return load_model(naive.in_double(model), processor=reads())
+    processor = reads() if kind_of(model) == "text" else shrunk.processor(model)
+    return load_model(naive.in_double(model), processor=processor)
 
 
 @functools.cache
 def tables(model_type: str) -> dict:
-    return measure(loaded(model_type), SOME, progress=False)
+    model = loaded(model_type)
+    example = {"text": None, "image": "vit", "audio": "wav2vec2"}[model.kind]
+    return measure(model, SOME if example is None else tiny.corpus(example), progress=False)
+
+
+def prepared(model: LoadedModel) -> list[Mapping[str, torch.Tensor]]:
+    """What a model reads of each item, as its documentation says."""
+    if model.kind == "text":
+        read = [reads()(text, return_tensors="pt") for text in SOME]
+        return [{name: given[name] for name in ("input_ids", "attention_mask")} for given in read]
+    if model.kind == "image":
+        given = [model.processor(image.convert("RGB"), return_tensors="pt") for image in tiny.items("vit")]
+    else:
+        rate = model.processor.sampling_rate
+        given = [model.processor(sound, sampling_rate=rate, return_tensors="pt") for sound in tiny.items("wav2vec2")]
+    return [
+        {name: values.double() if values.is_floating_point() else values for name, values in each.items()}
+        for each in given
+    ]
 
 
 @functools.cache
@@ -60,11 +112,10 @@ def reference(model_type: str) -> list[naive.Text]:
     names = {module: path for path, module in model.model.named_modules()}
     for stack, blocks in model.stacks.items():
         for place, block in enumerate(blocks):
-            if (spec := stack.attention_of(place)) and spec.key:
-                projections[names[block.get_submodule(spec.module)]] = spec.key, spec.key_norm
-    read = [reads()(text, return_tensors="pt") for text in SOME]
-    inputs = [{name: given[name] for name in ("input_ids", "attention_mask")} for given in read]
-    return [naive.read(model.model, given, projections) for given in inputs]
+            for spec in (stack.attention_of(place), stack.cross):
+                if spec and spec.key:
+                    projections[names[block.get_submodule(spec.module)]] = spec.key, spec.key_norm
+    return [naive.read(model.model, given, projections) for given in prepared(model)]
 
 
 @every_type
@@ -73,7 +124,9 @@ def test_hidden_states(model_type):
     assert len(found) == len(texts[0].hidden)
     for layer, row in enumerate(found.itertuples()):
         if texts[0].hidden[layer] is not None:
-            assert row.cosine == pytest.approx(naive.cosine([text.hidden[layer] for text in texts]), abs=TOLERANCE)
+            # A map of features is one vector.
+            vectors = [v.reshape(1, -1) if v.ndim == 3 else v for v in (text.hidden[layer] for text in texts)]
+            assert row.cosine == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
 
 
 def attended(model_type: str) -> list[tuple[int, list[naive.Attended]]]:
@@ -139,6 +192,14 @@ def test_most_of_them_have_contributions():
     have = [name for name in MOST_USED if "score_contributions" in tables(name)]
     assert len(have) >= 50
     assert {"gpt_oss", "gemma2", "olmo2", "qwen3_moe", "bart", "phi3"} <= {*have}
+
+
+@pytest.mark.parametrize("model_type", ["bart", "mbart", "marian", "pegasus", "m2m_100", "t5gemma", "t5"])
+def test_attention_to_an_encoder_has_numbers_after_all_layers(model_type):
+    found = tables(model_type).layers
+    assert found["stack"].drop_duplicates().tolist() == ["encoder", "decoder", "cross"]
+    assert found["layer"].tolist() == list(range(len(found)))
+    assert found.query("stack == 'cross'")["part"].tolist() == found.query("stack == 'decoder'")["part"].tolist()[1:]
 
 
 def test_layers_of_a_hybrid_keep_their_numbers():

@@ -1,0 +1,115 @@
+"""One part of a model of several: a text, image or speech tower, by its path."""
+
+from pathlib import Path
+
+import naive
+import numpy as np
+import pytest
+import shrunk
+import tiny
+import torch
+import transformers
+
+from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib.__main__ import main
+from analysis_lib.models.loading import revision_of
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> Path:
+    """CLIP as one finds it: a text and a vision tower, a tokenizer and an image processor."""
+    folder = tmp_path_factory.mktemp("parts") / "clip"
+    model = shrunk.build("clip")
+    model.save_pretrained(folder)
+    tokenizer = tiny.tokenizer("llama")
+    tokenizer.pad_token = "<unk>"
+    tokenizer.save_pretrained(folder)
+    size = model.config.vision_config.image_size
+    transformers.ViTImageProcessorPil(size={"height": size, "width": size}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(clip) -> transformers.CLIPModel:
+    return transformers.AutoModel.from_pretrained(clip).double().eval()
+
+
+def cosines(tables) -> np.ndarray:
+    return tables["anisotropy"].query("space == 'hidden'")["cosine"].to_numpy()
+
+
+def test_a_vision_tower_reads_images(clip, whole):
+    processor = transformers.ViTImageProcessorPil.from_pretrained(clip)
+    given = [processor(image.convert("RGB"), return_tensors="pt") for image in tiny.items("vit")]
+    with torch.no_grad():
+        read = [whole.vision_model(each["pixel_values"].double(), output_hidden_states=True) for each in given]
+    wanted = [naive.cosine([one.hidden_states[layer][0].numpy() for one in read]) for layer in range(3)]
+    loaded = load_model(clip, dtype="float64", part="vision_model")
+    tables = measure(loaded, tiny.corpus("vit"), progress=False)
+    np.testing.assert_allclose(cosines(tables), wanted, atol=1e-9)
+    types = tables["attention_by_token_type"]["key_type"]
+    assert {*types} == {"cls", "other"}
+    assert loaded.layout.class_tokens == 1
+    by_name = load_model(f"{clip}@part=vision_model")
+    assert (by_name.name, by_name.kind) == (f"{clip}@part=vision_model", "image")
+    assert by_name.revision == revision_of(by_name.name) != revision_of(f"{clip}@part=text_model")
+
+
+def test_a_text_tower_reads_texts(clip, whole):
+    tables = measure(f"{clip}@part=text_model", tiny.corpus("llama"), progress=False)
+    assert tables.layers["part"].tolist()[1:] == ["encoder.layers.0", "encoder.layers.1"]
+    live = load_model(whole, processor=transformers.AutoTokenizer.from_pretrained(clip), part="text_model")
+    np.testing.assert_allclose(cosines(tables), cosines(measure(live, tiny.corpus("llama"), progress=False)), rtol=1e-4)
+    assert live.name.endswith("clip@part=text_model")
+
+
+def test_a_part_has_twins(clip):
+    one, other = (load_model(f"{clip}@part=vision_model:untrained@seed={seed}") for seed in (0, 1))
+    assert one.kind == other.kind == "image"
+    assert one.revision != other.revision
+
+
+def test_a_part_on_the_command_line(clip, tmp_path, capsys):
+    images = tmp_path / "images"
+    images.mkdir()
+    for place, image in enumerate(tiny.items("vit")):
+        image.save(images / f"{place}.png")
+    out = tmp_path / "out"
+    given = ["measure", "--model", f"{clip}@part=vision_model", "--data", str(images), "--out", str(out)]
+    assert main(given) == 0
+    assert [*out.glob("anisotropy.*")]
+    assert main(["measure", "--model", f"{clip}@part=vision", "--data", str(images), "--out", str(out)]) != 0
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "has no part vision: give one of text_model, vision_model" in said
+
+
+def test_an_encoder_of_speech_has_its_part():
+    model, processor = tiny.build("whisper")
+    whole = load_model(model, processor=processor)
+    part = load_model(model, processor=processor, part="encoder")
+    corpus = tiny.corpus("whisper")
+    np.testing.assert_array_equal(*(cosines(measure(each, corpus, progress=False)) for each in (whole, part)))
+
+
+def test_padded_patches_are_no_vectors():
+    """SigLIP 2 reads images of any proportion in one number of patches, the last of which are padding."""
+    model = shrunk.build("siglip2").vision_model
+    processor = transformers.Siglip2ImageProcessorPil(patch_size=model.config.patch_size, max_num_patches=16)
+    loaded = load_model(naive.in_double(model), processor=processor)
+    tables = measure(loaded, tiny.corpus("vit"), progress=False)
+    vectors = []
+    for image in tiny.items("vit"):
+        given = processor(image.convert("RGB"), return_tensors="pt")
+        given["pixel_values"] = given["pixel_values"].double()
+        with torch.no_grad():
+            read = loaded.model(**given, output_hidden_states=True)
+        vectors.append([layer[0][given["pixel_attention_mask"][0].bool()].numpy() for layer in read.hidden_states])
+    assert sum(len(layers[0]) for layers in vectors) < 16 * len(vectors)
+    wanted = [naive.cosine([layers[layer] for layers in vectors]) for layer in range(3)]
+    np.testing.assert_allclose(cosines(tables), wanted, atol=1e-9)
+
+
+def test_an_image_that_is_read_anew_each_time_is_refused():
+    model = shrunk.build("vit_mae")
+    with pytest.raises(AnalysisError, match="other vectors of one image each time"):
+        load_model(model, processor=shrunk.processor(model))
