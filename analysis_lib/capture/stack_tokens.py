@@ -36,7 +36,7 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)
     for name, mask in batch.inputs.items():
-        if "mask" in name and isinstance(mask, Tensor) and rule != "windows" and not mask.all():
+        if rule in ("patches", "frames") and "mask" in name and not mask.all():
             if mask.shape != tokens.mask.shape:
                 reader = type(loaded.processor).__name__
                 raise AnalysisError(f"{loaded.name}: its {reader} pads, as {name} says: switch its padding off")
