@@ -145,8 +145,8 @@ class Source:
         else:
             each = torch.cat(pieces).split(lengths)
         values = wide(pad_sequence(each, batch_first=True))
-        if not values.isfinite().all():
-            utterance, token = values.isfinite().logical_not().flatten(2).any(-1).nonzero()[0].tolist()
+        # A sum is ten times as fast as a look at each; that of large numbers may be infinite, too.
+        for utterance, token, *_ in [] if values.sum().isfinite() else (~values.isfinite()).nonzero()[:1].tolist():
             text = texts[utterance]
             part = self.parts[self.part_of(text.number if self.padded else text.start + token)]
             raise AnalysisError(
