@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from analysis_lib import metrics
     from analysis_lib.corpora import Corpus, load_corpus
     from analysis_lib.errors import AnalysisError
-    from analysis_lib.measurement import Comparison, Tables, compare, measure
+    from analysis_lib.measurement import Comparison, Tables, compare, measure, measure_vectors
     from analysis_lib.models import LoadedModel, load_model
 
 __version__ = "0.1.0"

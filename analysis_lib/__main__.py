@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from os.path import expanduser
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import argcomplete
 
@@ -22,11 +22,17 @@ from analysis_lib import __version__
 from analysis_lib.errors import INTERRUPTED, AnalysisError, decimal_number, one_line, whole_number
 from analysis_lib.progress import Once
 
+if TYPE_CHECKING:
+    from analysis_lib import Tables
+
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
     "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
     "dimension_means outlier_dimensions score_contributions score_terms isotropy"
 )
+
+# The options of `measure` that make sense of vectors.
+OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -86,6 +92,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {AnalysisError(message)} (see `{self.prog} --help`)\n")
 
 
+class _Instead(argparse.Action):
+    """An option in the place of some that would be required, and of most others, whose defaults it keeps."""
+
+    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: str, *_: object) -> None:
+        setattr(options, self.dest, value)
+        options.defaults = {action.dest: action.default for action in parser._actions}
+        for action in parser._actions:
+            action.required &= action.dest not in ("model", "data")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="analysis-lib",
@@ -129,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = _known
+    given = "a folder of vectors (safetensors, npy, npz) that are measured instead of those of --model on --data"
+    add("--vectors", type=expanduser, action=_Instead, help=given)
     add_measurement("all")
     add("--workers", type=whole_number, default=1, help="processes on this machine (default 1)")
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
@@ -219,7 +237,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> None:
     # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
-    from analysis_lib import load_corpus, load_model, measure
+    from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_senseless
     from analysis_lib.metrics import resolve
@@ -229,6 +247,16 @@ def _measure(options: argparse.Namespace) -> None:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
     # What is misspelt is refused before anything is loaded.
     resolve(options.metrics)
+    if options.vectors is not None:
+        for name, default in options.defaults.items():
+            if name not in OF_VECTORS and getattr(options, name, default) != default:
+                raise AnalysisError(f"--vectors are measured as they are: leave --{name.replace('_', '-')} out")
+        with _sole_writer(options.out):
+            found = measure_vectors(
+                options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
+            )
+            _save(found, options)
+        return
     checked_options(options.dtype, options.device, options.device_map)
     settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
     corpus = load_corpus(options.data, options.limit, options.seed, units=options.units)
@@ -239,9 +267,13 @@ def _measure(options: argparse.Namespace) -> None:
         model = load_model(options.model, processor=options.tokenizer, **given)
         tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
         tables.run.update(limit=options.limit, seed=options.seed)
-        tables.save(options.out, options.format)
-        with suppress(OSError):
-            tables.checkpoints.unlink()
+        _save(tables, options)
+
+
+def _save(tables: "Tables", options: argparse.Namespace) -> None:
+    tables.save(options.out, options.format)
+    with suppress(OSError):
+        tables.checkpoints.unlink()
     report = tables.report
     read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
     print(f"wrote {_count(len(tables), 'table')} of {read} to {options.out}")

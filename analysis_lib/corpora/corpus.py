@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis_lib.errors import AnalysisError
 
-PLURAL = {"text": "texts", "image": "images", "audio": "sounds"}
+PLURAL = {"text": "texts", "image": "images", "audio": "sounds", "vectors": "texts"}
 
 
 class Pair(NamedTuple):
@@ -45,7 +45,7 @@ class Corpus:
         items: the texts or pairs of texts, none of them blank; or images or sounds, each read from its file by its
             ``load()``.
         blank: how many blank lines or cells were left out.
-        kind: what the items are: text, image or audio.
+        kind: what the items are: text, image or audio, or the vectors of texts.
         labels: the class of each item, an index into ``classes``, where the corpus has classes.
         classes: their names, sorted.
         units: for each item, the unit that was drawn independently of the others, such as the article that a sentence

@@ -5,16 +5,18 @@ import importlib.metadata
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from analysis_lib import capture
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
+from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
@@ -104,6 +106,79 @@ def measure(
     _refuse_kind(model.name, model.layout, corpus)
     lacking = capture.lacking(model, corpus.items[:2], settings)
     senseless = _senseless(resolve(metrics), model.layout, settings, lacking)
+    who = (workers, scheduler, worker_timeout)
+    return _tables(model, corpus, metrics, settings, senseless, who, checkpoints, progress, started)
+
+
+def measure_vectors(
+    vectors: Mapping[int | str, object] | Sequence | Path | str,
+    lengths: Sequence[int] | np.ndarray | torch.Tensor | None = None,
+    metrics: str | Iterable[str | Metric] = "all",
+    *,
+    units: Sequence | None = None,
+    workers: int = 1,
+    checkpoints: Path | str | None = None,
+    progress: bool = True,
+) -> Tables:
+    """Measure vectors that are at hand already, without a model: every metric that needs vectors alone.
+
+    Tables, intervals and what is kept are those of :func:`measure`. Some 2,000 vectors of a layer are in memory at a
+    time, or those of one text: files are mapped. Half precision is summed in single precision. Every vector counts, so
+    leave out those that are not to, such as that of [CLS]; the types of tokens are not known, and ``dimension_means``
+    calls all of them ``other``. What transformers gives as the last hidden state of Llama and its like is behind a
+    norm: ``measure`` calls it ``final``, and so can you.
+
+    Args:
+        vectors: by layer, or a list of layers from 0 on, such as the ``hidden_states`` of transformers: of each an
+            array of numpy or torch, token x width, the texts one after another; or utterance x token x width, with
+            padding after the end of a text; or a list of such arrays, each of the next text or texts. Layers are
+            numbers, or names such as ``layer_3``; the word query, key, value or final in a name says that its vectors
+            are these: ``key_3``, token x head x dim.
+            Or a folder of ``.safetensors``, ``.npy`` and ``.npz`` files. A file that holds one array is known by its
+            own name, if there is a number in it, and the arrays of others by theirs: the number after ``layer``, else
+            the first one, is the layer. What is of one layer follows one another in the order of the numbers in the
+            names of the files.
+        lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
+            known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
+            are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
+        metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
+        units: what each text is a part of, such as its document: intervals are over these. In a folder, an array
+            ``units``.
+        workers, checkpoints, progress: as of :func:`measure`; workers take a folder.
+
+    Raises:
+        AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text are named), or no
+            floats; lengths that do not add up; a metric that needs what is not given.
+
+    >>> import numpy as np
+    >>> tables = measure_vectors({0: np.array([[1.0, 0], [0, 1], [1, 0]])}, [2, 1], "anisotropy", progress=False)
+    >>> tables["anisotropy"]["cosine"].round(3).tolist()  # one pair of three is parallel, two are orthogonal
+    [0.333]
+    """
+    started = time.monotonic()
+    given = GivenVectors(vectors)
+    texts = given.texts(lengths)
+    units = [str(unit) for unit in (units if units is not None else given.told["units"])] or None
+    corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
+    refuse_senseless(given, corpus, metrics, Settings(), workers)
+    spaces = {source.space for source in given.sources}
+    reason = f"it needs more than the {', '.join(sorted(spaces))} vectors that are given"
+    senseless = {metric.name: reason for metric in resolve(metrics) if metric.needs.isdisjoint(spaces)}
+    return _tables(given, corpus, metrics, Settings(), senseless, (workers, None, 60), checkpoints, progress, started)
+
+
+def _tables(
+    model: LoadedModel | GivenVectors,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    senseless: dict[str, str],
+    who: tuple[int, str | None, float],
+    checkpoints: Path | str | None,
+    progress: bool,
+    started: float,
+) -> Tables:
+    """What is kept, and what is measured now, of all metrics but those that make no sense."""
     if metrics != "all":
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
@@ -116,7 +191,6 @@ def measure(
             missing += [] if known else [metric]
         kept = MergedSums(checkpoints, model, corpus, missing, settings)
         if missing:
-            who = (workers, scheduler, worker_timeout)
             report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["sources"] = measuring_code(empty)
@@ -170,7 +244,7 @@ def measured(
 
 
 def _measure(
-    model: LoadedModel,
+    model: LoadedModel | GivenVectors,
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
@@ -235,9 +309,10 @@ def _refuse(model: str, senseless: dict[str, str]) -> None:
         raise AnalysisError(f"{name} makes no sense for {model}: {reason}; leave it out")
 
 
-def _notes(model: LoadedModel, corpus: Corpus, report: Report) -> list[str]:
+def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) -> list[str]:
     """What whoever reads the tables should know of how the corpus was read."""
-    items, most = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}", f"the {capture.longest(model)} that are read"
+    items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
+    most = f"the {capture.longest(model)} that are read" if report.cut or report.windowed else ""
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
     found = {
@@ -260,7 +335,7 @@ def _say(model: str, notes: Iterable[str]) -> None:
 
 
 def _description(
-    model: LoadedModel, corpus: Corpus, settings: Settings, report: Report, seconds: float
+    model: LoadedModel | GivenVectors, corpus: Corpus, settings: Settings, report: Report, seconds: float
 ) -> dict[str, object]:
     versions = ("torch", "transformers", "tokenizers", "numpy", "pandas", "scipy")
     return {

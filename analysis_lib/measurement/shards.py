@@ -4,11 +4,12 @@ import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 
 from analysis_lib import capture
+from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import processes
@@ -40,7 +41,9 @@ class Shard:
     threads: int
 
 
-def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings) -> list[Shard]:
+def make_shards(
+    model: LoadedModel | GivenVectors, corpus: Corpus, metrics: list[Metric], settings: Settings
+) -> list[Shard]:
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
     # Fresh: what these come to hold meanwhile is not for the workers.
     empty, groups = tuple(metric.fresh() for metric in metrics), corpus.groups(GROUPS)
@@ -49,7 +52,7 @@ def make_shards(model: LoadedModel, corpus: Corpus, metrics: list[Metric], setti
     return [Shard(i, corpus.items[part], tuple(groups[part]), *common) for i, part in enumerate(parts)]
 
 
-def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
+def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
     if model is None:
         with _LOADING:
@@ -65,9 +68,11 @@ def measure_shard(shard: Shard, model: LoadedModel | None = None) -> Result:
                 metric.update(activations)
         report.add(activations)
 
+    given = isinstance(model, GivenVectors)
+    batches, run = (model.batches, model.run) if given else (partial(f, model) for f in (capture.batches, capture.run))
     with processes.threads(shard.threads):
-        for batch in capture.batches(model, shard.items, shard.groups, shard.settings, report):
-            capture.run(model, batch, needs, receive, shard.settings.maps)
+        for batch in batches(shard.items, shard.groups, shard.settings, report):
+            run(batch, needs, receive, shard.settings.maps)
             if shard.index >= SHARDS_OF_LITTLE_TEXT:
                 _release_freed_memory()
     _release_freed_memory()
@@ -95,5 +100,5 @@ _LOADING = threading.Lock()
 
 
 @lru_cache(maxsize=1)
-def _loaded(spec: ModelSpec) -> LoadedModel:
-    return load_model(**vars(spec))
+def _loaded(spec: ModelSpec) -> LoadedModel | GivenVectors:
+    return GivenVectors(spec.name) if isinstance(spec, FolderSpec) else load_model(**vars(spec))

@@ -37,7 +37,7 @@ class Report(Reading):
     """What was read, and what was not.
 
     Attributes:
-        tokens: of all utterances at layer 0, special tokens included.
+        tokens: of all utterances at the first layer, special tokens included.
         counted: those that count as vectors and as queries.
         zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
         layers: the rows of :attr:`Tables.layers`, in order.
@@ -65,13 +65,14 @@ class Report(Reading):
 
     def add(self, activations: Activations) -> None:
         """Count what a layer of a batch holds, where the activations are: see :meth:`close`."""
-        if activations.layer == 0:
+        if all(row["layer"] != activations.layer for row in self.layers):
+            self.layers.append(_layer(activations))
+        # What a model gives out comes a second time, after its last layer.
+        if activations.layer == self.layers[0]["layer"] and "final" not in activations.spaces:
             hidden = activations.spaces.get("hidden")
             tokens = activations.tokens if hidden is None else hidden.tokens
             self.tokens += tokens.mask.sum()
             self.counted += tokens.counts.sum().long()
-        if all(row["layer"] != activations.layer for row in self.layers):
-            self.layers.append(_layer(activations))
         for space, vectors in activations.spaces.items():
             # Only where a metric computed the norms: counting alone is not worth them.
             if space != "attention_input" and "norms" in vars(vectors):

@@ -71,7 +71,7 @@ class QueryKeyAlignment(Metric):
     limits = (-1, 1)
 
     def update(self, activations: Activations) -> None:
-        if "query" not in activations.spaces:
+        if not self.needs <= activations.spaces.keys():
             return
         for space in ("query", "key"):
             vectors = activations.spaces[space]
