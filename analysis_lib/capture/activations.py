@@ -7,6 +7,7 @@ from torch import Tensor
 
 from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.inputs import Batch
+from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
@@ -59,19 +60,26 @@ class CurrentLayer:
 
     Attributes:
         batch: the input of the pass.
+        changes: what is changed on the way.
         needs: what the metrics ask for.
         activations: of the current layer, so far.
         encoded: the tokens of the latest stack that attends to no other.
     """
 
-    def __init__(self, batch: Batch, needs: frozenset[str]):
+    def __init__(self, batch: Batch, needs: frozenset[str], changes: Changes | None = None):
         self.batch = batch
+        self.changes = changes or Changes(())
         self.needs = needs
         self.activations: Activations | None = None
         self.encoded: Tokens | None = None
         self._previous: Vectors | None = None
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
+
+    def changed(self, where: str, values: Tensor) -> Tensor:
+        """The vectors of a site of the current layer, after what is changed there."""
+        here = self.activations
+        return self.changes.apply(where, here.layer, values, here.tokens.on(values.device))
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """Tokens without padding; the same object for the same numbers."""

@@ -16,6 +16,7 @@ from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Activation
 from analysis_lib.capture.batching import batches
 from analysis_lib.capture.forward_pass import captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
+from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
@@ -27,12 +28,20 @@ ROUNDING = 64 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 
 
-def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str = "flatten") -> None:
+def run(
+    loaded: LoadedModel,
+    batch: Batch,
+    needs: frozenset[str],
+    receive: Receive,
+    maps: str = "flatten",
+    changes: Changes | None = None,
+) -> None:
     """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0, 1, ... in turn.
 
     Args:
         needs: which of ``SPACES``, ``WEIGHTS`` and ``SCORES`` to capture.
         maps: ``flatten`` or ``positions``, see :class:`Settings`.
+        changes: what is changed on the way.
 
     Raises:
         AnalysisError: the attention of a block was not captured, or not exactly.
@@ -41,7 +50,7 @@ def run(loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Recei
         if not getattr(loaded, "_checked", False):
             _check(loaded, batch)
         with _full_precision(loaded):
-            captured_pass(loaded, batch, needs, receive, maps)
+            captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:

@@ -17,18 +17,24 @@ from analysis_lib.capture.activations import Activations, CurrentLayer, Receive
 from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
+from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.projections import ProjectionHooks
 from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.layouts import first_vectors
+from analysis_lib.models.layouts import first_of_call, first_vectors, with_first
 from analysis_lib.models.parts import Stack
 
 
 def captured_pass(
-    loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str = "flatten"
+    loaded: LoadedModel,
+    batch: Batch,
+    needs: frozenset[str],
+    receive: Receive,
+    maps: str = "flatten",
+    changes: Changes | None = None,
 ) -> Tensor:
     """One forward pass; the arguments are those of :func:`checked_pass.run`, without its check.
 
@@ -38,7 +44,7 @@ def captured_pass(
     Raises:
         AnalysisError: the attention of a block was not captured.
     """
-    blocks = _Blocks(loaded, batch, needs, receive, maps)
+    blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     with torch.inference_mode(), _capturing(loaded, blocks):
         output = loaded.model(**batch.inputs)
         blocks.finish(output)
@@ -82,11 +88,11 @@ class _Blocks:
         missed: the blocks whose attention was not captured.
     """
 
-    def __init__(self, loaded: LoadedModel, batch: Batch, needs: frozenset[str], receive: Receive, maps: str):
+    def __init__(self, loaded: LoadedModel, layer: CurrentLayer, receive: Receive, maps: str):
         self.loaded, self.receive, self.maps = loaded, receive, maps
         self.missed: list[str] = []
-        self.layer = CurrentLayer(batch, needs)
-        self.projections = ProjectionHooks()
+        self.layer = layer
+        self.projections = ProjectionHooks(layer)
         self.interface = InterfaceAttention(self.layer, self.projections, receive)
         self.hooked = HookedAttention(self.layer, self.projections)
         self._count = 0
@@ -106,7 +112,7 @@ class _Blocks:
             for place, block in enumerate(blocks):
                 if stack.cross:
                     module = block.get_submodule(stack.cross.module)
-                    yield from self.projections.attach(module, stack.cross)
+                    yield from self.projections.attach(module, stack.cross, changing=False)
                     self.interface.own[module] = stack.cross
                     self.interface.crossing[module] = next(crossing)
                 spec = stack.attention_of(place)
@@ -126,17 +132,31 @@ class _Blocks:
                     self._amended.add(blocks[0])
                     yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
 
-    def _before(self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden = first_vectors(args)
-        hidden = first_vectors(kwargs) if hidden is None else hidden
+    def _before(
+        self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        hidden, changed = first_of_call(args, kwargs), None
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
+            if ("residual", self.layer.activations.layer) in self.layer.changes:
+                hidden = self.layer.changed("residual", hidden)
+                changed = with_first(args, kwargs, hidden)
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
+        return changed
 
-    def _after(self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple) -> None:
-        if module not in self._amended:
-            self._hand_on(stack, first_vectors(output), args)
+    def _after(
+        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple
+    ) -> Tensor | tuple | None:
+        if module in self._amended:
+            return None
+        hidden = first_vectors(output)
+        if ("residual", self.layer.activations.layer) not in self.layer.changes:
+            self._hand_on(stack, hidden, args)
+            return None
+        hidden = self.layer.changed("residual", hidden)
+        self._hand_on(stack, hidden, args)
+        return with_first((output,), {}, hidden)[0][0]
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)

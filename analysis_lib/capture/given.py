@@ -275,7 +275,12 @@ class GivenVectors:
         yield texts[start:], tuple(groups[start:])
 
     def run(
-        self, batch: tuple[Sequence[Text], tuple[int, ...]], needs: frozenset[str], receive: Receive, _maps: str
+        self,
+        batch: tuple[Sequence[Text], tuple[int, ...]],
+        needs: frozenset[str],
+        receive: Receive,
+        _maps: str,
+        _changes: None,
     ) -> None:
         """Read a batch; ``receive`` is called with the :class:`Activations` of each layer in turn."""
         texts, groups = batch

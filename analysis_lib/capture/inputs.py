@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from analysis_lib.capture.interventions import Replace, interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
@@ -24,6 +25,7 @@ class Settings:
         tokens_per_batch: how many tokens go through the model at once, padding included.
         maps: what a vector of a convolutional network is: ``flatten``, the whole feature map of an image, as in Godey
             et al. (2024, sec. 3.2), or ``positions``, the features at one position of the map.
+        intervention: what is changed on the way.
 
     Raises:
         AnalysisError: a value that is not allowed.
@@ -33,6 +35,7 @@ class Settings:
     long_texts: str = "cut"
     tokens_per_batch: int = 2048
     maps: str = "flatten"
+    intervention: tuple[Replace, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("long_texts", ("cut", "window")), ("maps", ("flatten", "positions"))):
@@ -40,6 +43,7 @@ class Settings:
                 raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
         if not isinstance(self.special_tokens, bool):
             raise AnalysisError(f"special_tokens is {self.special_tokens!r}: give True or False")
+        object.__setattr__(self, "intervention", interventions(self.intervention))
         if self.tokens_per_batch < 1:
             raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
 

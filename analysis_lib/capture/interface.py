@@ -7,7 +7,7 @@ split into heads and after any rotation. It leaves the computation to whoever as
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
@@ -72,6 +72,13 @@ class InterfaceAttention:
         """The output of a module's attention; what is needed of it is captured."""
         number, layer = self.crossing.get(module), self.layer
         if number is None:
+            if (space := self.projections.gathering) is not None:
+                self.projections.sides[space] = (
+                    {"query": query, "key": key, "value": value}[space],
+                    self.projections.call,
+                )
+                return query.new_zeros(*query.shape[:3], value.shape[-1])
+            query, key, value, mask = self._changed(query, key, value, mask)
             return self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks)
         block = layer.activations
         layer.activations = Activations(number, CROSS, block.part, block.tokens)
@@ -81,6 +88,25 @@ class InterfaceAttention:
         finally:
             layer.activations = block
         return output
+
+    def _changed(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What attention receives, after what is changed there."""
+        layer, sides, found = self.layer, self.projections.sides, []
+        for space, values in (("query", query), ("key", key), ("value", value)):
+            if space in sides:
+                values, call = sides[space]
+                if space == "key":
+                    self.projections.call = replace(call, arguments=self.projections.call.arguments)
+            found.append(layer.changed(space, values))
+        number = layer.activations.layer
+        if (hidden := layer.changes.masked(number, layer.activations.tokens.on(query.device))) is not None:
+            allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool) if mask is None else mask
+            left = allowed & ~hidden[:, None, None, :]
+            # A query keeps its keys where none would be left.
+            mask = torch.where(left.any(-1, keepdim=True), left, allowed)
+        return (*found, mask)
 
     def _captured(
         self,

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.pytorch_utils import Conv1D
 
+from analysis_lib.capture.activations import CurrentLayer
+from analysis_lib.capture.interventions import SIDES
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.layouts import arguments_of, rotated, split_keys
+from analysis_lib.models.layouts import arguments_of, first_of_call, rotated, split_keys, with_first
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -50,33 +52,68 @@ class AttentionCall:
 
 
 class ProjectionHooks:
-    """Hooks on attention modules and their projections; ``call`` is the latest call that they have seen."""
+    """Hooks on attention modules and their projections; ``call`` is the latest call that they have seen.
 
-    def __init__(self) -> None:
-        self.call = AttentionCall()
+    Where queries, keys or values are to be made from a changed input, the module runs on that first; of what it then
+    gives to the attention interface, ``sides`` keeps what will take the place of its own.
+    """
 
-    def attach(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
-        """Attach the hooks of an attention module; the caller removes the handles."""
-        yield module.register_forward_pre_hook(self._begin, with_kwargs=True)
+    def __init__(self, layer: CurrentLayer) -> None:
+        self.layer, self.call = layer, AttentionCall()
+        self.sides: dict[str, tuple[Tensor, AttentionCall]] = {}
+        self.gathering: str | None = None
+
+    def attach(self, module: nn.Module, spec: Attention, changing: bool = True) -> Iterator[RemovableHandle]:
+        """Attach the hooks of an attention module; the caller removes the handles.
+
+        Args:
+            changing: whether what is changed in the layer is changed here.
+        """
+        yield module.register_forward_pre_hook(partial(self._begin, spec, changing), with_kwargs=True)
         if spec.key is None:
             return
         # Before and after all that others have hung on it.
-        yield module.get_submodule(spec.key).register_forward_pre_hook(self._read, prepend=True)
+        yield module.get_submodule(spec.key).register_forward_pre_hook(partial(self._read, spec), prepend=True)
         yield module.get_submodule(spec.key).register_forward_hook(partial(self._project, "key"))
         if spec.key_norm:
             yield module.get_submodule(spec.key_norm).register_forward_hook(self._normalise)
         if spec.hooked:
             for space in ("query", "value"):
                 if (path := getattr(spec, space)) is not None:
+                    yield module.get_submodule(path).register_forward_pre_hook(partial(self._side, f"{space}_side"))
                     yield module.get_submodule(path).register_forward_hook(partial(self._project, space))
 
-    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def _begin(
+        self, spec: Attention, changing: bool, module: nn.Module, args: tuple, kwargs: dict
+    ) -> tuple[tuple, dict] | None:
+        changed, self.sides = None, {}
+        layer, number = self.layer, self.layer.activations.layer
+        if changing and ("attention_input", number) in layer.changes:
+            args, kwargs = changed = with_first(
+                args, kwargs, layer.changed("attention_input", first_of_call(args, kwargs))
+            )
+        for side, self.gathering in SIDES.items() if changing and not spec.hooked else ():
+            if (side, number) in layer.changes:
+                other = with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
+                self.call = AttentionCall(arguments_of(module, *other))
+                # Past the hooks on the module; those on its projections see it.
+                module.forward(*other[0], **other[1])
+        self.gathering = None
         self.call = AttentionCall(arguments_of(module, args, kwargs))
+        return changed
 
-    def _read(self, _module: nn.Module, args: tuple) -> None:
+    def _read(self, spec: Attention, module: nn.Module, args: tuple) -> tuple | None:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
-        if "key" not in self.call.projected:
-            self.call.key_input = args[0]
+        if "key" in self.call.projected:
+            return None
+        changed = self._side("key_side", module, args) if spec.hooked else None
+        self.call.key_input = (changed or args)[0]
+        return changed
+
+    def _side(self, side: str, _module: nn.Module, args: tuple) -> tuple | None:
+        if (side, self.layer.activations.layer) in self.layer.changes:
+            return (self.layer.changed(side, args[0]), *args[1:])
+        return None
 
     def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor) -> None:
         self.call.projected.setdefault(space, wide(output))

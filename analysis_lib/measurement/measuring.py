@@ -18,6 +18,7 @@ from analysis_lib import capture
 from analysis_lib.capture import SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
@@ -47,6 +48,7 @@ def measure(
     long_texts: str = "cut",
     tokens_per_batch: int = Settings.tokens_per_batch,
     maps: str = Settings.maps,
+    intervention: Replace | Sequence[Replace] | None = None,
     workers: int = 1,
     scheduler: str | None = None,
     worker_timeout: float = 60,
@@ -80,6 +82,8 @@ def measure(
         long_texts: ``cut`` or ``window``, see :class:`Settings`.
         tokens_per_batch: how many tokens, padding included, go through the model at once.
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
+        intervention: what is changed on the way, such as ``Replace("residual", layers=[3], dimensions=[99])``, or
+            several changes in a list. Where it needs means or other texts, the corpus is read once more, before.
         workers: processes on this machine, this one among them.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
@@ -97,7 +101,10 @@ def measure(
     started = time.monotonic()
     if not worker_timeout > 0:
         raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
-    corpus, settings = load_corpus(data, column=column), Settings(special_tokens, long_texts, tokens_per_batch, maps)
+    corpus, settings = (
+        load_corpus(data, column=column),
+        Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention or ()),
+    )
     refuse_senseless(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
     if isinstance(model, LoadedModel) and processor is not None:

@@ -11,8 +11,10 @@ import torch
 from analysis_lib import capture
 from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.capture.interventions import Changes
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import processes
+from analysis_lib.measurement.interventions import changes_of
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelSpec
@@ -39,15 +41,17 @@ class Shard:
     settings: Settings
     spec: ModelSpec | None  # None of a model that only this process has
     threads: int
+    changes: Changes | None = None
 
 
 def make_shards(
     model: LoadedModel | GivenVectors, corpus: Corpus, metrics: list[Metric], settings: Settings
 ) -> list[Shard]:
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
+    changes = changes_of(model, corpus, settings) if settings.intervention else None
     # Fresh: what these come to hold meanwhile is not for the workers.
     empty, groups = tuple(metric.fresh() for metric in metrics), corpus.groups(GROUPS)
-    common = (empty, settings, model.spec, torch.get_num_threads())
+    common = (empty, settings, model.spec, torch.get_num_threads(), changes)
     parts = [slice(start, start + UTTERANCES_PER_SHARD) for start in range(0, len(corpus), UTTERANCES_PER_SHARD)]
     return [Shard(i, corpus.items[part], tuple(groups[part]), *common) for i, part in enumerate(parts)]
 
@@ -72,7 +76,7 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     batches, run = (model.batches, model.run) if given else (partial(f, model) for f in (capture.batches, capture.run))
     with processes.threads(shard.threads):
         for batch in batches(shard.items, shard.groups, shard.settings, report):
-            run(batch, needs, receive, shard.settings.maps)
+            run(batch, needs, receive, shard.settings.maps, shard.changes)
             if shard.index >= SHARDS_OF_LITTLE_TEXT:
                 _release_freed_memory()
     _release_freed_memory()

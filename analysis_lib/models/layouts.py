@@ -272,6 +272,24 @@ def first_vectors(values: object) -> Tensor | None:
     return next((found for value in values if (found := first_vectors(value)) is not None), None)
 
 
+def first_of_call(args: tuple, kwargs: Mapping[str, object]) -> Tensor | None:
+    """The vectors that a module is called with."""
+    found = first_vectors(args)
+    return first_vectors(kwargs) if found is None else found
+
+
+def with_first(args: tuple, kwargs: dict, vectors: Tensor) -> tuple[tuple, dict]:
+    """The arguments of a call with other vectors."""
+    for place, value in enumerate(args):
+        if isinstance(value, list | tuple) and first_vectors(value) is not None:
+            inner = with_first(tuple(value), {}, vectors)[0]
+            return (*args[:place], type(value)(inner), *args[place + 1 :]), kwargs
+        if first_vectors(value) is not None and isinstance(value, Tensor):
+            return (*args[:place], vectors, *args[place + 1 :]), kwargs
+    name = next(name for name, value in kwargs.items() if first_vectors(value) is not None)
+    return args, {**kwargs, name: vectors}
+
+
 def arguments_of(module: nn.Module, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
     """The arguments of a call of a module by name."""
     arguments = _signature(type(module)).bind_partial(module, *args, **kwargs).arguments
