@@ -8,6 +8,7 @@ from torch import Tensor
 from analysis_lib.capture.attention_rows import AttentionRows
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.outputs import Output
 from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
@@ -16,6 +17,8 @@ from analysis_lib.capture.vectors import Vectors, wide
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 SCORES = "scores"
+# And what it gives out, beside what it gives out without what is changed: vectors, or predictions of the next token.
+OUTPUT, LOSS = "output", "loss"
 # The stack of a decoder's attentions to an encoder.
 CROSS = "cross"
 # More than the layers of any model share at a time.
@@ -40,6 +43,7 @@ class Activations:
         rows: summaries of the attention rows, if a metric asked for ``weights``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
+        output: what the model gives out, if a metric asked for ``output`` or ``loss``: that comes alone, last.
     """
 
     layer: int
@@ -50,6 +54,7 @@ class Activations:
     rows: AttentionRows | None = None
     scores: ScoreSums | None = None
     attended: bool = False
+    output: Output | None = None
 
 
 Receive = Callable[[Activations], None]

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
-from analysis_lib.capture.activations import Activations, CurrentLayer, Receive
+from analysis_lib.capture.activations import LOSS, OUTPUT, Activations, CurrentLayer, Receive
 from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
 from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.outputs import ask, compared
 from analysis_lib.capture.projections import ProjectionHooks
 from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
@@ -45,9 +46,17 @@ def captured_pass(
         AnalysisError: the attention of a block was not captured.
     """
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
-    with torch.inference_mode(), _capturing(loaded, blocks):
-        output = loaded.model(**batch.inputs)
-        blocks.finish(output)
+    with torch.inference_mode():
+        plain = ask(loaded, batch, LOSS in needs) if changes and needs & {OUTPUT, LOSS} else None
+        with _capturing(loaded, blocks):
+            given = ask(loaded, batch, LOSS in needs)
+            output = given.output
+            blocks.finish(output)
+        if needs & {OUTPUT, LOSS}:
+            last, vectors = blocks.layer.activations, [given_out(part.output) for part in (given, plain or given)]
+            ids = batch.inputs.get("input_ids")
+            found = compared(given, plain or given, vectors, ids, last.tokens.on(vectors[0].device))
+            receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
     if blocks.missed:
         count = sum(len(blocks) for blocks in loaded.stacks.values())
         raise AnalysisError(

@@ -249,6 +249,9 @@ class Changes:
         for change in changes:
             self._at.setdefault((change.replace.where, change.layer), []).append(change)
 
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._at
 

@@ -68,9 +68,12 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     def receive(activations: capture.Activations) -> None:
         for metric in metrics:
             # What a model gives out comes alone, after its last layer.
+            if activations.output is not None and not metric.needs & {capture.OUTPUT, capture.LOSS}:
+                continue
             if "final" not in activations.spaces or "final" in metric.needs:
                 metric.update(activations)
-        report.add(activations)
+        if activations.output is None:
+            report.add(activations)
 
     given = isinstance(model, GivenVectors)
     batches, run = (model.batches, model.run) if given else (partial(f, model) for f in (capture.batches, capture.run))

@@ -14,18 +14,20 @@ from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntrop
 from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
 from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
+from analysis_lib.metrics.outputs import NextTokenLoss, OutputChange
 from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
 
 _ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
 _DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
-_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy)
+_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, OutputChange, NextTokenLoss)
 METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in _EVERY}
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
 
-    ``all`` leaves out ``isotropy``, which costs so much that it has to be asked for by name.
+    ``all`` leaves out ``isotropy``, ``output_change`` and ``next_token_loss``, which cost so much that they have to be
+    asked for by name.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no metric at all.

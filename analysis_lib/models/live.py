@@ -40,7 +40,10 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
     if not callable(processor):
         raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
     bare = bare_model(model)
-    return LoadedModel(of_part(name, part) if part else name, _weights_hash(bare), bare, processor, part=part)
+    found = LoadedModel(of_part(name, part) if part else name, _weights_hash(bare), bare, processor, part=part)
+    if isinstance(model, transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), ())):
+        found.headed = model
+    return found
 
 
 def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:

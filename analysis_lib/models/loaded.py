@@ -61,6 +61,7 @@ class LoadedModel:
         files: sha256 of the files it was read from, by name.
         part: the path of the part of ``model`` that was asked for, if it was.
         layout: where its parts are.
+        headed: the causal language model that it is the body of, once that has been asked for.
         lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
     """
 
@@ -73,6 +74,7 @@ class LoadedModel:
     part: str = ""
     layout: Layout = field(init=False)
     lacking: dict[str, str] = field(default_factory=dict, init=False)
+    headed: transformers.PreTrainedModel | None = field(default=None, init=False)
     # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

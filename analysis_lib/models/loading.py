@@ -146,6 +146,46 @@ def read_by(identity: str, processor: str) -> str:
     return f"{identity} read by that of {weights_identity(processor)}"
 
 
+def with_head(loaded: LoadedModel) -> transformers.PreTrainedModel:
+    """A causal language model around a model that is loaded, which it shares.
+
+    Raises:
+        AnalysisError: it is none.
+    """
+    if loaded.headed is None:
+        loaded.headed = _head(loaded)
+    return loaded.headed
+
+
+def _head(loaded: LoadedModel) -> transformers.PreTrainedModel:
+    config, spec = loaded.model.config, loaded.spec
+    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    names = [*(config.architectures or ()), type(loaded.model).__name__]
+    if made is None or made.__name__ not in names or loaded.layout.part:
+        raise AnalysisError(
+            f"{loaded.name} is no causal language model ({names[0]}), so that it predicts no next token: give one, or "
+            f"other metrics"
+        )
+    if spec is None or spec.device_map:
+        raise AnalysisError(f"{loaded.name}: its head is not at hand: give the model with its head, or its name")
+    model_name, adapter, _, seed = split_name(spec.name)
+    if seed is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            headed = made._from_config(config, dtype=loaded.model.dtype)
+    else:
+        folder = located(model_name, spec.revision if adapter is None else None)[0]
+        base = adapter_base(folder)
+        folder = folder if base is None else located(base, None)[0]
+        with reading(f"{loaded.name} cannot be loaded", folder), _without_adapters():
+            headed, told = made.from_pretrained(folder, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
+        if lost := sorted(told["missing_keys"]):
+            raise AnalysisError(f"{loaded.name} has no weights {lost[0]}: it was saved without its head")
+    setattr(headed, headed.base_model_prefix, loaded.model)
+    headed.tie_weights()
+    return headed.to(loaded.device).eval()
+
+
 def _of_twin(seed: int, identity: str) -> str:
     return f"untrained, seed {seed}, of {identity}"
 

@@ -1,0 +1,59 @@
+"""What an intervention does to what a model gives out: its vectors, and its prediction of the next token."""
+
+import pandas as pd
+
+from analysis_lib.capture import LOSS, OUTPUT, Activations
+from analysis_lib.metrics.accumulator import Columns, Metric, Sums, tabulated
+
+
+class _OfTokens(Metric):
+    """Means over tokens of what each of them has."""
+
+    counts = "tokens"
+    on_request = True
+    columns: tuple[str, ...]
+
+    def update(self, activations: Activations) -> None:
+        if (found := activations.output) is None:
+            return
+        for name in self.columns:
+            values = getattr(found, name).double()
+            self.add((name, activations.layer), (values * found.counted(name)).sum(1, keepdim=True), activations)
+        counts = found.counted(self.columns[0]).sum(1, keepdim=True).double()
+        self.add(("tokens", activations.layer), counts, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        def rows(layer: int) -> Columns:
+            tokens = sums["tokens", layer]
+            means = {name: sums[name, layer] / tokens for name in self.columns}
+            return {"layer": [layer], **means, "tokens": tokens}
+
+        return tabulated(sums, "tokens", rows)
+
+
+class OutputChange(_OfTokens):
+    """How far an intervention turns the vectors that a model gives out.
+
+    Columns: layer (the last), cosine in [−1, 1] of the vector of a token to that without the intervention, mean over
+    tokens, with its 95 % interval; and tokens. Without an intervention it is 1. Made on request: the model runs twice.
+    """
+
+    name = "output_change"
+    needs = frozenset({OUTPUT})
+    interval = "cosine"
+    limits = (-1, 1)
+    columns = ("cosine",)
+
+
+class NextTokenLoss(_OfTokens):
+    """How well a causal language model predicts the next token, and how far an intervention moves its prediction.
+
+    Columns: layer (the last), loss, −ln p of the token that follows, in nats, mean over tokens that have one, with its
+    95 % interval; kl, the Kullback-Leibler divergence Σ p ln(p / p') of the prediction p' from the one without the
+    intervention p, in nats, 0 without one; and tokens. Made on request: it needs the model's head.
+    """
+
+    name = "next_token_loss"
+    needs = frozenset({LOSS})
+    interval = "loss"
+    columns = ("loss", "kl")
