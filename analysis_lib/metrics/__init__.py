@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.anisotropy import Anisotropy, UtteranceSimilarity
+from analysis_lib.metrics.anisotropy import Anisotropy, CosineByDimension, UtteranceSimilarity
 from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
 from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
 from analysis_lib.metrics.isotropy import Isotropy
@@ -19,15 +19,15 @@ from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTe
 
 _ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
 _DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
-_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, OutputChange, NextTokenLoss)
-METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in _EVERY}
+_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, CosineByDimension)
+_OUTPUTS = (OutputChange, NextTokenLoss)
+METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_OUTPUTS)}
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
     """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
 
-    ``all`` leaves out ``isotropy``, ``output_change`` and ``next_token_loss``, which cost so much that they have to be
-    asked for by name.
+    ``all`` leaves out those that are made ``on_request`` because they cost so much, such as ``isotropy``.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no metric at all.

@@ -247,7 +247,8 @@ def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.Dat
     if "space" not in table:
         return table
     ranks = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
-    return table.iloc[np.lexsort((heads, table["layer"], ranks))].reset_index(drop=True)
+    within = heads if "head" in columns else table["dimension"]
+    return table.iloc[np.lexsort((within, table["layer"], ranks))].reset_index(drop=True)
 
 
 def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:

@@ -8,7 +8,16 @@ from jaxtyping import Float
 
 from analysis_lib.capture import Activations
 from analysis_lib.errors import AnalysisError
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import (
+    VECTOR_SPACES,
+    WHOLE_SPACES,
+    Columns,
+    Metric,
+    Sums,
+    crossed,
+    head_rows,
+    tabulated,
+)
 
 
 def mean_pair_cosine(
@@ -91,6 +100,39 @@ class Anisotropy(Metric):
         table = super().table()
         refuse_few_vectors(table, "anisotropy", "text")
         return table
+
+
+class CosineByDimension(Metric):
+    """The part of each dimension in the average cosine of hidden vectors.
+
+    With u_i = x_i / ‖x_i‖, S = Σ u_i and Q_j = Σ u_ij², dimension j has c_j = (S_j² − Q_j) / (N (N − 1)), and these
+    add up to the average cosine of :class:`Anisotropy`. Columns: space (hidden or final), layer, dimension, cosine,
+    c_j, and its 95 % interval. Made on request: it has as many rows as layers have dimensions.
+    """
+
+    name = "cosine_by_dimension"
+    needs = frozenset(WHOLE_SPACES)
+    interval = "cosine"
+    on_request = True
+
+    def update(self, activations: Activations) -> None:
+        for space, vectors in self.vectors(activations):
+            inverse = torch.where(vectors.norms != 0, vectors.norms.square().reciprocal(), 0).unsqueeze(-2)
+            squares = (inverse @ vectors.values.square()).squeeze(-2)
+            self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
+            self.add(("unit_squares", space, activations.layer), squares, activations)
+            self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
+
+    def points(self, sums: Sums) -> pd.DataFrame:
+        def rows(space: str, layer: int) -> Columns:
+            of_one = (sums[name, space, layer][0] for name in ("unit_sum", "unit_squares", "vectors"))
+            unit_sum, squares, vectors = of_one
+            cosine = (unit_sum**2 - squares) / np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+            return {"space": np.full(len(cosine), space, dtype=object)} | crossed(
+                layer, {"dimension": range(len(cosine))}, cosine=cosine
+            )
+
+        return tabulated(sums, "unit_sum", rows)
 
 
 class UtteranceSimilarity(Metric):

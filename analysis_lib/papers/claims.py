@@ -23,6 +23,8 @@ PAPERS = {
     "godey": "Godey et al. 2024",
     "fosse": "Fosse et al. 2023",
     "maruta": "Maruta and Matsuzaki 2024",
+    # Predictions of the part on causes, written down before they were computed.
+    "causes": "this book",
 }
 HOLDS, FAILS, UNDECIDED, NO_INTERVAL, NOT_APPLICABLE = OUTCOMES
 
