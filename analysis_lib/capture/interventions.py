@@ -30,7 +30,7 @@ SITES = {
 }
 # Sites at which one of the three that attention receives is made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
-BY = ("mean", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
+BY = ("mean", "mean_of_rest", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Replace:
             directions), or vectors, which are made orthonormal.
         tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of each text, whatever
             its type; None for all.
-        by: what c' is: ``mean`` of c over the corpus, ``type_mean`` over the tokens of the same type, ``zero``,
+        by: what c' is: ``mean`` of c over the corpus, ``mean_of_rest`` over the tokens whose types are not among
+            ``tokens``, ``type_mean`` over the tokens of the same type, ``zero``,
             ``centre`` (c less its mean), ``other`` (c of a token of another text, all of it from one),
             ``other_of_type`` (of one of the same type), ``noise`` (normal, with the mean and variance of each number
             of c), or ``nothing``.
@@ -90,6 +91,8 @@ class Replace:
             raise AnalysisError("both dimensions and directions are given: give one of them")
         if isinstance(self.directions, str) and self.directions != "mean":
             raise AnalysisError(f"directions is {self.directions!r}: give mean, a number of principal ones, or vectors")
+        if self.by == "mean_of_rest" and self.tokens is None:
+            raise AnalysisError("mean_of_rest is that of the tokens that stay: give the tokens that are replaced")
         if self.where == "weights" and (self.dimensions is not None or self.directions is not None or self.but):
             raise AnalysisError("attention weights have no dimensions: give layers and tokens")
 

@@ -77,11 +77,26 @@ class _Sums:
                 covariance = _covariance(self.products, mean[:, -1], counts[:, -1])
                 along = torch.einsum("xhde,xhef,xhdf->xhd", directions, covariance, directions)
                 spread = along.clamp_min(0).sqrt()
+        if asked.by == "mean_of_rest":
+            mean[:, -1] = self._mean_of_rest(asked, name)
         pools = [Pool(_narrow(vectors, 1), tuple(groups.tolist())) for _, vectors, groups in self.pool]
         found = mean, variance.clamp_min(0).sqrt(), directions, spread
         axes = (2, 1, 1, 1)
         made = [None if part is None else _narrow(part, axis) for part, axis in zip(found, axes, strict=True)]
         return Gathered(*made, tuple(pools))
+
+    def _mean_of_rest(self, asked: Replace, name: str) -> Tensor:
+        """half x head x dim, of the tokens of all types that are not replaced."""
+        rest = torch.tensor([kind not in asked.tokens for kind in TOKEN_TYPES])
+        counts, sums = self.counts[:, rest].sum(1), self.sums[:, rest].sum(1)
+        counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
+        if not (counts if asked.of == "others" else counts[-1:]).all():
+            raise AnalysisError(
+                f"{name}: there is no other token to take the mean of: give more texts, or fewer tokens"
+            )
+        if "first" in asked.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
+            raise AnalysisError(f"{name}: the first token of a text has a type of its own here: name that, such as cls")
+        return sums / counts[:, None, None]
 
     def _directions(self, asked: object, mean: Tensor, counts: Tensor, name: str) -> Tensor:
         """half x head x direction x dim, orthonormal."""
