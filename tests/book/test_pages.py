@@ -15,6 +15,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page
 from pypdf import PageObject, PdfReader
+from waiting import PATIENCE
 
 from analysis_lib.papers import claims
 
@@ -213,7 +214,7 @@ def run_script(text: str, folder: Path) -> tuple[int, str]:
     folder.mkdir()
     script = folder.with_suffix(".py")
     script.write_text(text)
-    run = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, cwd=folder, timeout=600)
+    run = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, cwd=folder, timeout=PATIENCE)
     assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]
     figures = list(folder.iterdir())
     assert all(figure.suffix == ".png" and figure.stat().st_size > 2000 for figure in figures), figures
