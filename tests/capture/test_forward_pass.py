@@ -158,7 +158,9 @@ def test_threads_do_not_meet_in_a_model():
         heard.add(threading.get_ident())
         if not other:
             loaded._checked = False
-            other.append(threading.Thread(target=run, args=(loaded, batch_of(loaded, LONG), EVERYTHING, lambda _: None)))
+            other.append(
+                threading.Thread(target=run, args=(loaded, batch_of(loaded, LONG), EVERYTHING, lambda _: None))
+            )
             other[0].start()
             # Long enough for a whole pass, if nothing held it back.
             other[0].join(0.5)
