@@ -22,6 +22,7 @@ from analysis_lib.corpora.packages import data_directory
 from analysis_lib.figures import Table
 from analysis_lib.models import known_models, title
 from analysis_lib.training.recipes import RECIPES
+from analysis_lib.training.settings import RUNS
 
 CARD = """\
 ::::{{card}} {title}
@@ -32,6 +33,9 @@ CARD = """\
 {text}
 ::::
 """
+PRETRAINED = "a {} of {num_hidden_layers} layers, {num_attention_heads} heads, width {hidden_size}, pretrained here"
+# Proper names of what is pretrained here.
+FAMILIES = {"bert": "BERT", "modernbert": "ModernBERT"}
 THUMBNAIL = """\
 :::{{grid-item-card}}
 :link: {name}
@@ -89,13 +93,15 @@ class Models(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         given = [read_notebook(path).metadata["analysis_lib"]["parameters"] for path in executed(self.env).values()]
-        values = [v for chosen in given for name, v in chosen.items() if re.fullmatch(r"(\w+_)?models?|beside", name)]
+        values = [v for one in given for name, v in one.items() if re.fullmatch(r"(\w+_)?models?|beside|runs", name)]
         names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
         known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
         kept = data_directory() / "measurements"
         for name in names:
+            if run := RUNS.get(name.partition("@")[0]):
+                lines.append(f"| {name} | {PRETRAINED.format(FAMILIES[run.model_type], **run.configuration)} |")
             # Not the small models of the book, nor measurements that are no models.
-            if name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
+            elif name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
                 lines.append(f"| {title(name)} | {known.get(name, name).partition(': ')[2] or name} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
