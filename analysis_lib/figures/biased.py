@@ -1,5 +1,6 @@
 """A cone to play with: vectors that point everywhere, and a bias that they share."""
 
+import altair as alt
 import numpy as np
 import pandas as pd
 
@@ -27,8 +28,6 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
         caption: a sentence below it.
         still: HTML that stands for it where no script runs; a picture of it unless given.
     """
-    import altair as alt
-
     angles = 2 * np.pi * (np.arange(points) + 0.5) / points
     table = pd.DataFrame({"query": np.arange(1, points + 1), "x": np.cos(angles), "y": np.sin(angles)})
     steps = {"angle": f"2 * PI * (query - 0.5) / {points}"} | STEPS
@@ -58,7 +57,7 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
     )
     return View(
         name,
-        caption or "Lines are as thick as the attention of the orange query; dashed: the mean of the vectors.",
+        caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: their mean.",
         "Vectors from one origin, shifted by a bias that they share; their mean is dashed.",
         {"rows": table},
         [{"name": "vectors", "source": "rows", "transform": steps}],

@@ -1,15 +1,12 @@
 """What was measured of models, to move in: layers by heads, and dimensions."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
+import altair as alt
 import pandas as pd
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.view import COLOURS, INK, Control, View, short
-
-if TYPE_CHECKING:
-    import altair as alt
 
 Tables = Mapping[str, pd.DataFrame]
 # Types of tokens as a reader would write them, in the order of legends, each with its look.
@@ -81,12 +78,13 @@ def explorer(
     rows = rows_of(by_model(measured))
     heads = rows[rows["head"] > 0]
     quantities = {c: words for c, words in QUANTITIES.items() if c in heads and heads[c].notna().any()}
+    weights, scores = ([c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_"))
     limits = {
         model: {
             "quantity": [c for c in quantities if part[c].notna().any()],
             "layer": _ends(part["layer"]),
             "head": [1, int(part["head"].max())],
-            "dimension": _dimensions(part),
+            **({"dimension": _dimensions(part)} if scores else {}),
         }
         for model, part in heads.groupby("model", sort=False)
     }
@@ -97,7 +95,6 @@ def explorer(
         Control("head", "Head"),
         Control("dimension", "Dimension of Cⱼ"),
     ]
-    weights, scores = ([c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_"))
     # A heat map of contributions is of one dimension.
     shown = "datum.quantity == quantity" + " && (datum.part != 'score' || datum.dimension == dimension)" * bool(scores)
     words = f"{_chosen(quantities, 'quantity')} + ': ' + {WORDS}"
@@ -362,22 +359,16 @@ def _chosen(names: Mapping[str, str], parameter: str) -> str:
 # --- Panels -------------------------------------------------------------------------------------------
 
 
-def _chart(data: str, chosen: str) -> "alt.Chart":
-    import altair as alt
-
+def _chart(data: str, chosen: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(data)).transform_filter(chosen)
 
 
-def _titled(chart: "alt.TopLevelMixin", title: str, height: object, description: str) -> "alt.TopLevelMixin":
-    import altair as alt
-
+def _titled(chart: alt.TopLevelMixin, title: str, height: object, description: str) -> alt.TopLevelMixin:
     return chart.properties(title=alt.Title(alt.expr(title)), height=height, description=description)
 
 
-def _heat_map(quantities: Mapping[str, str], chosen: str) -> "alt.LayerChart":
+def _heat_map(quantities: Mapping[str, str], chosen: str) -> alt.LayerChart:
     """The chosen number of every head: the deeper a cell, the larger."""
-    import altair as alt
-
     place = {
         "x": alt.X("head:O", axis=alt.Axis(labelAngle=0), scale=alt.Scale(padding=0.15)),
         "y": alt.Y("layer:O", title="attention layer", scale=alt.Scale(padding=0.15)),
@@ -403,10 +394,8 @@ def _heat_map(quantities: Mapping[str, str], chosen: str) -> "alt.LayerChart":
     return _titled(chart, _chosen(quantities, "quantity"), {"step": 18}, "Heads by attention layer")
 
 
-def _weights(chosen: str, columns: list[str]) -> "alt.LayerChart":
+def _weights(chosen: str, columns: list[str]) -> alt.LayerChart:
     """The attention of the chosen head by type of key."""
-    import altair as alt
-
     base = _chart("numbers", chosen).encode(y=alt.Y("type:N", title=None, sort=[NAMES[c[7:]] for c in columns]))
     number = alt.X("number:Q", title="mean weight per key", axis=alt.Axis(tickCount=5))
     bars = base.mark_bar(color=COLOURS[0], height={"band": 0.6}).encode(x=number, tooltip=["type:N", "number:Q"])
@@ -415,10 +404,8 @@ def _weights(chosen: str, columns: list[str]) -> "alt.LayerChart":
     return _titled(chart, title, {"step": 24}, "Attention of one head by type of key")
 
 
-def _by_dimension(chosen: str, columns: list[str], title: str, rank: str) -> "alt.LayerChart":
+def _by_dimension(chosen: str, columns: list[str], title: str, rank: str) -> alt.LayerChart:
     """A row for each dimension, a marker for each type of token."""
-    import altair as alt
-
     base = _chart("numbers", chosen).transform_calculate(size="abs(datum.number)")
     base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"]).transform_calculate(rank=rank)
     base = base.encode(y=alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
@@ -430,10 +417,8 @@ def _by_dimension(chosen: str, columns: list[str], title: str, rank: str) -> "al
     return _titled(chart, title, {"step": 15}, "Dimensions of a layer")
 
 
-def _by_layer(chosen: str, columns: list[str]) -> "alt.LayerChart":
+def _by_layer(chosen: str, columns: list[str]) -> alt.LayerChart:
     """One dimension through the layers, a line for each type of token."""
-    import altair as alt
-
     layer = alt.X("layer:O", title="attention layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
     base, look = _chart("numbers", chosen).encode(x=layer), _look(columns)
     width = alt.condition("datum.layer == layer", alt.value(1.5), alt.value(0))
@@ -448,10 +433,8 @@ def _by_layer(chosen: str, columns: list[str]) -> "alt.LayerChart":
     return _titled(chart, "'Dimension ' + dimension + ' by layer'", 220, "One dimension by layer")
 
 
-def _effects(chosen: str) -> "alt.LayerChart":
+def _effects(chosen: str) -> alt.LayerChart:
     """What interventions on the chosen dimension did, an interval for each arm."""
-    import altair as alt
-
     base = _chart("effects", chosen).encode(y=alt.Y("arm:N", title=None))
     points = base.mark_point(filled=True, size=60, opacity=1, color=COLOURS[0])
     points = points.encode(x=alt.X("number:Q", title="effect"), tooltip=["arm:N", "number:Q"])
@@ -462,8 +445,6 @@ def _effects(chosen: str) -> "alt.LayerChart":
 
 def _look(columns: list[str]) -> dict:
     """A colour and a shape for each type of token in the columns."""
-    import altair as alt
-
     kinds = [kind for kind in LOOKS if kind in {c.partition("_")[2] or "all" for c in columns}]
     colours, shapes = zip(*(LOOKS[kind] for kind in kinds), strict=True)
     names, legend = [NAMES[kind] for kind in kinds], alt.Legend(title=None, columns=3)

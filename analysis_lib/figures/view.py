@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+import altair as alt
 import pandas as pd
+import vl_convert
 
 from analysis_lib.errors import AnalysisError
-
-if TYPE_CHECKING:
-    import altair as alt
 
 SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
 # Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
@@ -97,7 +95,7 @@ class View:
     alt: str
     tables: dict[str, pd.DataFrame]
     data: list[dict]
-    panels: "Sequence[alt.TopLevelMixin]"
+    panels: Sequence[alt.TopLevelMixin]
     controls: Sequence[Control]
     said: Sequence[tuple[str, str, str, str, str]]
     limits: dict = field(default_factory=dict)
@@ -127,11 +125,8 @@ class View:
         floats = {name: table.select_dtypes("floating").map(short) for name, table in self.tables.items()}
         return {name: table.assign(**floats[name]).to_csv(index=False) for name, table in self.tables.items()}
 
-    def _vega(self, panel: "alt.TopLevelMixin", width: int | str) -> dict:
+    def _vega(self, panel: alt.TopLevelMixin, width: int | str) -> dict:
         """A panel as Vega, with all data but the tables."""
-        import altair as alt
-        import vl_convert
-
         chart = panel if isinstance(panel, alt.HConcatChart) else _wide(panel, width)
         chart = chart.add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
         spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
@@ -152,9 +147,6 @@ class View:
     @functools.cached_property
     def svg(self) -> str:
         """The panels as they begin, as one picture in black ink."""
-        import altair as alt
-        import vl_convert
-
         first, *others = (_wide(panel, 300) for panel in self.panels)
         spec = self._vega(alt.hconcat(first, alt.vconcat(*others)) if others else first, 300)
         for made in spec["data"]:
@@ -244,15 +236,13 @@ def _json(given: object) -> str:
     return json.dumps(given, ensure_ascii=False).replace("<", r"\u003c")
 
 
-def _wide(panel: "alt.TopLevelMixin", width: int | str) -> "alt.TopLevelMixin":
+def _wide(panel: alt.TopLevelMixin, width: int | str) -> alt.TopLevelMixin:
     return panel.properties(width=panel.to_dict(validate=False).get("width", width))
 
 
 @functools.cache
 def vega() -> str:
     """Vega as a script, the version for which vl-convert compiles, which brings it along."""
-    import vl_convert
-
     source = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
     bundle = vl_convert.javascript_bundle(f'import {{ View, parse }} from "{source}"; window.vega = {{ View, parse }};')
     return f"(() => {{{bundle}}})();"

@@ -12,8 +12,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from analysis_lib import AnalysisError, figures
-from analysis_lib.figures.exploring import rows_of
+from analysis_lib.figures.exploring import NAMES, rows_of
 from analysis_lib.figures.view import COLOURS, SCRIPT, short
+from analysis_lib.papers import maruta
 
 # What models may be called.
 ODD = "a \"b\" 'c' $x_1$ <b>&amp;</script> 模型"
@@ -110,6 +111,10 @@ def test_a_head_has_its_twelve_largest_dimensions_and_a_layer_those_that_stand_o
     assert share == pytest.approx(every[7] ** 2 / (every**2).sum(), rel=5e-4)
 
 
+def test_types_of_tokens_are_called_as_on_the_pages():
+    assert NAMES == maruta.NAMES
+
+
 def test_numbers_are_short():
     assert [short(n) for n in (0.0, 0.5, -0.012345, 10.5, 1234.5, 1e-7)] == [
         "0",
@@ -185,6 +190,7 @@ def saved(tmp_path_factory):
     for view in views:
         view.save(folder / f"{view.name}.html")
     figures.cone().save(folder / "cone.html")
+    figures.explorer({"cosines": planted()["cosines"]}, "fig-cosines").save(folder / "fig-cosines.html")
     (folder / "both.html").write_text(f"<!doctype html>{''.join(view._repr_html_() for view in views)}", "utf-8")
     return folder
 
@@ -323,6 +329,20 @@ def test_two_views_of_a_page_follow_each_other(window, saved):
     assert first.locator("option:not([hidden])").all_inner_texts() == [ODD, "single", "cosines"] + [
         f"Average cosine of the {space}" for space in ("queries", "keys", "values")
     ]
+
+
+@pytest.mark.browser
+def test_cosines_alone_are_a_heat_map_alone(window, saved):
+    figure = opened(window, saved / "fig-cosines.html", "fig-cosines", layer=2, head=3, dimension=7)
+    number = planted()["cosines"]["anisotropy"].query("space == 'query' and layer == 2 and head == 3")["cosine"].item()
+    said(figure, f"layer 2, head 3. Average cosine of the queries: {told(number)} [")
+    assert figure.locator("[name]").evaluate_all("(all) => all.map((field) => field.name)") == [
+        "model",
+        "quantity",
+        "layer",
+        "head",
+    ]
+    assert figure.locator(".panels > div").count() == 1
 
 
 @pytest.mark.browser
