@@ -1,8 +1,9 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card; ``{findings} PART``
-what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the models that were measured, and
-``{architectures}`` those that can be; ``{execution-status}`` when and with what each notebook was executed.
+what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}`` has all figures; ``{models}`` the
+models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when and with what each
+notebook was executed.
 """
 
 import importlib.metadata
@@ -19,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.parameters import read_notebook
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.figures import Table
+from analysis_lib.figures import Table, cone
 from analysis_lib.models import known_models, title
 from analysis_lib.training.recipes import RECIPES
 from analysis_lib.training.settings import RUNS
@@ -70,6 +71,16 @@ class Findings(SphinxDirective):
         part = [name for name in executed(self.env) if name.startswith(f"{self.arguments[0]}/")]
         said = {name: finding(read_notebook(Path(self.env.srcdir, f"{name}.ipynb"))) for name in part}
         return self.parse_text_to_nodes("\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items()))
+
+
+class Cone(SphinxDirective):
+    """A cone to play with; where no script runs, its content stands for it: a picture as HTML."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        made = cone(bias=1.5, still="\n".join(self.content)).figure()
+        return [nodes.raw("", made.replace('class="view"', 'class="view cone"', 1), format="html")]
 
 
 class Gallery(SphinxDirective):
@@ -144,7 +155,7 @@ class ExecutionStatus(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    directives = {"finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
+    directives = {"cone": Cone, "finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
     directives |= {"architectures": Architectures, "execution-status": ExecutionStatus}
     for name, directive in directives.items():
         app.add_directive(name, directive)

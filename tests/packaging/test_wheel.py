@@ -48,6 +48,8 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
         return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
 
     assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
+    for pattern in ("*.mplstyle", "views.*"):
+        assert files(installed / "analysis_lib", pattern) == files(ROOT / "analysis_lib", pattern) != set()
     shipped = {name for name in files(ROOT / "data", "*") if not name.startswith("packages/")} - {"README.md"}
     assert files(installed / "analysis_lib" / "data", "*") == shipped
     pages = {name for name in files(ROOT / "book", "*.ipynb") if ".ipynb_checkpoints" not in name}
