@@ -298,8 +298,10 @@ def _compare(options: argparse.Namespace) -> None:
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
-        save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
-    print(f"wrote {_count(len(found), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
+        differences = {f"{name}_difference": found.differences(name) for name in found}
+        tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
+        save_tables(tables, options.out, "run.json", {"runs": runs}, options.format)
+    print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
