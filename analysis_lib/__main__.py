@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
     "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
-    "dimension_means outlier_dimensions score_contributions score_terms isotropy"
+    "dimension_means outlier_dimensions score_contributions score_terms isotropy cosine_by_dimension "
+    "attention_received token_norms spike_dimensions output_change next_token_loss"
 )
 
 # The options of `measure` that make sense of vectors.
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
         add("--data", required=True, type=expanduser, help=known).completer = _known
-        known = f"comma-separated, or all but isotropy (default {metrics}): {METRICS}"
+        known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
         add("--limit", type=whole_number, help="measure at most this many items (without --seed, the first)")
         add("--seed", type=whole_number, help="draw the --limit items at random with this seed")
@@ -297,8 +298,10 @@ def _compare(options: argparse.Namespace) -> None:
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
-        save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
-    print(f"wrote {_count(len(found), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
+        differences = {f"{name}_difference": found.differences(name) for name in found}
+        tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
+        save_tables(tables, options.out, "run.json", {"runs": runs}, options.format)
+    print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:

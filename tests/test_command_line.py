@@ -726,7 +726,10 @@ def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path
     text.write_text("a girl is styling\nher hair\n")
     bert, gpt2 = tiny_folder("bert"), tiny_folder("gpt2")
     status, said, _ = run("compare", bert, gpt2, "--data", text, "--twins", 2, "--out", out)
-    assert (status, said) == (0, f"wrote 1 table of 2 models to {out}\n")
+    assert (status, said) == (0, f"wrote 2 tables of 2 models to {out}\n")
+    differences = pd.read_parquet(out / "anisotropy_difference.parquet")
+    assert {"difference", "ci_low", "ci_high"} <= {*differences}
+    assert {*differences["model"]} == {gpt2.name}
     table = pd.read_parquet(out / "anisotropy.parquet")
     assert [*dict.fromkeys(table["model"])] == [bert.name, gpt2.name]
     assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]

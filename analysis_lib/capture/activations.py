@@ -13,9 +13,10 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
-# What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
+# What a metric can ask for: the vectors of a space, attention weights, those that each key receives, or sums of scores.
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
+RECEIVED = "received"
 SCORES = "scores"
 # And what it gives out, beside what it gives out without what is changed: vectors, or predictions of the next token.
 OUTPUT, LOSS = "output", "loss"
@@ -40,7 +41,7 @@ class Activations:
             the last layer of its stack, and has the number of that layer;
             ``attention_input`` is what its attention projects to keys (one head); ``query``, ``key`` and ``value``
             are by head, as they enter attention: after bias, normalisation and rotation.
-        rows: summaries of the attention rows, if a metric asked for ``weights``.
+        rows: summaries of the attention rows, if a metric asked for ``weights`` or ``received``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
         output: what the model gives out, if a metric asked for ``output`` or ``loss``: that comes alone, last.

@@ -16,8 +16,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import CROSS, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
-from analysis_lib.capture.attention_rows import AttentionRows, added_to_scores, attend_with_rows
+from analysis_lib.capture.activations import CROSS, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
+from analysis_lib.capture.attention_rows import AttentionRows, Received, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
@@ -135,19 +135,19 @@ class InterfaceAttention:
                 module, self.own[module], call, query, key.shape[1], inputs, visibility, position
             )
         plain = softcap is None and sinks is None
-        if WEIGHTS not in layer.needs and plain:
+        if plain and not layer.needs & {WEIGHTS, RECEIVED}:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
         counted, indicators = visibility.queries.counted, visibility.keys.type_masks.to(query.dtype)
         sinks = None if sinks is None else wide(sinks)
-        output, entropy, mass = attend_with_rows(
-            query, key, value, mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks
-        )
+        received = Received.nothing(query.shape[1], visibility, query) if RECEIVED in layer.needs else None
+        arguments = (mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks)
+        output, entropy, mass = attend_with_rows(query, key, value, *arguments, received and received.weights)
         of_rows = visibility.seen, visibility.pairs, visibility.uniform
         of_rows = of_rows if sinks is None else visibility.with_sink
-        layer.activations.rows = AttentionRows(entropy, mass, *of_rows)
+        layer.activations.rows = AttentionRows(entropy, mass, *of_rows, received)
         return output.to(dtype)
 
 
