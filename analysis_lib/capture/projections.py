@@ -21,7 +21,7 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.layouts import arguments_of, first_of_call, rotated, split_keys, with_first
+from analysis_lib.models.layouts import arguments_of, call_with_first, first_of_call, rotated, split_keys
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -89,12 +89,12 @@ class ProjectionHooks:
         changed, self.sides = None, {}
         layer, number = self.layer, self.layer.activations.layer
         if changing and ("attention_input", number) in layer.changes:
-            args, kwargs = changed = with_first(
+            args, kwargs = changed = call_with_first(
                 args, kwargs, layer.changed("attention_input", first_of_call(args, kwargs))
             )
         for side, self.gathering in SIDES.items() if changing and not spec.hooked else ():
             if (side, number) in layer.changes:
-                other = with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
+                other = call_with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
                 self.call = AttentionCall(arguments_of(module, *other))
                 # Past the hooks on the module; those on its projections see it.
                 module.forward(*other[0], **other[1])
