@@ -92,33 +92,31 @@ class Replace:
 
 
 def _listed(name: str, value: object) -> tuple[int | str, ...] | None:
-    if value is None:
-        return None
+    several = (value,) if isinstance(value, str | Integral) else value
     try:
-        several = (value,) if isinstance(value, str | Integral) else value
-        return tuple(v if name == "tokens" else operator.index(v) for v in several)
-    except TypeError:
+        return None if several is None else tuple(v if name == "tokens" else operator.index(v) for v in several)
+    except (TypeError, ValueError):
         wanted = "types of tokens" if name == "tokens" else "whole numbers"
         raise AnalysisError(f"{name} are {value!r}: give {wanted}") from None
 
 
 def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | None:
-    if given is None or given == "mean":
+    if given is None or (isinstance(given, str) and given == "mean"):
         return given
     if isinstance(given, Integral) and not isinstance(given, bool) and given >= 0:
         return int(given) or ()
     try:
-        if len(given) == 0:
-            return ()
-        vectors = torch.stack([torch.as_tensor(one, dtype=torch.float64) for one in given])
-        vectors = vectors.unsqueeze(0) if vectors.dim() == 1 else vectors
-        if isinstance(given, str) or vectors.dim() != 2 or not (vectors.isfinite().all() and vectors.any()):
+        vectors = [torch.as_tensor(one, dtype=torch.float64) for one in given]
+        if vectors and not any(one.dim() for one in vectors):
+            vectors = [torch.stack(vectors)]
+        if {one.dim() for one in vectors} - {1} or not all(one.isfinite().all() and one.any() for one in vectors):
+            raise ValueError
+        if len({len(one) for one in vectors}) > 1:
             raise ValueError
     except (TypeError, ValueError, RuntimeError):
-        shown = given if isinstance(given, str | int | float) else "no finite vectors of one length, or zero"
-        wanted = "give mean, a number of principal ones, or vectors"
-        raise AnalysisError(f"directions are {shown!r}: {wanted}") from None
-    return tuple(map(tuple, vectors.tolist()))
+        shown = repr(given) if isinstance(given, str | int | float) else "not finite, zero, or not of one length"
+        raise AnalysisError(f"directions are {shown}: give mean, a number of principal ones, or vectors") from None
+    return tuple(tuple(one.tolist()) for one in vectors)
 
 
 def interventions(given: object) -> tuple[Replace, ...]:
@@ -154,23 +152,15 @@ class Gathered:
         deviation: of each number, by half.
         directions: orthonormal ones, by half, if any were asked for.
         spread: the deviation along each of them, where that is asked for.
-        pool: some vectors, drawn uniformly; for each type, or of all.
+        pools: some vectors, drawn uniformly, and the groups of their texts; for each type, or of all.
     """
 
     counts: Float[Tensor, "half type"]
-    mean: Float[Tensor, "half type *head dim"]
-    deviation: Float[Tensor, "half *head dim"]
-    directions: Float[Tensor, "half *head direction dim"] | None
-    spread: Float[Tensor, "half *head direction"] | None
-    pool: tuple["Pool", ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """Vectors, and the jackknife group of the text of each."""
-
-    vectors: Float[Tensor, "vector *head dim"]
-    groups: Int[Tensor, " vector"]
+    mean: Float[Tensor, "half type head dim"]
+    deviation: Float[Tensor, "half head dim"]
+    directions: Float[Tensor, "half head direction dim"] | None
+    spread: Float[Tensor, "half head direction"] | None
+    pools: tuple[tuple[Float[Tensor, "_ head dim"], Int[Tensor, " _"]], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,22 +185,21 @@ class Change:
         self, values: Float[Tensor, "utterance *head token dim"], tokens: Tokens, draws: torch.Generator
     ) -> Tensor:
         """The changed vectors."""
-        given, replace, chosen = wide(values), self.replace, self.chosen(tokens)
+        replace, chosen = self.replace, self.chosen(tokens)
         if not chosen.any():
             return values
+        given = wide(values if values.dim() == 4 else values.unsqueeze(1))
         half = torch.tensor([2 if replace.of == "same" else 1 - group % 2 for group in tokens.groups])
         new = self._new(given, tokens, half, chosen.cpu(), draws)
         if replace.directions is not None:
             basis = self.gathered.directions[half].to(given)
-            along = torch.einsum("b...ne,b...de->b...nd", new - given, basis)
-            moved = torch.einsum("b...nd,b...de->b...ne", along, basis)
+            moved = (new - given) @ basis.transpose(-1, -2) @ basis
             new = new - moved if replace.but else given + moved
         elif replace.dimensions is not None:
             named = torch.zeros(given.shape[-1], dtype=torch.bool, device=given.device)
             named[list(replace.dimensions)] = True
             new = torch.where(named != replace.but, new, given)
-        chosen = chosen[..., None] if given.dim() == 3 else chosen[:, None, :, None]
-        return torch.where(chosen, new.to(values.dtype), values)
+        return torch.where(chosen[:, None, :, None], new, given).reshape(values.shape).to(values.dtype)
 
     def _new(self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
         """What would take the place of whole vectors."""
@@ -218,41 +207,38 @@ class Change:
         if replace.by == "zero":
             return torch.zeros_like(given)
         if replace.by.startswith("other"):
-            return _of_tokens(self._others(tokens, half, chosen, draws), given)
+            return self._others(tokens, half, chosen, draws).transpose(1, 2).to(given)
         types = torch.full(tokens.types.shape, len(TOKEN_TYPES))
         types = tokens.types.cpu() if replace.by == "type_mean" else types
         half = half.unsqueeze(1)
         for kind in types[chosen & (gathered.counts[half, types] == 0)].tolist():
             raise self._lacking(kind)
-        means = gathered.mean[half, types]  # utterance x token x (head x) dim
-        if replace.by != "noise":
-            means = _of_tokens(means, given)
-            return given - means if replace.by == "centre" else means
-        if gathered.directions is None:
-            noise = torch.randn(means.shape, generator=draws) * gathered.deviation[half]
-        else:
+        means = gathered.mean[half, types]  # utterance x token x head x dim
+        if replace.by == "noise" and gathered.directions is None:
+            means = means + torch.randn(means.shape, generator=draws) * gathered.deviation[half]
+        elif replace.by == "noise":
             # Along each direction, of its own deviation.
-            spread = gathered.spread[half]
-            along = torch.randn((*means.shape[:-1], spread.shape[-1]), generator=draws) * spread
-            basis = gathered.directions[half].expand(-1, means.shape[1], *gathered.directions.shape[1:])
-            noise = torch.einsum("bn...d,bn...de->bn...e", along, basis)
-        return _of_tokens(means + noise, given)
+            along = gathered.spread[half].expand(-1, means.shape[1], -1, -1)
+            along = torch.randn(along.shape, generator=draws) * along
+            means = means + torch.einsum("bnhd,bhde->bnhe", along, gathered.directions[half[:, 0]])
+        means = means.transpose(1, 2).to(given)
+        return given - means if replace.by == "centre" else means
 
     def _others(self, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
         """For each token, a vector of another text."""
-        pools = self.gathered.pool
-        found = pools[0].vectors.new_zeros(*chosen.shape, *pools[0].vectors.shape[1:])
+        pools = self.gathered.pools
+        found = pools[0][0].new_zeros(*chosen.shape, *pools[0][0].shape[1:])
         kinds = tokens.types.cpu() if self.replace.by == "other_of_type" else torch.zeros_like(chosen, dtype=torch.long)
         for utterance, group in enumerate(tokens.groups):
             for kind in kinds[utterance][chosen[utterance]].unique().tolist():
-                pool = pools[kind]
-                theirs = (pool.groups != group) & ((half[utterance] == 2) | (pool.groups % 2 == half[utterance]))
+                vectors, groups = pools[kind]
+                theirs = (groups != group) & ((half[utterance] == 2) | (groups % 2 == half[utterance]))
                 candidates = theirs.nonzero().flatten()
                 if not len(candidates):
                     raise self._lacking(kind if len(pools) > 1 else len(TOKEN_TYPES))
                 places = (chosen[utterance] & (kinds[utterance] == kind)).nonzero().flatten()
                 drawn = torch.randint(len(candidates), (len(places),), generator=draws)
-                found[utterance, places] = pool.vectors[candidates[drawn]]
+                found[utterance, places] = vectors[candidates[drawn]]
         return found
 
     def _lacking(self, kind: int) -> AnalysisError:
@@ -260,11 +246,6 @@ class Change:
             f"{self.replace.where} of layer {self.layer}: other texts have no token of type "
             f"{(*TOKEN_TYPES, 'any')[kind]} whose vectors could take the place of one: give more texts, or other tokens"
         )
-
-
-def _of_tokens(values: Float[Tensor, "utterance token *head dim"], given: Tensor) -> Tensor:
-    """On the device and in the order of axes of the vectors that they replace."""
-    return (values if given.dim() == 3 else values.transpose(1, 2)).to(given)
 
 
 def fits(values: Tensor, tokens: Tokens) -> bool:

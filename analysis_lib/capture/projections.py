@@ -106,12 +106,14 @@ class ProjectionHooks:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
         if "key" in self.call.projected:
             return None
-        changed = self._side("key_side", module, args) if spec.hooked else None
+        changed = self._side("key_side", module, args) if spec.hooked and not spec.fused else None
         self.call.key_input = (changed or args)[0]
         return changed
 
     def _side(self, side: str, _module: nn.Module, args: tuple) -> tuple | None:
-        if (side, self.layer.activations.layer) in self.layer.changes:
+        # The first time, as for keys.
+        new = SIDES[side] not in self.call.projected
+        if new and (side, self.layer.activations.layer) in self.layer.changes:
             return (self.layer.changed(side, args[0]), *args[1:])
         return None
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from analysis_lib import capture
 from analysis_lib.capture.inputs import Reading, Settings
-from analysis_lib.capture.interventions import MISFIT, SIDES, Change, Changes, Gathered, Pool, Replace, fits
+from analysis_lib.capture.interventions import MISFIT, Change, Changes, Gathered, Replace, fits
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
 from analysis_lib.corpora import Corpus
@@ -29,12 +29,10 @@ class _Sums:
     """Of the vectors of one site in one layer, by half of the groups and by type of token.
 
     Attributes:
-        by_head: whether they have an axis of heads.
         pool: by type, and of all, if any: a random key of each vector, the vectors and their groups. Those with the
             smallest keys stay.
     """
 
-    by_head: bool
     counts: Tensor
     sums: Tensor
     squares: Tensor
@@ -42,13 +40,13 @@ class _Sums:
     pool: list[tuple[Tensor, Tensor, Tensor]]
 
     @classmethod
-    def empty(cls, by_head: bool, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
+    def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
         """For vectors like these, token x head x dim."""
-        types, (_, heads, width), double = len(TOKEN_TYPES), vectors.shape, {"dtype": torch.float64}
-        outer = torch.zeros(2, heads, width, width, **double) if products else None
-        none = torch.zeros(0, **double), vectors[:0], torch.zeros(0, dtype=torch.long)
-        sums = torch.zeros(2, types, heads, width, **double), torch.zeros(2, heads, width, **double)
-        return cls(by_head, torch.zeros(2, types, **double), *sums, outer, [none] * (types + 1) if pool else [])
+        types, (_, heads, width) = len(TOKEN_TYPES), vectors.shape
+        sizes = (2, types), (2, types, heads, width), (2, heads, width), (2, heads, width, width * products)
+        *sums, outer = (torch.zeros(size, dtype=torch.float64) for size in sizes)
+        none = sums[0].new_zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
+        return cls(*sums, outer if products else None, [none] * (types + 1) if pool else [])
 
     def add(self, vectors: Tensor, types: Tensor, groups: Tensor, draws: torch.Generator) -> None:
         """Vectors, token x head x dim, their types, and the groups of their texts."""
@@ -88,12 +86,7 @@ class _Sums:
                 spread = along.clamp_min(0).sqrt()
         # Only what the change will look at: workers get it.
         wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(asked.by, ())
-        pool = tuple(Pool(self._narrow(vectors, 1), groups) for _, vectors, groups in wanted)
-        axes = ((mean, 2), (deviation, 1), (directions, 1), (spread, 1))
-        return Gathered(counts, *(part if part is None else self._narrow(part, axis) for part, axis in axes), pool)
-
-    def _narrow(self, values: Tensor, axis: int) -> Tensor:
-        return values if self.by_head else values.squeeze(axis)
+        return Gathered(counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted))
 
 
 def _directions(asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str) -> Tensor:
@@ -142,7 +135,7 @@ class _Gathering(Changes):
         seen, tokens = wide(seen).transpose(1, 2).cpu(), tokens.on(torch.device("cpu"))
         vectors, groups = seen[tokens.mask], torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
         if (where, layer) not in self.sums:
-            self.sums[where, layer] = _Sums.empty(values.dim() == 4, vectors, self.products, self.pool)
+            self.sums[where, layer] = _Sums.empty(vectors, self.products, self.pool)
         self.sums[where, layer].add(vectors, tokens.types[tokens.mask], groups[tokens.mask], self.draws)
         return values
 
@@ -155,17 +148,19 @@ class _Gathering(Changes):
         Raises:
             AnalysisError: one has no such site.
         """
-        known = [layer for where, layer in sorted(self.sums) if where == one.where]
-        for layer in one.layers or ():
-            if (one.where, layer) in self.misfits:
+        known, lost = (
+            [layer for where, layer in sorted(places) if where == one.where] for places in (self.sums, self.misfits)
+        )
+        wanted = known + lost if one.layers is None else one.layers
+        for layer in wanted:
+            if layer in lost:
                 raise AnalysisError(f"{model.name}: {one.where} of layer {layer} {MISFIT}")
             if layer not in known:
-                there = f"of {', '.join(map(str, known))}" if known else "another site"
-                raise AnalysisError(f"{model.name} has no {one.where} in layer {layer}: give layers {there}")
-        if not known or (one.layers is None and (lost := [p for p in self.misfits if p[0] == one.where])):
-            where = f"of layer {min(lost)[1]} {MISFIT}" if known else "is nowhere in it: give another site"
-            raise AnalysisError(f"{model.name}: {one.where} {where}")
-        return known if one.layers is None else one.layers
+                there = f"layers of {', '.join(map(str, known))}" if known else "another site"
+                raise AnalysisError(f"{model.name} has no {one.where} in layer {layer}: give {there}")
+        if not wanted:
+            raise AnalysisError(f"{model.name} has no {one.where} that can be changed: give another site")
+        return wanted
 
     def missing(self, model: LoadedModel, one: Replace) -> list[str]:
         """The types of tokens that are to be changed, and have not been seen."""
@@ -180,8 +175,10 @@ def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Change
         AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
     """
     asked = settings.intervention
-    for one in asked:
-        _refuse_site(model, one)
+    for one in asked if model.layout.maps else ():
+        raise AnalysisError(
+            f"{model.name}: {one.where} cannot be changed: its hidden states are maps; give another model"
+        )
     found = _gather(model, corpus, settings, asked)
     return Changes([change for one in asked for change in _changes(model, one, found)])
 
@@ -206,18 +203,6 @@ def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Ch
 def _needs_corpus(one: Replace) -> bool:
     """Whether what is put in depends on the texts."""
     return one.where != "weights" and (one.by != "zero" or isinstance(one.directions, int | str))
-
-
-def _refuse_site(model: LoadedModel, one: Replace) -> None:
-    hooked, lacking = [spec for _, spec in model.attending if spec.hooked], None
-    if model.layout.maps:
-        lacking = "its hidden states are maps"
-    elif one.where != "residual" and not model.layout.has_attention:
-        lacking = "it has no attention"
-    elif hooked and (one.where in ("query", "key", "value", "weights") or (one.where in SIDES and hooked[0].fused)):
-        lacking = "its attention does not call the interface of transformers"
-    if lacking:
-        raise AnalysisError(f"{model.name}: {one.where} cannot be changed: {lacking}; give another site")
 
 
 def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace]) -> _Gathering:

@@ -11,7 +11,7 @@ import torch
 from intervened import Arm, Plain
 
 from analysis_lib import AnalysisError, Corpus, LoadedModel, load_model
-from analysis_lib.capture import Activations, Reading, Settings, batches, run
+from analysis_lib.capture import Activations, Reading, Settings, batches, checked_pass, run
 from analysis_lib.capture.interventions import Replace, interventions
 from analysis_lib.measurement.interventions import changes_of
 from analysis_lib.metrics.accumulator import GROUPS
@@ -424,6 +424,20 @@ def test_half_precision(dtype, site):
             assert differs.sum() == differs[:, 0, 0, 1].sum()
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "qwen3", "mpnet", "deberta-v3"])
+@pytest.mark.parametrize("site", ["key_side", "query_side", "attention_input"])
+def test_contributions_are_those_of_the_changed_inputs(name, site):
+    """What dimensions contribute adds up to the scores of changed queries and keys."""
+    model, found = loaded(name), []
+    settings = Settings(intervention=Replace(site, dimensions=(0, 3), by="zero"))
+    changes = changes_of(model, corpus_of(name), settings)
+    for batch in batches(model, TEXTS, range(len(TEXTS)), settings, Reading()):
+        run(model, batch, frozenset({"query", "key", "scores"}), found.append, "flatten", changes)
+    assert sum(layer.scores is not None for layer in found) >= 2
+    for layer in found:
+        checked_pass._prove_scores(1e-9, layer)
+
+
 # --- What is refused ------------------------------------------------------------------------------
 
 
@@ -461,8 +475,8 @@ def test_half_precision(dtype, site):
         ("bert", [3], r"an intervention is a int: give Replace"),
         ("resnet-basic", {"where": "residual"}, r"residual cannot be changed: its hidden states are maps"),
         ("cvt", {"where": "key"}, r"key cannot be changed: its hidden states are maps"),
-        ("mpnet", {"where": "key"}, r"key cannot be changed: its attention does not call the interface"),
-        ("deberta", {"where": "key_side"}, r"key_side cannot be changed"),
+        ("mpnet", {"where": "key"}, r"has no key .*give another site"),
+        ("deberta", {"where": "key_side"}, r"has no key_side .*give another site"),
         ("canine", {"where": "key_side"}, r"key_side of layer 1 holds no vector for each token, as in attention by"),
     ],
 )  # fmt: skip

@@ -153,21 +153,29 @@ def test_what_is_gathered_knows_the_units_of_the_texts(model):
 
 def test_an_effect_has_a_paired_interval(model):
     def mass(tables: Tables) -> float:
-        rows = tables["attention_by_token_type"].query("key_type == 'cls'")
+        rows = tables["attention_by_token_type"].query("key_type == 'other'")
         return rows["mass"].mean()
 
     plain, blind = changed(model), changed(model, Replace("weights", tokens=("sep",)))
     effect = plain.interval(lambda before, after: mass(after) - mass(before), blind)
     assert effect.value == pytest.approx(mass(blind) - mass(plain))
-    assert 0 < effect.low < effect.value < effect.high
+    assert 0 < effect.ci_low < effect.value < effect.ci_high
+    alone = plain.interval(mass)
     # Paired: what texts have in common, such as their lengths, parts two masses, and not their difference.
-    assert effect.high - effect.low < (plain.interval(mass).high - plain.interval(mass).low)
+    assert effect.ci_high - effect.ci_low < alone.ci_high - alone.ci_low
     # A type that no query sees has no row.
     assert "sep" not in set(blind["attention_by_token_type"]["key_type"])
     # The same change has no effect, and no interval around it.
     again = changed(model, Replace("weights", tokens=("sep",)))
     none = blind.interval(lambda before, after: mass(after) - mass(before), again)
-    assert none.value == none.low == none.high == 0
+    assert none.value == 0
+    assert np.isnan(none.ci_low)
+
+
+def test_no_dimension_has_a_share_in_keys_that_are_changed_afterwards(model):
+    with pytest.raises(AnalysisError, match=r"score_contributions makes no sense .* changed after they are made"):
+        measure(model, CORPUS, "score_contributions", intervention=Replace("key"), progress=False)
+    assert "score_terms" in measure(model, CORPUS, intervention=Replace("key"), progress=False).run["left_out"]
 
 
 # --- On the command line --------------------------------------------------------------------------
