@@ -142,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
         add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
+        add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -281,10 +282,34 @@ def _save(tables: "Tables", options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """How texts are read, as ``measure`` takes it."""
+    """How texts are read, and what is changed in the model on the way, as ``measure`` takes it."""
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
-    return {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
+    settings = {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
+    return settings | {"intervention": _intervention(options.intervention)}
+
+
+def _intervention(path: Path | None) -> object:
+    """What a file says of a change, or of several."""
+    if path is None:
+        return None
+    import yaml
+
+    from analysis_lib.capture.interventions import interventions
+    from analysis_lib.corpora import packages
+
+    def load(path: Path) -> object:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    found = packages.read(
+        path, load, "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
+    )
+    if not found:
+        raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
+    try:
+        return interventions(found)
+    except AnalysisError as error:
+        raise AnalysisError(f"{path}: {error}") from error
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -82,10 +82,19 @@ class CurrentLayer:
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
 
-    def changed(self, where: str, values: Tensor) -> Tensor:
-        """The vectors of a site of the current layer, after what is changed there."""
-        here = self.activations
-        return self.changes.apply(where, here.layer, values, here.tokens.on(values.device))
+    def changed(self, where: str, values: Tensor, tokens: Tokens | None = None) -> Tensor:
+        """The vectors of a site of the current layer, after what is changed there.
+
+        Args:
+            tokens: what they stand for, if not for the tokens of the layer.
+        """
+        tokens = (tokens or self.activations.tokens).on(values.device)
+        return self.changes.apply(where, self.activations.layer, values, tokens, lambda: self.batch.checksum)
+
+    def keys_of(self, count: int) -> Tokens:
+        """The tokens of the keys of the layer, of which there are ``count``."""
+        tokens = self.activations.tokens
+        return tokens if count == tokens.mask.shape[1] else self.unpadded(count)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """Tokens without padding; the same object for the same numbers."""

@@ -94,14 +94,14 @@ class InterfaceAttention:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention receives, after what is changed there."""
         layer, sides, found = self.layer, self.projections.sides, []
+        keys = layer.keys_of(key.shape[2])
         for space, values in (("query", query), ("key", key), ("value", value)):
             if space in sides:
                 values, call = sides[space]
                 if space == "key":
                     self.projections.call = replace(call, arguments=self.projections.call.arguments)
-            found.append(layer.changed(space, values))
-        number = layer.activations.layer
-        if (hidden := layer.changes.masked(number, layer.activations.tokens.on(query.device))) is not None:
+            found.append(layer.changed(space, values, None if space == "query" else keys))
+        if (hidden := layer.changes.masked(layer.activations.layer, keys.on(query.device))) is not None:
             allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool) if mask is None else mask
             left = allowed & ~hidden[:, None, None, :]
             # A query keeps its keys where none would be left.

@@ -112,6 +112,10 @@ def measure(
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
     lacking = capture.lacking(model, corpus.items[:2], settings)
+    if any(one.where == "key" for one in settings.intervention):
+        lacking = lacking | {
+            SCORES: "its keys are changed after they are made, so that no dimension has a share in them"
+        }
     senseless = _senseless(resolve(metrics), model.layout, settings, lacking)
     who = (workers, scheduler, worker_timeout)
     return _tables(model, corpus, metrics, settings, senseless, who, checkpoints, progress, started)

@@ -1,5 +1,6 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -70,7 +71,8 @@ def shipped_twin(
     of the same weights, corpus and settings that the same code has made.
     """
     wanted = {metric.name for metric in resolve(metrics)}
-    of_vectors = [asdict(settings), asdict(settings) | {"maps": None}]
+    written = json.loads(json.dumps(asdict(settings)))
+    of_vectors = [written, written | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
         found = Shipped(path.parent)
         named = [found.run[key] for key in ("model", "data_sha256")] == [name, corpus.sha256]
