@@ -27,7 +27,7 @@ SITES = (
 # Sites at which one of the three that attention receives is made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
 MISFIT = "holds no vector for each token, as in attention by windows, and cannot be changed: give another site or layer"
-BY = ("mean", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
+BY = ("mean", "mean_of_rest", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Replace:
             directions), or vectors, of which an orthonormal basis is taken.
         tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of each text, whatever
             its type; None for all.
-        by: what c' is: ``mean`` of c over all tokens of the corpus, ``type_mean`` over those of the same type,
-            ``zero``, ``centre`` (c less its mean), ``other`` (c of a token of another text, all of it from one),
+        by: what c' is: ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over those whose types are not
+            among ``tokens``, ``type_mean`` over those of the same type, ``zero``, ``centre`` (c less its mean),
+            ``other`` (c of a token of another text, all of it from one),
             ``other_of_type`` (of one of the same type), ``noise`` (normal, with the mean and variance of each number
             of c), or ``nothing``.
         but: whether everything but c is replaced.
@@ -80,6 +81,8 @@ class Replace:
         if self.dimensions is not None and self.directions is not None:
             raise AnalysisError("both dimensions and directions are given: give one of them")
         object.__setattr__(self, "directions", _directions(self.directions))
+        if self.by == "mean_of_rest" and self.tokens is None:
+            raise AnalysisError("mean_of_rest is that of the tokens that stay: give the tokens that are replaced")
         if self.where == "weights" and (self.dimensions is not None or self.directions is not None or self.but):
             raise AnalysisError("attention weights have no dimensions: give layers and tokens")
 

@@ -84,9 +84,24 @@ class _Sums:
             if asked.by == "noise":
                 along = torch.einsum("xhde,xhef,xhdf->xhd", directions, covariance, directions)
                 spread = along.clamp_min(0).sqrt()
+        if asked.by == "mean_of_rest":
+            mean[:, -1] = self._mean_of_rest(asked, name)
         # Only what the change will look at: workers get it.
         wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(asked.by, ())
         return Gathered(counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted))
+
+    def _mean_of_rest(self, asked: Replace, name: str) -> Tensor:
+        """half x head x dim, of the tokens of all types that are not replaced."""
+        rest = torch.tensor([kind not in asked.tokens for kind in TOKEN_TYPES])
+        counts, sums = self.counts[:, rest].sum(1), self.sums[:, rest].sum(1)
+        counts, sums = (torch.cat([part, part.sum(0, keepdim=True)]) for part in (counts, sums))
+        if not (counts if asked.of == "others" else counts[-1:]).all():
+            raise AnalysisError(
+                f"{name}: there is no other token to take the mean of: give more texts, or fewer tokens"
+            )
+        if "first" in asked.tokens and not self.counts[:, TOKEN_TYPES.index("first")].any():
+            raise AnalysisError(f"{name}: the first token of a text has a type of its own here: name that, such as cls")
+        return sums / counts[:, None, None]
 
 
 def _directions(asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str) -> Tensor:
