@@ -29,7 +29,7 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
-from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT, Layout
+from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
 # The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
@@ -228,7 +228,7 @@ def refuse_senseless(
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
-        layout = MODEL_LAYOUTS.get(kind, OF_TEXT)
+        layout = expected_layout(kind)
         _refuse_kind(model, layout, corpus)
         senseless = _senseless(wanted, layout, settings, {})
         if metrics != "all":
