@@ -69,7 +69,7 @@ def test_the_verdicts_on_drift_follow_the_planted_entropy():
     for trained, untrained, verdicts in ((sharper, alike, ["holds"] * 2), (alike, sharper, ["does not hold"] * 2)):
         found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
         names = {"found": found, "image_models": [], "title": str}
-        rows = run_cells("causes/drift", "changes = pd.concat", "def effect(", "rows = []", **names)["verdicts"]
+        rows = run_cells("causes/drift", "changes = pd.concat", "effects = means", "rows = []", **names)["verdicts"]
         assert rows["verdict"].tolist() == verdicts
         values = (0.1, 0.001) if trained is sharper else (-0.001, 0.1)
         assert rows["value"].tolist() == pytest.approx(values)
