@@ -67,6 +67,13 @@ def band(
             ax.fill_between(unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0)
 
 
+def heat(*, data: pd.DataFrame, x: str, y: str, value: str, **look: object) -> None:
+    """A heat map of one column against two others, on a panel: ``grid.map_dataframe(figures.heat, x="head", ...)``."""
+    look.pop("color", None)
+    cells = data.pivot(index=y, columns=x, values=value)
+    sns.heatmap(cells, cmap="cividis", ax=plt.gca(), rasterized=cells.size > 400, **look)
+
+
 def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
     """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a title.
 
