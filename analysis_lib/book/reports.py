@@ -10,13 +10,14 @@ To add a page, put a notebook into ``report/``, and what it needs into ``PAGES``
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import yaml
 
 from analysis_lib import __version__
@@ -49,6 +50,8 @@ PAGES = {
     "contributions": ("score_contributions",),
     "among": ("anisotropy", "mean_vector"),
 }
+# Of these, a page says that there are none.
+MAY_BE_EMPTY = ("spike_dimensions",)
 # The explorer, once it can be written into a report, is a page like the others.
 REPORT, GEOMETRY, CARD, INDEX = "report.json", "geometry.json", "model-card.md", "analysis-lib report --index"
 # Of a page of the book's site, what a report has no use for.
@@ -56,12 +59,14 @@ OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
 FIRST = """\
 # {title}
 
-{about}
-
 ## What we found
 
 ```{{findings}} report
 ```
+
+## What it is
+
+{about}
 
 ## For other programs
 
@@ -69,14 +74,14 @@ FIRST = """\
 <ul>
 <li><a href="{geometry}">{geometry}</a>: the numbers by layer with their intervals, sinks and spikes</li>
 <li><a href="{card}">{card}</a>: a section for a model card</li>
-{tables}
+<li>tables: {tables}</li>
 </ul>
 ```
 """
 
 
 def build_report(
-    models: Sequence[str], data: str, out: Path, *, title: str = "", limit: int | None = 1500, seed: int | None = 0
+    models: Sequence[str], data: str, out: Path, *, title: str = "", limit: int = 1500, seed: int = 0
 ) -> Path:
     """Measure models on the same texts, build the site of what was found, and return the path of its first page.
 
@@ -86,7 +91,7 @@ def build_report(
         data: as ``load_corpus`` takes it.
         out: the folder of the site, which replaces the report that is there.
         title: what the report is called; by default what its models are.
-        limit: at most so many texts, drawn with ``seed``; None for all.
+        limit: at most so many texts, drawn with ``seed``.
 
     Raises:
         AnalysisError: a folder that holds something else; what ``load_model``, ``load_corpus`` and ``measure`` raise; a
@@ -111,15 +116,14 @@ def build_report(
         comparison = Comparison({(name, None): every[name, None] for name in shown})
         title = " ".join(title.split()) or " and ".join(comparison.titles.values())
         found = _found(title, comparison, about)
-        draw = {"data": data, "limit": len(corpus), "seed": seed or 0}
-        # Of fewer texts than were asked for, all are read.
-        draw["limit"] = limit or max(len(corpus) + corpus.blank, 1)
+        draw = {"data": data, "limit": limit, "seed": seed}
+        tables = _tables(comparison, Comparison(every) if steps else None)
         root = scratch / "root"
-        pages = _stage(root, found, comparison, bool(steps))
+        pages = _stage(root, found, comparison, tables, bool(steps))
         given = {"models": shown, **draw} | ({"run": models[0]} if steps else {})
         build_book("default", given, root=root, out=scratch / "site")
         site = scratch / "site"
-        _write(site, found, comparison, Comparison(every) if steps else None, pages)
+        _write(site, found, tables, pages)
         # Two renames, so that neither the new site nor the old one is ever half-written.
         if out.exists():
             os.rename(out, scratch / "replaced")
@@ -186,7 +190,7 @@ def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dic
     return {"version": VERSION, "title": title, "models": models, "differences": differences}
 
 
-def _stage(root: Path, found: dict, comparison: Comparison, is_run: bool) -> list[str]:
+def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str], is_run: bool) -> list[str]:
     """Write a book of the pages that apply, for :func:`build_book`; their names."""
     several, models = len(comparison.trained) > 1, comparison.trained.values()
     pages = [page for page in PAGES if _applies(page, models) and (page != "training" or is_run)]
@@ -210,9 +214,16 @@ def _stage(root: Path, found: dict, comparison: Comparison, is_run: bool) -> lis
     for page in pages:
         notebook = read_notebook(HOME / f"{page}.ipynb")
         notebook.cells = [cell for cell in notebook.cells if not leave & {*cell.metadata.get("tags", ())}]
+        for cell in notebook.cells:
+            # A report is looked at; who wants to copy a cell unfolds it.
+            tags = cell.metadata.setdefault("tags", [])
+            if cell.cell_type == "code" and "parameters" not in tags:
+                tags += [] if "hide-input" in tags else ["hide-input"]
         nbformat.write(notebook, book / "report" / f"{page}.ipynb")
-    names = "".join(f'<li><a href="tables/{name}.csv">tables/{name}.csv</a></li>\n' for name in comparison)
-    texts = {"title": plain(found["title"]), "about": _facts(found), "tables": names}
+    names = " · ".join(f'<a href="tables/{name}.csv">{name}.csv</a>' for name in tables)
+    # The theme writes a title as it is, in three places.
+    shown = found["title"].replace("<", "‹").replace(">", "›")
+    texts = {"title": plain(shown), "about": _facts(found), "tables": names}
     (book / "index.md").write_text(FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8")
     chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
     _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
@@ -221,18 +232,18 @@ def _stage(root: Path, found: dict, comparison: Comparison, is_run: bool) -> lis
     sphinx["config"]["extensions"] = [name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK]
     for name in OF_THE_BOOK:
         sphinx["local_extensions"].pop(name, None)
-    config |= {"title": found["title"], "author": "", "bibtex_bibfiles": []}
+    config |= {"title": shown, "author": "", "bibtex_bibfiles": []}
     sphinx["config"].pop("bibtex_reference_style", None)
+    sphinx["config"] |= {"nb_code_prompt_show": "Show code", "nb_code_prompt_hide": "Hide code"}
     _yaml(root / "_config.yml", config)
     return pages
 
 
 def _applies(page: str, models: Sequence[Tables]) -> bool:
-    """Whether every model has what a page shows, and that is not empty."""
-    return all(
-        name in tables and (len(tables[name]) or name == "spike_dimensions")
-        for tables in models
-        for name in PAGES[page]
+    """Whether every model has what a page shows, and some model has a row of it."""
+    there = all(name in tables for tables in models for name in PAGES[page])
+    return there and all(
+        any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY
     )
 
 
@@ -254,7 +265,7 @@ def _facts(found: dict) -> str:
         "read by": lambda m: m["reader"],
         "vocabulary": lambda m: f"{m['vocabulary']:,}" if m.get("vocabulary") else "",
         "reads at most": lambda m: f"{m['longest']:,} tokens" if m.get("longest") else "",
-        "measured on": lambda m: f"{m['texts']:,} items of {m['data']}, {m['tokens']:,} tokens",
+        "measured on": lambda m: f"{m['texts']:,} items of {_file(m['data'])}, {m['tokens']:,} tokens",
         "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
     }
     models = found["models"]
@@ -275,6 +286,11 @@ def _facts(found: dict) -> str:
     return f"{table}\n\n{folded}"
 
 
+def _file(data: str) -> str:
+    """The name of a corpus, without the folder of a file."""
+    return data.rstrip("/").rpartition("/")[2]
+
+
 def headline_numbers(model: dict) -> dict[str, float | int | None]:
     """The few numbers by which the index tells models apart."""
     hidden = [layer.get("anisotropy", {}).get("hidden") for layer in model["layers"]]
@@ -290,17 +306,21 @@ def headline_numbers(model: dict) -> dict[str, float | int | None]:
     }
 
 
-def _write(site: Path, found: dict, comparison: Comparison, run: Comparison | None, pages: list[str]) -> None:
+def _tables(comparison: Comparison, run: Comparison | None) -> dict[str, pd.DataFrame]:
+    """The tables that lie beside the pages, by name."""
+    tables = {**comparison} | {f"{name}_difference": comparison.differences(name) for name in comparison}
+    tables |= {"training": headlines(run)} if run else {}
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _write(site: Path, found: dict, tables: Mapping[str, pd.DataFrame], pages: list[str]) -> None:
     """What lies beside the pages; ``report.json`` last."""
     text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
     (site / GEOMETRY).write_text(text + "\n", encoding="utf-8")
     (site / CARD).write_text(model_card(found), encoding="utf-8")
     (site / "tables").mkdir()
-    tables = {**comparison} | {f"{name}_difference": comparison.differences(name) for name in comparison}
-    tables |= {"training": headlines(run)} if run else {}
     for name, table in tables.items():
-        if len(table):
-            table.to_csv(site / "tables" / f"{name}.csv", index=False, float_format="%.6g")
+        table.to_csv(site / "tables" / f"{name}.csv", index=False, float_format="%.6g")
     first = found["models"][0]
     about = {
         "version": VERSION,
@@ -329,19 +349,20 @@ def model_card(found: dict) -> str:
         for name, value in headline_numbers(model).items():
             if value is not None:
                 lines.append(f"| {name} | {value:.4g} |")
-                kind = {"task_type": "feature-extraction", "dataset_type": model["data"], "dataset_name": model["data"]}
+                data = _file(model["data"])
+                kind = {"task_type": "feature-extraction", "dataset_type": data, "dataset_name": data}
                 metric = {"metric_type": name.replace(" ", "_"), "metric_name": name, "metric_value": value}
                 results += [EvalResult(**kind, **metric)] if model is first else []
         lines.append("")
-    data = ModelCardData(model_name=first["title"], eval_results=results or None)
+    head = ModelCardData(model_name=first["title"], eval_results=results or None)
     how = (
-        f"Measured with [analysis_lib](https://pypi.org/project/analysis_lib) {__version__} on {first['texts']:,} items "
-        f"of `{first['data']}` ({first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`), in {first['dtype']}. "
-        f"The average cosine is that of two distinct tokens of the corpus, exact; entropies are over their largest "
-        f"value; a sink is a key that receives more than 0.3 of the attention of the queries that see it. All layers, "
-        f"with 95 % intervals over texts, are in `{GEOMETRY}`."
+        f"Measured with analysis_lib {__version__} on {first['texts']:,} "
+        f"items of `{_file(first['data'])}` ({first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`), in "
+        f"{first['dtype']}. The average cosine is that of two distinct tokens of the corpus, exact; entropies are over "
+        f"their largest value; a sink is a key that receives more than 0.3 of the attention of the queries that see "
+        f"it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
     )
-    return f"---\n{data.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join([*lines, how, ""])
+    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join([*lines, how, ""])
 
 
 # --- The index of a folder of reports ----------------------------------------------------------------------------
@@ -397,7 +418,7 @@ def build_index(folder: Path) -> Path:
     heads += "".join(f'<th class="number">{escape(name)}</th>' for name in numbers)
     lines = []
     for link, model, about in rows:
-        cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(about['data'])}"]
+        cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(_file(about['data']))}"]
         values = [model["headlines"].get(name) for name in numbers]
         said = ("–" if value is None else f"{value:.3g}" for value in values)
         body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
