@@ -28,7 +28,7 @@ from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures import plain
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines
+from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
 from analysis_lib.measurement.measuring import measure_sensible
 from analysis_lib.measurement.stored import measurements_directory
 from analysis_lib.measurement.tables import Tables
@@ -242,6 +242,8 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
 def _applies(page: str, models: Sequence[Tables]) -> bool:
     """Whether every model has what a page shows, and some model has a row of it."""
     there = all(name in tables for tables in models for name in PAGES[page])
+    if page == "among" and references(*models).empty:
+        return False
     return there and all(
         any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY
     )
