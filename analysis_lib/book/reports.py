@@ -39,7 +39,7 @@ from analysis_lib.training.runs import checkpoints
 HOME = Path(__file__).with_name("report")
 # The pages in their order, and the tables that each shows: without these of every model, it is left out.
 PAGES = {
-    "training": ("anisotropy", "mean_vector", "utterance_similarity", "attention_entropy", "attention_by_token_type"),
+    "training": ("anisotropy", "mean_vector"),
     "similarity": ("anisotropy",),
     "within": ("anisotropy", "utterance_similarity"),
     "drift": ("mean_vector",),
@@ -114,7 +114,7 @@ def build_report(
             del loaded
         shown = [*steps][:: max(1, len(steps) - 1)] if steps else list(models)
         comparison = Comparison({(name, None): every[name, None] for name in shown})
-        title = " ".join(title.split()) or " and ".join(comparison.titles.values())
+        title = " ".join(title.split()) or (Path(models[0]).name if steps else " and ".join(comparison.titles.values()))
         found = _found(title, comparison, about)
         draw = {"data": data, "limit": limit, "seed": seed}
         tables = _tables(comparison, Comparison(every) if steps else None)
