@@ -225,6 +225,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="default", help="smoke, default, paper or local")
     add("-p", **parameters)
 
+    add = command("report", _report, "build a site about a model, or about several side by side")
+    known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
+    add("models", nargs="*", metavar="MODEL", help=known).completer = _known
+    add("--data", type=expanduser, help="as --data of `measure`").completer = _known
+    add("--title", default="", help="of the report (default: what its models are called)")
+    add("--out", type=_folder, help="folder of the site; a report that is there is replaced")
+    add("--limit", type=whole_number, default=1500, help="measure at most this many items (default 1500)")
+    add("--seed", type=whole_number, default=0, help="with which they are drawn (default 0)")
+    add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")
+    add("--index", type=_folder, metavar="FOLDER", help="list the reports in a folder, and build none")
+
     add = command("claims", _claims, "print the ledger: the published claims that the book tests, and the verdicts")
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
@@ -415,6 +426,29 @@ def _book(options: argparse.Namespace) -> None:
     # Without parameters, no notebook need be read for theirs.
     parameters = book.coerce(options.parameters, book.book_parameters()) if options.parameters else {}
     print(f"the site is at {book.build_book(options.profile, parameters)}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.index is not None:
+        if options.models:
+            raise AnalysisError("--index lists the reports that are there: leave the models out")
+        from analysis_lib.book.reports import build_index
+
+        print(f"the index is at {build_index(options.index)}")
+        return
+    for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
+        if not value:
+            raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
+    from analysis_lib.book.reports import build_report, refuse_foreign
+    from analysis_lib.models.names import DTYPE
+
+    refuse_foreign(options.out)
+    models = [expanduser(name) for name in options.models]
+    models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
+    draw = {"limit": options.limit, "seed": options.seed}
+    with _sole_writer(options.out):
+        page = build_report(models, options.data, options.out, title=options.title, **draw)
+    print(f"the report is at {page}")
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,6 +1,6 @@
 """Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -36,9 +36,7 @@ class Comparison(LazyTables):
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         first, *others = runs.values()
         super().__init__({name: name for name in first if all(name in other for other in others)}, self._joined)
-        self.runs, names = runs, {name: title(name) for name, _ in runs}
-        # Two folders may end alike: then both are called by all that was given.
-        self.titles = {name: name if [*names.values()].count(called) > 1 else called for name, called in names.items()}
+        self.runs, self.titles = runs, told_apart(name for name, _ in runs)
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
@@ -73,6 +71,25 @@ class Comparison(LazyTables):
     def trained(self) -> dict[str, Tables]:
         """The tables of the models as they are, by title, without their untrained twins."""
         return {self.titles[model]: tables for (model, twin), tables in self.runs.items() if twin is None}
+
+
+def told_apart(names: Iterable[str]) -> dict[str, str]:
+    """What models are called, by name: of folders that end alike, as much of the end as tells them apart.
+
+    >>> [*told_apart(["minilm", "a/x/model", "b/x/model"]).values()]
+    ['MiniLM', 'a/x/model', 'b/x/model']
+    """
+    called = {name: title(name) for name in names}
+    alike = [name for name, one in called.items() if [*called.values()].count(one) > 1]
+    parts = {name: name.replace("$", "_").strip("/").split("/") for name in alike}
+    for depth in range(2, max(map(len, parts.values()), default=0) + 1):
+        longer = {name: "/".join(part[-depth:]) for name, part in parts.items()}
+        if len({*longer.values()}) == len(longer):
+            break
+    # Matplotlib leaves what begins with an underscore out of a legend.
+    return called | {
+        name: f"./{one}" if one.startswith("_") else one for name, one in (longer if alike else {}).items()
+    }
 
 
 def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What a measurement says, in the numbers that other programs ask for: ``geometry(tables)``, as in ``geometry.json``.
+"""What a measurement says, in the numbers that other programs ask for: ``geometry_of(tables)``, as in geometry.json.
 
 The file is described by ``data/geometry.schema.json``; ``VERSION`` counts changes that readers have to know of.
 """
@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.tables import Tables, TableSet
+from analysis_lib.measurement.comparison import Comparison
+from analysis_lib.measurement.tables import Tables, TableSet, grouped
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.metrics.sinks import SINK
 
@@ -23,6 +25,7 @@ METRICS = (
 # The headline numbers, each a mean over heads: the table and column, what else has a row, and the range.
 QUANTITIES = {
     "anisotropy": ("anisotropy", "cosine", "space", (-1, 1)),
+    "drift": ("mean_vector", "norm_of_mean / mean_norm", "space", (0, 1)),
     "norm_of_mean": ("mean_vector", "norm_of_mean", "space", (0, math.inf)),
     "mean_norm": ("mean_vector", "mean_norm", "space", (0, math.inf)),
     "similarity": ("utterance_similarity", "similarity", "space", (-1, 1)),
@@ -30,6 +33,7 @@ QUANTITIES = {
     "entropy": ("attention_entropy", "entropy_normalised", None, (0, 1)),
     "attention_mass": ("attention_by_token_type", "mass", "key_type", (0, 1)),
     "attention_weight": ("attention_by_token_type", "weight", "key_type", (0, 1)),
+    "attention_received": ("attention_received", "received", "key_type", (0, 1)),
 }
 PLACES = ["quantity", "of", "layer"]
 
@@ -40,28 +44,41 @@ def numbers(tables: TableSet) -> pd.Series:
     for quantity, (name, column, by, _) in QUANTITIES.items():
         if name in tables:
             table = tables[name]
+            table = table[table["position"].isna()] if "position" in table else table
             of = table[by].astype(str) if by else pd.Series("", table.index)
-            means = table[column].groupby([of.rename("of"), table["layer"]], sort=False).mean()
+            means = table.eval(column).groupby([of.rename("of"), table["layer"]], sort=False).mean()
             found[quantity] = means
     return pd.concat(found, names=PLACES) if found else pd.Series(dtype=float)
 
 
-def headlines(tables: Tables) -> pd.DataFrame:
-    """The headline numbers with their 95 % intervals: columns quantity, of, layer, value, ci_low and ci_high."""
+def headlines(tables: Tables | Comparison) -> pd.DataFrame:
+    """The headline numbers with their 95 % intervals: columns quantity, of, layer, value, ci_low and ci_high.
+
+    Of a comparison, those of its models, without twins, with the column model in front.
+    """
+    if isinstance(tables, Comparison):
+        return grouped({called: headlines(found) for called, found in tables.trained.items()}, "model")
     index = numbers(tables).index
     found = tables.interval(lambda t: numbers(t).reindex(index)) if len(index) else []
     ranges = [QUANTITIES[quantity][3] for quantity in index.get_level_values("quantity")] if len(index) else []
     return _as_rows(index, [one.within(*least) for one, least in zip(found, ranges, strict=True)], "value")
 
 
-def headline_differences(first: Tables, other: Tables) -> pd.DataFrame:
-    """What ``other`` has more than ``first``, of the numbers that both have, with intervals paired over texts.
+def headline_differences(comparison: Comparison) -> pd.DataFrame:
+    """What each later model has more than the first, of the numbers that both have, with intervals paired over texts.
 
-    Columns quantity, of, layer, difference, ci_low and ci_high.
+    Columns model, compared_with, quantity, of, layer, difference, ci_low and ci_high.
 
     Raises:
         AnalysisError: they are of different texts.
     """
+    (base, first), *others = comparison.trained.items()
+    rows = [_differences(first, other).assign(model=called, compared_with=base) for called, other in others]
+    columns = ["model", "compared_with", *PLACES, "difference", "ci_low", "ci_high"]
+    return pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
+
+
+def _differences(first: Tables, other: Tables) -> pd.DataFrame:
     index = numbers(first).index.intersection(numbers(other).index, sort=False)
     if not len(index):
         return _as_rows(index, [], "difference")
@@ -75,7 +92,29 @@ def _as_rows(index: pd.Index, found: list[Estimate], name: str) -> pd.DataFrame:
     return pd.concat([places, rows], axis=1)
 
 
-def geometry(tables: Tables, about: Mapping[str, object] | None = None) -> dict:
+def as_table(found: Mapping) -> pd.DataFrame:
+    """The headline numbers of a model of ``geometry.json`` as :func:`headlines` gives them."""
+    rows = []
+    for layer in found["layers"]:
+        for quantity in (name for name in QUANTITIES if name in layer):
+            values = layer[quantity] if QUANTITIES[quantity][2] else {"": layer[quantity]}
+            rows += [{"quantity": quantity, "of": of, "layer": layer["layer"]} | row for of, row in values.items()]
+    return pd.DataFrame(rows)
+
+
+def references(*tables: Tables) -> pd.DataFrame:
+    """The headline numbers of the reference models that read what these measurements are of, but for their own models.
+
+    Columns model, and those of :func:`headlines`. ``data/README.md`` says on what they were measured, and how.
+    """
+    kinds, ours = {t.run["kind"] for t in tables}, {t.run["model_revision"] for t in tables}
+    found = pd.read_csv(packages.data_directory() / "reference_models.csv", keep_default_na=False)
+    found = found[found["kind"].isin(kinds) & ~found["revision"].isin(ours)].drop(columns=["kind", "revision"])
+    numbers = ["value", "ci_low", "ci_high"]
+    return found.assign(**{name: pd.to_numeric(found[name]) for name in numbers}).reset_index(drop=True)
+
+
+def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> dict:
     """One model of ``geometry.json``: what was measured, the headline numbers by layer, sinks and spikes.
 
     Args:

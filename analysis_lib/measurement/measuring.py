@@ -121,6 +121,20 @@ def measure(
     return _tables(model, corpus, metrics, settings, senseless, who, checkpoints, progress, started)
 
 
+def measure_sensible(
+    model: LoadedModel, corpus: Corpus, metrics: Iterable[str | Metric], progress: bool = True
+) -> Tables:
+    """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
+    started, settings = time.monotonic(), Settings()
+    _refuse_kind(model.name, model.layout, corpus)
+    wanted, lacking = resolve(metrics), capture.lacking(model, corpus.items[:2], settings)
+    senseless = _senseless(wanted, model.layout, settings, lacking)
+    sensible = [metric for metric in wanted if metric.name not in senseless]
+    tables = _tables(model, corpus, sensible, settings, {}, (1, None, 60), None, progress, started)
+    tables.run["left_out"] = senseless | tables.leave_out_what_fails()
+    return tables
+
+
 def measure_vectors(
     vectors: Mapping[int | str, object] | Sequence | Path | str,
     lengths: Sequence[int] | np.ndarray | torch.Tensor | None = None,

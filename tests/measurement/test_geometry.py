@@ -11,7 +11,16 @@ import tiny
 import torch
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.measurement.geometry import METRICS, VERSION, geometry, headline_differences, numbers
+from analysis_lib.measurement.geometry import (
+    METRICS,
+    QUANTITIES,
+    VERSION,
+    _differences,
+    as_table,
+    geometry_of,
+    headlines,
+    numbers,
+)
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "geometry.schema.json").read_text())
 
@@ -29,18 +38,18 @@ def measured(tiny_folder):
 
 def test_the_schema_is_one_and_holds(measured):
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(whole(geometry(measured)), SCHEMA)
+    jsonschema.validate(whole(geometry_of(measured)), SCHEMA)
 
 
 def test_the_schema_refuses_what_is_none(measured):
-    model = geometry(measured)
+    model = geometry_of(measured)
     for broken in ({**model, "layers": []}, {**model, "sinks": {}}, {n: v for n, v in model.items() if n != "dtype"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(whole(broken), SCHEMA)
 
 
 def test_numbers_are_those_of_a_naive_pass(measured, tiny_folder):
-    found = geometry(measured)
+    found = geometry_of(measured)
     loaded = load_model(str(tiny_folder("bert")), dtype="float64")
     model = loaded.model
     model.config._attn_implementation = "eager"
@@ -74,13 +83,13 @@ def test_numbers_are_those_of_a_naive_pass(measured, tiny_folder):
 
 def test_a_difference_has_the_interval_of_pairs(measured):
     # With itself: nothing, for certain.
-    rows = headline_differences(measured, measured)
+    rows = _differences(measured, measured)
     assert (rows[["difference", "ci_low", "ci_high"]].fillna(0) == 0).all(axis=None)
     assert len(rows) == len(numbers(measured))
 
 
 def test_a_causal_model_has_spikes_at_its_first_token():
-    found = geometry(measure(load_model("smollm2-135m"), load_corpus("news", limit=3), METRICS, progress=False))
+    found = geometry_of(measure(load_model("smollm2-135m"), load_corpus("news", limit=3), METRICS, progress=False))
     jsonschema.validate(whole(found), SCHEMA)
     spike = found["spikes"][15]
     assert spike["ratio"] > 100
@@ -94,10 +103,17 @@ def test_of_images_without_attention_there_is_what_there_is():
     tables = measure(
         load_model("digits-resnet"), load_corpus("digits", limit=30), "all", maps="positions", progress=False
     )
-    found = geometry(tables)
+    found = geometry_of(tables)
     jsonschema.validate(whole(found), SCHEMA)
     assert found["sinks"] is None
     assert "entropy" not in found["layers"][1]
+
+
+def test_the_table_of_a_file_is_that_of_the_measurement(measured):
+    keys = ["quantity", "of", "layer"]
+    one, other = (t.set_index(keys).sort_index() for t in (headlines(measured), as_table(geometry_of(measured))))
+    assert one.equals(other[one.columns].astype(float))
+    assert {*one.index.get_level_values("quantity")} == {*QUANTITIES}
 
 
 def test_nothing_is_refused(measured):
@@ -105,4 +121,4 @@ def test_nothing_is_refused(measured):
         run = measured.run
 
     with pytest.raises(AnalysisError, match="nothing was measured"):
-        geometry(Nothing())
+        geometry_of(Nothing())
