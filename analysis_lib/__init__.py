@@ -18,6 +18,7 @@ from analysis_lib.training import recipes
 
 if TYPE_CHECKING:
     from analysis_lib import metrics
+    from analysis_lib.capture.interventions import Replace
     from analysis_lib.corpora import Corpus, load_corpus
     from analysis_lib.errors import AnalysisError
     from analysis_lib.measurement import Comparison, Tables, compare, measure, measure_vectors

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
     "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
-    "dimension_means outlier_dimensions score_contributions score_terms isotropy"
+    "dimension_means outlier_dimensions score_contributions score_terms isotropy cosine_by_dimension "
+    "attention_received token_norms spike_dimensions output_change next_token_loss"
 )
 
 # The options of `measure` that make sense of vectors.
@@ -126,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
         add("--data", required=True, type=expanduser, help=known).completer = _known
-        known = f"comma-separated, or all but isotropy (default {metrics}): {METRICS}"
+        known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
         add("--limit", type=whole_number, help="measure at most this many items (without --seed, the first)")
         add("--seed", type=whole_number, help="draw the --limit items at random with this seed")
@@ -141,6 +142,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
         add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
+        add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
 
     add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
     known = "a name listed by `models`, a Hub id, or a folder"
@@ -223,6 +225,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="default", help="smoke, default, paper or local")
     add("-p", **parameters)
 
+    add = command("report", _report, "build a site about a model, or about several side by side")
+    known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
+    add("models", nargs="*", metavar="MODEL", help=known).completer = _known
+    add("--data", type=expanduser, help="as --data of `measure`").completer = _known
+    add("--title", default="", help="of the report (default: what its models are called)")
+    add("--out", type=_folder, help="folder of the site; a report that is there is replaced")
+    add("--limit", type=whole_number, default=1500, help="measure at most this many items (default 1500)")
+    add("--seed", type=whole_number, default=0, help="with which they are drawn (default 0)")
+    add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")
+    add("--index", type=_folder, metavar="FOLDER", help="list the reports in a folder, and build none")
+
     add = command("claims", _claims, "print the ledger: the published claims that the book tests, and the verdicts")
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
@@ -280,10 +293,34 @@ def _save(tables: "Tables", options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """How texts are read, as ``measure`` takes it."""
+    """How texts are read, and what is changed in the model on the way, as ``measure`` takes it."""
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
-    return {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
+    settings = {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
+    return settings | {"intervention": _intervention(options.intervention)}
+
+
+def _intervention(path: Path | None) -> object:
+    """What a file says of a change, or of several."""
+    if path is None:
+        return None
+    import yaml
+
+    from analysis_lib.capture.interventions import interventions
+    from analysis_lib.corpora import packages
+
+    def load(path: Path) -> object:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+    found = packages.read(
+        path, load, "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
+    )
+    if not found:
+        raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
+    try:
+        return interventions(found)
+    except AnalysisError as error:
+        raise AnalysisError(f"{path}: {error}") from error
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -297,8 +334,10 @@ def _compare(options: argparse.Namespace) -> None:
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
-        save_tables(found, options.out, "run.json", {"runs": runs}, options.format)
-    print(f"wrote {_count(len(found), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
+        differences = {f"{name}_difference": found.differences(name) for name in found}
+        tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
+        save_tables(tables, options.out, "run.json", {"runs": runs}, options.format)
+    print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -387,6 +426,29 @@ def _book(options: argparse.Namespace) -> None:
     # Without parameters, no notebook need be read for theirs.
     parameters = book.coerce(options.parameters, book.book_parameters()) if options.parameters else {}
     print(f"the site is at {book.build_book(options.profile, parameters)}")
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.index is not None:
+        if options.models:
+            raise AnalysisError("--index lists the reports that are there: leave the models out")
+        from analysis_lib.book.reports import build_index
+
+        print(f"the index is at {build_index(options.index)}")
+        return
+    for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
+        if not value:
+            raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
+    from analysis_lib.book.reports import build_report, refuse_foreign
+    from analysis_lib.models.names import DTYPE
+
+    refuse_foreign(options.out)
+    models = [expanduser(name) for name in options.models]
+    models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
+    draw = {"limit": options.limit, "seed": options.seed}
+    with _sole_writer(options.out):
+        page = build_report(models, options.data, options.out, title=options.title, **draw)
+    print(f"the report is at {page}")
 
 
 def _count(number: int, thing: str) -> str:

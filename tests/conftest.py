@@ -37,6 +37,7 @@ with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "type
         importlib.import_module(f"analysis_lib.{module}")
 
 import tiny  # noqa: E402
+from waiting import PATIENCE  # noqa: E402
 
 from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
 from analysis_lib.book import build_book  # noqa: E402
@@ -137,4 +138,5 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(accept_downloads=True) as context:
+        context.set_default_timeout(200 * PATIENCE)
         yield context.new_page()

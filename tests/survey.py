@@ -28,7 +28,13 @@ TABLES = {
     "score_contributions": "contributions",
 }
 REASONS = {
-    "cannot read what": "needs more than a text",
+    "cannot read a few": "needs more than a text",
+    "cannot read what": "needs more than an image or a sound",
+    "other vectors of one": "reads its input anew each time",
+    "further tokens behind": "has tokens behind those of an image",
+    "channels last": "maps of features with channels last",
+    "switch its padding off": "its processor pads",
+    "which stand for no tokens": "its vectors stand for no tokens",
     "no transformer block": "no list of blocks that follow one another",
     "stand for no tokens": "its vectors stand for no tokens",
     "^(reads .*)": r"\1",
@@ -38,7 +44,7 @@ REASONS = {
     "(takes more than .*)": r"\1",
     "mask for each": "a mask for each head",
 }
-SECONDS = 120
+SECONDS = 300
 # More than a test takes time for.
 MOST_PARAMETERS = 30_000_000
 OF_BOOK = {model_type: name for name, (model_type, *_) in tiny.EVERY_ARCHITECTURE.items()}

@@ -21,6 +21,7 @@ from eager import EAGER
 from planted import shown
 from reference import COLUMNS
 from safetensors import SafetensorError
+from waiting import PATIENCE, wait_until
 
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
@@ -233,11 +234,7 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "5000"]
     out = tmp_path / "killed"
     process = subprocess.Popen([*EAGER, *arguments, "--out", str(out)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(out.glob(".unfinished-*.npz")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: list(out.glob(".unfinished-*.npz")), process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not list(out.glob("*.parquet"))
@@ -261,12 +258,9 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
 def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--workers", "2"]
     process = subprocess.Popen([*EAGER, *arguments, "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob(".unfinished-*.npz")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob(".unfinished-*.npz")), process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.splitlines()[-1].startswith("interrupted")
@@ -291,7 +285,7 @@ def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, del
         assert read[-1], read
     time.sleep(delay)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     said = [line for line in err.splitlines() if not line.startswith("import time:")]
     assert [line[line.index("interrupted") :] for line in said] == [INTERRUPTED]
@@ -502,13 +496,9 @@ def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_pat
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "seed_0-step_8").is_dir():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: (tmp_path / "run" / "seed_0-step_8").is_dir(), process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines() == ["interrupted: what was finished is kept, and the same command continues from there"]
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
@@ -523,13 +513,9 @@ def test_an_interrupted_pretraining_in_processes_is_one_line(little, tmp_path):
         [sys.executable, "-m", "analysis_lib", *map(str, arguments)],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "run").glob("seed_*-step_0")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    wait_until(lambda: list((tmp_path / "run").glob("seed_*-step_0")), process)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines() == [INTERRUPTED]
 
@@ -740,7 +726,10 @@ def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path
     text.write_text("a girl is styling\nher hair\n")
     bert, gpt2 = tiny_folder("bert"), tiny_folder("gpt2")
     status, said, _ = run("compare", bert, gpt2, "--data", text, "--twins", 2, "--out", out)
-    assert (status, said) == (0, f"wrote 1 table of 2 models to {out}\n")
+    assert (status, said) == (0, f"wrote 2 tables of 2 models to {out}\n")
+    differences = pd.read_parquet(out / "anisotropy_difference.parquet")
+    assert {"difference", "ci_low", "ci_high"} <= {*differences}
+    assert {*differences["model"]} == {gpt2.name}
     table = pd.read_parquet(out / "anisotropy.parquet")
     assert [*dict.fromkeys(table["model"])] == [bert.name, gpt2.name]
     assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]

@@ -39,7 +39,10 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         source_hash(modules | RUNS_WITH),
         # What the library reads beside its own sources.
         *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
-        (LIBRARY / "figures" / "theme.mplstyle").read_text(encoding="utf-8"),
+        *(
+            (LIBRARY / "figures" / name).read_text(encoding="utf-8")
+            for name in ("theme.mplstyle", "views.js", "views.css")
+        ),
         inputs(parameters),
         paper_data(modules, root / "data") or None,
         installed(),

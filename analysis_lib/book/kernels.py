@@ -37,7 +37,9 @@ def kernel_manager(scratch: str, threads: int, environment: dict[str, str]) -> A
     kernels = KernelSpecManager(kernel_dirs=[])
     manager = AsyncKernelManager(kernel_spec_manager=kernels, connection_file=f"{scratch}/kernel.json")
     # The user's own configuration must not enter a result, and a run must leave nothing behind.
-    environment = environment | dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
+    # What decides where measurements are kept, as it is now: what is copied may have started before.
+    ours = {name: value for name, value in os.environ.items() if name.startswith("ANALYSIS_LIB_")}
+    environment = ours | environment | dict.fromkeys(("IPYTHONDIR", "JUPYTER_RUNTIME_DIR"), scratch)
     manager.provisioner = _Copied(parent=manager, kernel_spec=kernels.get_kernel_spec(NATIVE_KERNEL_NAME))
     manager.provisioner.arguments = (manager.connection_file, threads, environment)
     return manager

@@ -50,6 +50,8 @@ def located(notebook: Path) -> Path:
     """
     if notebook.is_file():
         return notebook
+    if notebook.parent == Path("report") and (page := Path(__file__).parent / f"{notebook}.ipynb").is_file():
+        return page
     home = ROOT / "book" if (ROOT / "_toc.yml").is_file() else ROOT / "analysis_lib" / "notebooks"
     if notebook.suffix or notebook.is_absolute() or not (found := home / f"{notebook}.ipynb").is_file():
         known = sorted(str(path.relative_to(home).with_suffix("")) for path in home.rglob("*.ipynb"))

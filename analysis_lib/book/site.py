@@ -159,11 +159,11 @@ def _add_wheel(root: Path, scratch: Path, target: Path) -> None:
     It is without the weights of the small models, which it trains where they are asked for, and without the vectors of
     runs: together they would weigh more than the pages.
     """
-    leave = shutil.ignore_patterns("packages", "models", "vectors.parquet", "__pycache__", "_*", ".ipynb_checkpoints")
+    leave = shutil.ignore_patterns("packages", "models", "vectors.parquet", "__pycache__", ".ipynb_checkpoints")
     for name in ("analysis_lib", "data", "book"):
         keep = shutil.ignore_patterns("__pycache__") if name == "analysis_lib" else leave
         shutil.copytree(root / name, scratch / name, ignore=keep)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "_config.yml"):
         shutil.copy(root / name, scratch)
     pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--quiet", "--no-deps"]
     done = subprocess.run([*pip, "--no-build-isolation", "-w", target, scratch], capture_output=True, text=True)

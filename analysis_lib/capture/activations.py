@@ -13,9 +13,10 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
-# What a metric can ask for: the vectors of a space, attention weights, or sums of scores.
+# What a metric can ask for: the vectors of a space, attention weights, those that each key receives, or sums of scores.
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
+RECEIVED = "received"
 SCORES = "scores"
 # And what it gives out, beside what it gives out without what is changed: vectors, or predictions of the next token.
 OUTPUT, LOSS = "output", "loss"
@@ -40,7 +41,7 @@ class Activations:
             the last layer of its stack, and has the number of that layer;
             ``attention_input`` is what its attention projects to keys (one head); ``query``, ``key`` and ``value``
             are by head, as they enter attention: after bias, normalisation and rotation.
-        rows: summaries of the attention rows, if a metric asked for ``weights``.
+        rows: summaries of the attention rows, if a metric asked for ``weights`` or ``received``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
         output: what the model gives out, if a metric asked for ``output`` or ``loss``: that comes alone, last.
@@ -73,7 +74,7 @@ class CurrentLayer:
 
     def __init__(self, batch: Batch, needs: frozenset[str], changes: Changes | None = None):
         self.batch = batch
-        self.changes = changes or Changes(())
+        self.changes = Changes(()) if changes is None else changes
         self.needs = needs
         self.activations: Activations | None = None
         self.encoded: Tokens | None = None
@@ -81,10 +82,19 @@ class CurrentLayer:
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
 
-    def changed(self, where: str, values: Tensor) -> Tensor:
-        """The vectors of a site of the current layer, after what is changed there."""
-        here = self.activations
-        return self.changes.apply(where, here.layer, values, here.tokens.on(values.device))
+    def changed(self, where: str, values: Tensor, tokens: Tokens | None = None) -> Tensor:
+        """The vectors of a site of the current layer, after what is changed there.
+
+        Args:
+            tokens: what they stand for, if not for the tokens of the layer.
+        """
+        tokens = (tokens or self.activations.tokens).on(values.device)
+        return self.changes.apply(where, self.activations.layer, values, tokens, lambda: self.batch.checksum)
+
+    def keys_of(self, count: int) -> Tokens:
+        """The tokens of the keys of the layer, of which there are ``count``."""
+        tokens = self.activations.tokens
+        return tokens if count == tokens.mask.shape[1] else self.unpadded(count)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """Tokens without padding; the same object for the same numbers."""

@@ -8,10 +8,34 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from analysis_lib.capture.tokens import Tokens, Visibility
+
 # How many scores are formed at once: as many as the cache of a processor holds, or a small part of a GPU's memory.
 SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
 # How many rows of causal attention are formed at once on a processor: no key after the last of them is.
 CAUSAL_ROWS = 64
+
+
+@dataclass(eq=False)
+class Received:
+    """The attention that each key receives from the counted queries that see it.
+
+    Attributes:
+        weights: their sum; 0 at padding.
+        queries: how many these are.
+        keys: the tokens of the keys.
+    """
+
+    weights: Float[Tensor, "utterance head key"]
+    queries: Float[Tensor, "utterance #key"]
+    keys: Tokens
+
+    @classmethod
+    def nothing(cls, heads: int, visibility: Visibility, like: Tensor) -> "Received":
+        """To which weights are to be added."""
+        keys, counted = visibility.keys, visibility.queries.counted.double()
+        weights = torch.zeros(len(keys.mask), heads, keys.mask.shape[1], dtype=like.dtype, device=like.device)
+        return cls(weights, visibility.over_queries(counted.unsqueeze(-1)).squeeze(-1), keys)
 
 
 @dataclass(eq=False)
@@ -24,6 +48,7 @@ class AttentionRows:
         keys: how many keys each query may see.
         pairs: how many pairs of a counted query and a visible key there are, by the type of the key.
         uniform: what ``type_mass`` is where attention is spread evenly over the keys that a query may see.
+        received: what each key receives, if a metric asked for it.
 
     A learnt sink, a logit beside the scores that takes weight and gives no value, is a last type, and a key of each
     query.
@@ -34,6 +59,7 @@ class AttentionRows:
     keys: Float[Tensor, "utterance token"]
     pairs: Float[Tensor, "utterance type"]
     uniform: Float[Tensor, "utterance type"]
+    received: Received | None = None
 
 
 def attend_with_rows(
@@ -48,6 +74,7 @@ def attend_with_rows(
     causal: bool = False,
     softcap: float | None = None,
     sinks: Float[Tensor, " head"] | None = None,
+    received: Float[Tensor, "utterance head key"] | None = None,
 ) -> tuple[
     Float[Tensor, "utterance head token value_dim"],
     Float[Tensor, "utterance head token"],
@@ -71,6 +98,7 @@ def attend_with_rows(
         causal: whether no query sees a key after it, as the mask says.
         softcap: c, where scaled scores are capped to c tanh(s / c) before anything is added.
         sinks: a logit of each head.
+        received: the weights that each key receives from counted queries are added to it.
 
     Returns:
         The output; the entropy of each row; the weight by utterance, head and type, the sink last.
@@ -95,6 +123,10 @@ def attend_with_rows(
         mixed[part] = weights @ values[of_keys]
         if sinks is not None:
             kept[part] = torch.sigmoid(scores.logsumexp(-1) - sinks[part[1], None])
+        if received is not None:
+            given = counted[part[0], part[2]].to(weights.dtype).unsqueeze(1)
+            given = given.expand(weights.shape[:3]) if kept is None else given * kept[part]
+            received[of_keys] += (given.unsqueeze(2) @ weights).squeeze(2)
         scores -= scores.amax(-1, keepdim=True)
         entropy[part] = -(scores.mul_(weights).sum(-1) + weights.amax(-1).log())
     if sinks is not None:

@@ -25,7 +25,7 @@ from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.layouts import first_of_call, first_vectors, with_first
+from analysis_lib.models.layouts import call_with_first, first_of_call, first_vectors, with_first
 from analysis_lib.models.parts import Stack
 
 
@@ -149,7 +149,7 @@ class _Blocks:
             self._begin(stack, "", hidden, args)
             if ("residual", self.layer.activations.layer) in self.layer.changes:
                 hidden = self.layer.changed("residual", hidden)
-                changed = with_first(args, kwargs, hidden)
+                changed = call_with_first(args, kwargs, hidden)
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
         return changed
@@ -163,9 +163,9 @@ class _Blocks:
         if ("residual", self.layer.activations.layer) not in self.layer.changes:
             self._hand_on(stack, hidden, args)
             return None
-        hidden = self.layer.changed("residual", hidden)
+        hidden = self.layer.changed("residual", hidden, self._vector_tokens(stack, hidden, args))
         self._hand_on(stack, hidden, args)
-        return with_first((output,), {}, hidden)[0][0]
+        return with_first(output, hidden)
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
@@ -180,6 +180,11 @@ class _Blocks:
             self._tokens[key] = stack_tokens(self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args)
         return self._tokens[key]
 
+    def _vector_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
+        """What the output of the layer stands for: a stage may merge patches."""
+        tokens = self.layer.activations.tokens
+        return tokens if hidden.shape[1] == tokens.mask.shape[1] else self._stack_tokens(stack, hidden, args)
+
     def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:
         activations = self.layer.activations
         if activations.part in self._attending and not activations.attended:
@@ -191,9 +196,8 @@ class _Blocks:
         if self.loaded.layout.maps:
             hidden = map_vectors(hidden, args, self.maps)
             tokens = self.layer.unpadded(hidden.shape[1]).on(hidden.device)
-        elif hidden.shape[1] != tokens.mask.shape[1]:
-            # A stage that merges patches.
-            tokens = self._stack_tokens(stack, hidden, args).on(hidden.device)
+        else:
+            tokens = self._vector_tokens(stack, hidden, args).on(hidden.device)
         if "final" in self.layer.needs and not self.loaded.layout.maps:
             self._latest[stack.name] = activations, hidden
         if "hidden" in self.layer.needs:

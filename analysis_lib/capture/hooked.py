@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from analysis_lib.capture.activations import SCORES, WEIGHTS, CurrentLayer
-from analysis_lib.capture.attention_rows import AttentionRows
+from analysis_lib.capture.activations import RECEIVED, SCORES, WEIGHTS, CurrentLayer
+from analysis_lib.capture.attention_rows import AttentionRows, Received
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import wide
@@ -58,8 +58,8 @@ class HookedAttention:
             layer.activations.scores = score_sums(
                 module, spec, call, query, heads, inputs, visibility, position, position_query
             )
-        if WEIGHTS in layer.needs:
-            layer.activations.rows = rows_of_windows(windows, visibility)
+        if layer.needs & {WEIGHTS, RECEIVED}:
+            layer.activations.rows = rows_of_windows(windows, visibility, RECEIVED in layer.needs)
 
 
 def _position_terms(
@@ -149,12 +149,19 @@ def visibility_of_windows(windows: list[Window], queries: Tokens, keys: Tokens) 
     return Visibility(queries, keys, seen_by=torch.block_diag(*blocks).expand(len(queries.mask), -1, -1))
 
 
-def rows_of_windows(windows: list[Window], visibility: Visibility) -> AttentionRows:
-    """The attention rows of all windows, from their weights."""
+def rows_of_windows(windows: list[Window], visibility: Visibility, receiving: bool = False) -> AttentionRows:
+    """The attention rows of all windows, from their weights; with what each key receives, if that is asked for."""
     entropy = torch.cat([torch.special.entr(window.weights).sum(-1) for window in windows], 2)
     type_masks = visibility.keys.type_masks.split([window.weights.shape[3] for window in windows], 2)
     indicators = [masks.to(entropy.dtype).transpose(1, 2).unsqueeze(1) for masks in type_masks]
     mass = torch.cat([window.weights @ types for window, types in zip(windows, indicators, strict=True)], 2)
     queries = visibility.queries.counted.to(mass.dtype)[:, None, None]
     mass = (queries @ mass).squeeze(2)
-    return AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform)
+    received = Received.nothing(entropy.shape[1], visibility, entropy) if receiving else None
+    if received:
+        counted = visibility.queries.counted.to(entropy.dtype)[:, None, None].split(
+            [w.weights.shape[2] for w in windows], 3
+        )
+        given = [(part @ window.weights).squeeze(2) for part, window in zip(counted, windows, strict=True)]
+        received.weights = torch.cat(given, 2)
+    return AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform, received)

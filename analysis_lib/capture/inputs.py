@@ -1,14 +1,17 @@
 """What goes through a model at once, and the settings that decide how items become batches."""
 
+import functools
 import inspect
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from analysis_lib.capture.interventions import Replace, interventions
+from analysis_lib.capture.interventions import interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
@@ -25,7 +28,7 @@ class Settings:
         tokens_per_batch: how many tokens go through the model at once, padding included.
         maps: what a vector of a convolutional network is: ``flatten``, the whole feature map of an image, as in Godey
             et al. (2024, sec. 3.2), or ``positions``, the features at one position of the map.
-        intervention: what is changed on the way.
+        intervention: what is changed on the way: a tuple of :class:`Replace`, made of what ``measure`` takes.
 
     Raises:
         AnalysisError: a value that is not allowed.
@@ -35,7 +38,7 @@ class Settings:
     long_texts: str = "cut"
     tokens_per_batch: int = 2048
     maps: str = "flatten"
-    intervention: tuple[Replace, ...] = ()
+    intervention: object = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("long_texts", ("cut", "window")), ("maps", ("flatten", "positions"))):
@@ -95,6 +98,10 @@ def refuse_untaken(loaded: LoadedModel, inputs: Iterable[str]) -> None:
             )
 
 
+def _bytes(values: Tensor) -> bytes:
+    return values.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
 @dataclass(eq=False)
 class Batch:
     """Utterances that go through the model at once.
@@ -141,6 +148,12 @@ class Batch:
     def device(self) -> torch.device:
         """Where the inputs are."""
         return next(value.device for value in self.inputs.values() if isinstance(value, Tensor))
+
+    @cached_property
+    def checksum(self) -> int:
+        """A number that stands for the texts; what is drawn at random for them depends on it."""
+        parts = (value for _, value in sorted(self.inputs.items()) if isinstance(value, Tensor))
+        return functools.reduce(lambda sum, p: zlib.crc32(_bytes(p), sum), parts, 0)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """The tokens of utterances that all have ``count``; see :func:`~analysis_lib.capture.tokens.unpadded`."""

@@ -16,8 +16,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import CROSS, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
-from analysis_lib.capture.attention_rows import AttentionRows, added_to_scores, attend_with_rows
+from analysis_lib.capture.activations import CROSS, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
+from analysis_lib.capture.attention_rows import AttentionRows, Received, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
@@ -94,14 +94,14 @@ class InterfaceAttention:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention receives, after what is changed there."""
         layer, sides, found = self.layer, self.projections.sides, []
+        keys = layer.keys_of(key.shape[2])
         for space, values in (("query", query), ("key", key), ("value", value)):
             if space in sides:
                 values, call = sides[space]
                 if space == "key":
                     self.projections.call = replace(call, arguments=self.projections.call.arguments)
-            found.append(layer.changed(space, values))
-        number = layer.activations.layer
-        if (hidden := layer.changes.masked(number, layer.activations.tokens.on(query.device))) is not None:
+            found.append(layer.changed(space, values, None if space == "query" else keys))
+        if (hidden := layer.changes.masked(layer.activations.layer, keys.on(query.device))) is not None:
             allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool) if mask is None else mask
             left = allowed & ~hidden[:, None, None, :]
             # A query keeps its keys where none would be left.
@@ -135,19 +135,19 @@ class InterfaceAttention:
                 module, self.own[module], call, query, key.shape[1], inputs, visibility, position
             )
         plain = softcap is None and sinks is None
-        if WEIGHTS not in layer.needs and plain:
+        if plain and not layer.needs & {WEIGHTS, RECEIVED}:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
         counted, indicators = visibility.queries.counted, visibility.keys.type_masks.to(query.dtype)
         sinks = None if sinks is None else wide(sinks)
-        output, entropy, mass = attend_with_rows(
-            query, key, value, mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks
-        )
+        received = Received.nothing(query.shape[1], visibility, query) if RECEIVED in layer.needs else None
+        arguments = (mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks)
+        output, entropy, mass = attend_with_rows(query, key, value, *arguments, received and received.weights)
         of_rows = visibility.seen, visibility.pairs, visibility.uniform
         of_rows = of_rows if sinks is None else visibility.with_sink
-        layer.activations.rows = AttentionRows(entropy, mass, *of_rows)
+        layer.activations.rows = AttentionRows(entropy, mass, *of_rows, received)
         return output.to(dtype)
 
 

@@ -4,11 +4,14 @@ A :class:`Replace` says so and is known by its content. :class:`Changes` is what
 means, deviations and vectors of other texts (gathered by ``measurement.interventions``), and how they are put in.
 """
 
-from collections.abc import Sequence
+import operator
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
@@ -16,20 +19,14 @@ from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.loaded import TOKEN_TYPES
 
-# Where vectors can be changed, and the space that they are in.
-SITES = {
-    "residual": "hidden",
-    "attention_input": "attention_input",
-    "query_side": "attention_input",
-    "key_side": "attention_input",
-    "value_side": "attention_input",
-    "query": "query",
-    "key": "key",
-    "value": "value",
-    "weights": None,
-}
+# Where something can be changed.
+SITES = (
+    *("residual", "attention_input", "query_side", "key_side", "value_side"),
+    *("query", "key", "value", "weights"),
+)
 # Sites at which one of the three that attention receives is made from a changed input.
 SIDES = {"query_side": "query", "key_side": "key", "value_side": "value"}
+MISFIT = "holds no vector for each token, as in attention by windows, and cannot be changed: give another site or layer"
 BY = ("mean", "mean_of_rest", "type_mean", "zero", "centre", "other", "other_of_type", "noise", "nothing")
 
 
@@ -42,16 +39,16 @@ class Replace:
             ``attention_input`` (what the attention of layer l reads), ``key_side`` (the keys of layer l are made from a
             changed input; queries, values and the residual stream are not; so ``query_side`` and ``value_side``),
             ``query``, ``key``, ``value`` (as they enter attention, by head), or ``weights`` (the chosen tokens are no
-            keys; nothing takes their place).
+            keys, and nothing takes their place; a query that would see no key at all sees what it saw).
         layers: by their numbers in the tables; None for all that have the site.
         dimensions: B takes these; None for all.
         directions: B takes the parts along these instead: ``mean`` (of the layer), a number k (its first k principal
-            directions), or vectors, which are made orthonormal.
+            directions), or vectors, of which an orthonormal basis is taken.
         tokens: types of tokens as in ``attention_by_token_type``, where ``first`` is the first of each text, whatever
             its type; None for all.
-        by: what c' is: ``mean`` of c over the corpus, ``mean_of_rest`` over the tokens whose types are not among
-            ``tokens``, ``type_mean`` over the tokens of the same type, ``zero``,
-            ``centre`` (c less its mean), ``other`` (c of a token of another text, all of it from one),
+        by: what c' is: ``mean`` of c over all tokens of the corpus, ``mean_of_rest`` over those whose types are not
+            among ``tokens``, ``type_mean`` over those of the same type, ``zero``, ``centre`` (c less its mean),
+            ``other`` (c of a token of another text, all of it from one),
             ``other_of_type`` (of one of the same type), ``noise`` (normal, with the mean and variance of each number
             of c), or ``nothing``.
         but: whether everything but c is replaced.
@@ -60,10 +57,10 @@ class Replace:
     """
 
     where: str
-    layers: tuple[int, ...] | None = None
-    dimensions: tuple[int, ...] | None = None
-    directions: str | int | tuple[tuple[float, ...], ...] | None = None
-    tokens: tuple[str, ...] | None = None
+    layers: Iterable | int | None = None
+    dimensions: Iterable | int | None = None
+    directions: Iterable | str | int | None = None
+    tokens: Iterable | None = None
     by: str = "mean"
     but: bool = False
     of: str = "same"
@@ -71,26 +68,19 @@ class Replace:
 
     def __post_init__(self) -> None:
         for name in ("layers", "dimensions", "tokens"):
-            value = getattr(self, name)
-            value = (value,) if isinstance(value, str | int) else value
-            if value is not None and not isinstance(value, Sequence):
-                value = [*value]  # An index, an array or a range.
-            kept = None if value is None else tuple(v if isinstance(v, str) else int(v) for v in value)
-            object.__setattr__(self, name, kept)
-        if self.directions is not None and not isinstance(self.directions, str | int):
-            given = tuple(tuple(map(float, direction)) for direction in self.directions)
-            object.__setattr__(self, "directions", given)
-        choices = {"where": SITES, "by": BY, "of": ("same", "others")}
+            object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        choices = {"where": SITES, "by": BY, "of": ("same", "others"), "but": (False, True)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(known)}")
+                raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(map(str, known))}")
+        if not isinstance(self.seed, Integral):
+            raise AnalysisError(f"the seed of an intervention is {self.seed!r}: give a whole number")
         for kind in self.tokens or ():
             if kind not in TOKEN_TYPES:
                 raise AnalysisError(f"tokens are {kind!r}: give types of tokens, of {', '.join(TOKEN_TYPES)}")
         if self.dimensions is not None and self.directions is not None:
             raise AnalysisError("both dimensions and directions are given: give one of them")
-        if isinstance(self.directions, str) and self.directions != "mean":
-            raise AnalysisError(f"directions is {self.directions!r}: give mean, a number of principal ones, or vectors")
+        object.__setattr__(self, "directions", _directions(self.directions))
         if self.by == "mean_of_rest" and self.tokens is None:
             raise AnalysisError("mean_of_rest is that of the tokens that stay: give the tokens that are replaced")
         if self.where == "weights" and (self.dimensions is not None or self.directions is not None or self.but):
@@ -99,8 +89,37 @@ class Replace:
     @property
     def empty(self) -> bool:
         """Whether it changes nothing."""
-        none = any(getattr(self, name) == () for name in ("layers", "tokens"))
-        return none or self.by == "nothing" or (self.dimensions == () and not self.but)
+        parts = self.dimensions if self.directions is None else self.directions
+        nothing = parts is None if self.but else parts == ()
+        return nothing or self.by == "nothing" or () in (self.layers, self.tokens)
+
+
+def _listed(name: str, value: object) -> tuple[int | str, ...] | None:
+    several = (value,) if isinstance(value, str | Integral) else value
+    try:
+        return None if several is None else tuple(v if name == "tokens" else operator.index(v) for v in several)
+    except (TypeError, ValueError):
+        wanted = "types of tokens" if name == "tokens" else "whole numbers"
+        raise AnalysisError(f"{name} are {value!r}: give {wanted}") from None
+
+
+def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | None:
+    if given is None or (isinstance(given, str) and given == "mean"):
+        return given
+    if isinstance(given, Integral) and not isinstance(given, bool) and given >= 0:
+        return int(given) or ()
+    try:
+        vectors = [torch.as_tensor(one, dtype=torch.float64) for one in given]
+        if vectors and not any(one.dim() for one in vectors):
+            vectors = [torch.stack(vectors)]
+        if {one.dim() for one in vectors} - {1} or not all(one.isfinite().all() and one.any() for one in vectors):
+            raise ValueError
+        if len({len(one) for one in vectors}) > 1:
+            raise ValueError
+    except (TypeError, ValueError, RuntimeError):
+        shown = repr(given) if isinstance(given, str | int | float) else "not finite, zero, or not of one length"
+        raise AnalysisError(f"directions are {shown}: give mean, a number of principal ones, or vectors") from None
+    return tuple(tuple(one.tolist()) for one in vectors)
 
 
 def interventions(given: object) -> tuple[Replace, ...]:
@@ -109,7 +128,7 @@ def interventions(given: object) -> tuple[Replace, ...]:
     Raises:
         AnalysisError: it is none.
     """
-    several = [given] if isinstance(given, Replace) or hasattr(given, "keys") else given or ()
+    several = [given] if isinstance(given, Replace) or hasattr(given, "keys") else () if given is None else given
     if isinstance(several, str) or not hasattr(several, "__iter__"):
         raise AnalysisError(f"the intervention is a {type(given).__name__}: give Replace(...), or several in a list")
     found, names = [], [field.name for field in fields(Replace)]
@@ -128,29 +147,23 @@ def interventions(given: object) -> tuple[Replace, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What is known of the vectors of one space in one layer: of the even and the odd jackknife groups, and of all.
+    """What is known of the vectors of one site in one layer: of the even and the odd jackknife groups, and of all.
 
     Attributes:
-        mean: by half and type of token; the type after the last stands for all. NaN where there is none.
+        counts: how many there are, by half and type of token; the type after the last stands for all.
+        mean: zero where there are none.
         deviation: of each number, by half.
         directions: orthonormal ones, by half, if any were asked for.
-        spread: the deviation along each of them.
-        pool: some vectors, drawn uniformly; for each type, and for all.
+        spread: the deviation along each of them, where that is asked for.
+        pools: some vectors, drawn uniformly, and the groups of their texts; for each type, or of all.
     """
 
-    mean: Float[Tensor, "half type *head dim"]
-    deviation: Float[Tensor, "half *head dim"]
-    directions: Float[Tensor, "half *head direction dim"] | None
-    spread: Float[Tensor, "half *head direction"] | None
-    pool: tuple["Pool", ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """Vectors, and the jackknife group of the text of each."""
-
-    vectors: Float[Tensor, "vector *head dim"]
-    groups: tuple[int, ...]
+    counts: Float[Tensor, "half type"]
+    mean: Float[Tensor, "half type head dim"]
+    deviation: Float[Tensor, "half head dim"]
+    directions: Float[Tensor, "half head direction dim"] | None
+    spread: Float[Tensor, "half head direction"] | None
+    pools: tuple[tuple[Float[Tensor, "_ head dim"], Int[Tensor, " _"]], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +172,7 @@ class Change:
 
     replace: Replace
     layer: int
-    gathered: Gathered | None
+    gathered: Gathered | None = None
 
     def chosen(self, tokens: Tokens) -> Bool[Tensor, "utterance token"]:
         """The tokens whose vectors are changed."""
@@ -175,77 +188,76 @@ class Change:
         self, values: Float[Tensor, "utterance *head token dim"], tokens: Tokens, draws: torch.Generator
     ) -> Tensor:
         """The changed vectors."""
-        given, replace = wide(values), self.replace
+        replace, chosen = self.replace, self.chosen(tokens)
+        if not chosen.any():
+            return values
+        given = wide(values if values.dim() == 4 else values.unsqueeze(1))
         half = torch.tensor([2 if replace.of == "same" else 1 - group % 2 for group in tokens.groups])
-        new, old = self._new(given, tokens, half, draws), given
-        basis = None if self.gathered.directions is None else self.gathered.directions[half].to(given)
-        if basis is not None:
-            along = torch.einsum("b...ne,b...de->b...nd", new - given, basis)
-            moved = torch.einsum("b...nd,b...de->b...ne", along, basis)
+        new = self._new(given, tokens, half, chosen.cpu(), draws)
+        if replace.directions is not None:
+            basis = self.gathered.directions[half].to(given)
+            moved = (new - given) @ basis.transpose(-1, -2) @ basis
+            new = new - moved if replace.but else given + moved
         elif replace.dimensions is not None:
-            kept = torch.zeros(given.shape[-1], dtype=given.dtype, device=given.device)
-            kept[list(replace.dimensions)] = 1
-            moved = (new - given) * kept
-        else:
-            moved = new - given
-        new = new - moved if replace.but else given + moved
-        chosen = self.chosen(tokens)
-        chosen = chosen[..., None] if given.dim() == 3 else chosen[:, None, :, None]
-        return torch.where(chosen, new, old).to(values.dtype)
+            named = torch.zeros(given.shape[-1], dtype=torch.bool, device=given.device)
+            named[list(replace.dimensions)] = True
+            new = torch.where(named != replace.but, new, given)
+        return torch.where(chosen[:, None, :, None], new, given).reshape(values.shape).to(values.dtype)
 
-    def _new(self, given: Tensor, tokens: Tokens, half: Tensor, draws: torch.Generator) -> Tensor:
+    def _new(self, given: Tensor, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
         """What would take the place of whole vectors."""
         replace, gathered = self.replace, self.gathered
-        types = torch.full_like(tokens.types, len(TOKEN_TYPES))
-        types = tokens.types if replace.by == "type_mean" else types
         if replace.by == "zero":
             return torch.zeros_like(given)
         if replace.by.startswith("other"):
-            return _of_tokens(self._others(tokens, half, draws), given)
-        means = gathered.mean[half.unsqueeze(1), types.cpu()]  # utterance x token x (head x) dim
-        if replace.by == "noise":
-            noise = torch.randn(means.shape, generator=draws)
-            deviation = gathered.deviation[half].unsqueeze(1)
-            if gathered.directions is None:
-                return _of_tokens(means + noise * deviation, given)
+            return self._others(tokens, half, chosen, draws).transpose(1, 2).to(given)
+        types = torch.full(tokens.types.shape, len(TOKEN_TYPES))
+        types = tokens.types.cpu() if replace.by == "type_mean" else types
+        half = half.unsqueeze(1)
+        for kind in types[chosen & (gathered.counts[half, types] == 0)].tolist():
+            raise self._lacking(kind)
+        means = gathered.mean[half, types]  # utterance x token x head x dim
+        if replace.by == "noise" and gathered.directions is None:
+            means = means + torch.randn(means.shape, generator=draws) * gathered.deviation[half]
+        elif replace.by == "noise":
             # Along each direction, of its own deviation.
-            basis, spread = gathered.directions[half].unsqueeze(1), gathered.spread[half].unsqueeze(1)
-            along = torch.randn((*means.shape[:-1], spread.shape[-1]), generator=draws) * spread
-            whole = torch.einsum("bn...d,bn...de->bn...e", along, basis.expand(-1, means.shape[1], *basis.shape[2:]))
-            return _of_tokens(means + whole, given)
-        means = _of_tokens(means, given)
+            along = gathered.spread[half].expand(-1, means.shape[1], -1, -1)
+            along = torch.randn(along.shape, generator=draws) * along
+            means = means + torch.einsum("bnhd,bhde->bnhe", along, gathered.directions[half[:, 0]])
+        means = means.transpose(1, 2).to(given)
         return given - means if replace.by == "centre" else means
 
-    def _others(self, tokens: Tokens, half: Tensor, draws: torch.Generator) -> Tensor:
+    def _others(self, tokens: Tokens, half: Tensor, chosen: Tensor, draws: torch.Generator) -> Tensor:
         """For each token, a vector of another text."""
-        pools = self.gathered.pool
-        found = pools[-1].vectors.new_zeros(*tokens.types.shape, *pools[-1].vectors.shape[1:])
-        kinds = tokens.types.cpu() if self.replace.by == "other_of_type" else torch.full(tokens.types.shape, -1)
+        pools = self.gathered.pools
+        found = pools[0][0].new_zeros(*chosen.shape, *pools[0][0].shape[1:])
+        kinds = tokens.types.cpu() if self.replace.by == "other_of_type" else torch.zeros_like(chosen, dtype=torch.long)
         for utterance, group in enumerate(tokens.groups):
-            for kind in kinds[utterance].unique().tolist():
-                pool = pools[kind]
-                theirs = [g != group and (half[utterance] == 2 or g % 2 == half[utterance]) for g in pool.groups]
-                candidates = torch.tensor(theirs, dtype=torch.bool).nonzero().flatten()
-                places = (kinds[utterance] == kind).nonzero().flatten()
-                # Padding has no type of its own; what is not chosen is not changed.
-                if len(candidates):
-                    drawn = torch.randint(len(candidates), (len(places),), generator=draws)
-                    found[utterance, places] = pool.vectors[candidates[drawn]]
-                elif bool(self.chosen(tokens)[utterance, places].any()):
-                    raise AnalysisError(
-                        f"no other text has a token of the type {(*TOKEN_TYPES, 'any')[kind]} to take the place of one "
-                        f"in layer {self.layer}: give more texts, or other tokens"
-                    )
+            for kind in kinds[utterance][chosen[utterance]].unique().tolist():
+                vectors, groups = pools[kind]
+                theirs = (groups != group) & ((half[utterance] == 2) | (groups % 2 == half[utterance]))
+                candidates = theirs.nonzero().flatten()
+                if not len(candidates):
+                    raise self._lacking(kind if len(pools) > 1 else len(TOKEN_TYPES))
+                places = (chosen[utterance] & (kinds[utterance] == kind)).nonzero().flatten()
+                drawn = torch.randint(len(candidates), (len(places),), generator=draws)
+                found[utterance, places] = vectors[candidates[drawn]]
         return found
 
+    def _lacking(self, kind: int) -> AnalysisError:
+        return AnalysisError(
+            f"{self.replace.where} of layer {self.layer}: other texts have no token of type "
+            f"{(*TOKEN_TYPES, 'any')[kind]} whose vectors could take the place of one: give more texts, or other tokens"
+        )
 
-def _of_tokens(values: Float[Tensor, "utterance token *head dim"], given: Tensor) -> Tensor:
-    """On the device and in the order of axes of the vectors that they replace."""
-    return (values if given.dim() == 3 else values.transpose(1, 2)).to(given)
+
+def fits(values: Tensor, tokens: Tokens) -> bool:
+    """Whether there is one vector for each token, and head."""
+    return values.dim() in (3, 4) and (len(values), values.shape[-2]) == tokens.mask.shape
 
 
 class Changes:
-    """All changes of a pass; what is drawn depends on the seed, the layer and the texts of a batch alone."""
+    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts of a batch alone."""
 
     def __init__(self, changes: Sequence[Change]):
         self._at: dict[tuple[str, int], list[Change]] = {}
@@ -258,14 +270,20 @@ class Changes:
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._at
 
-    def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens) -> Tensor:
+    def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]) -> Tensor:
         """The vectors of a site in a layer, changed.
 
         Args:
             values: utterance x token x width, or utterance x head x token x dim.
+            texts: gives a number that stands for the texts of the batch.
+
+        Raises:
+            AnalysisError: they are not those of the tokens, as in attention by windows.
         """
         for place, change in enumerate(self._at.get((where, layer), ())):
-            seed = hash((change.replace.seed, layer, place, *tokens.groups, tokens.mask.sum().item())) & 0x7FFFFFFF
+            if not fits(values, tokens):
+                raise AnalysisError(f"{where} of layer {layer} {MISFIT}")
+            seed = zlib.crc32(repr((change.replace.seed, where, layer, place)).encode(), texts())
             values = change(values, tokens, torch.Generator().manual_seed(seed))
         return values
 

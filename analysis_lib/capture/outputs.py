@@ -1,5 +1,6 @@
 """What a model gives out with what is changed on the way, beside what it gives out without."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,7 @@ def ask(loaded: LoadedModel, batch: Batch, predicting: bool) -> Given:
     return Given(seen[-1], logits)
 
 
-def compared(given: Given, plain: Given, vectors: tuple[Tensor, Tensor], ids: Tensor, tokens: Tokens) -> Output:
+def compared(given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor | None, tokens: Tokens) -> Output:
     """The output of a pass beside that of the unchanged one.
 
     Args:

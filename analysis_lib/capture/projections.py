@@ -21,7 +21,7 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.layouts import arguments_of, first_of_call, rotated, split_keys, with_first
+from analysis_lib.models.layouts import arguments_of, call_with_first, first_of_call, rotated, split_keys
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -89,12 +89,12 @@ class ProjectionHooks:
         changed, self.sides = None, {}
         layer, number = self.layer, self.layer.activations.layer
         if changing and ("attention_input", number) in layer.changes:
-            args, kwargs = changed = with_first(
+            args, kwargs = changed = call_with_first(
                 args, kwargs, layer.changed("attention_input", first_of_call(args, kwargs))
             )
         for side, self.gathering in SIDES.items() if changing and not spec.hooked else ():
             if (side, number) in layer.changes:
-                other = with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
+                other = call_with_first(args, kwargs, layer.changed(side, first_of_call(args, kwargs)))
                 self.call = AttentionCall(arguments_of(module, *other))
                 # Past the hooks on the module; those on its projections see it.
                 module.forward(*other[0], **other[1])
@@ -106,12 +106,14 @@ class ProjectionHooks:
         # Only the first time: DeBERTa may project its relative positions with the same weights.
         if "key" in self.call.projected:
             return None
-        changed = self._side("key_side", module, args) if spec.hooked else None
+        changed = self._side("key_side", module, args) if spec.hooked and not spec.fused else None
         self.call.key_input = (changed or args)[0]
         return changed
 
     def _side(self, side: str, _module: nn.Module, args: tuple) -> tuple | None:
-        if (side, self.layer.activations.layer) in self.layer.changes:
+        # The first time, as for keys.
+        new = SIDES[side] not in self.call.projected
+        if new and (side, self.layer.activations.layer) in self.layer.changes:
             return (self.layer.changed(side, args[0]), *args[1:])
         return None
 

@@ -1,13 +1,16 @@
-"""What seaborn lacks: theme, bands of intervals, the axis of training steps, numbered tables, and a slider."""
+"""What seaborn lacks: theme, bands of intervals, the axis of steps, numbered tables, a slider, and views to move in."""
 
 from typing import TYPE_CHECKING
 
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
+    from analysis_lib.figures.biased import cone
+    from analysis_lib.figures.exploring import dimensions, explorer
     from analysis_lib.figures.slider import Slider
-    from analysis_lib.figures.style import band, legend_below, step_axis, theme
-    from analysis_lib.figures.tables import Table, TextTable
+    from analysis_lib.figures.style import band, heat, legend_below, log_axis, step_axis, theme, whole_numbers
+    from analysis_lib.figures.tables import Table, TextTable, plain
     from analysis_lib.figures.verdicts import OUTCOMES, Verdicts
+    from analysis_lib.figures.view import View
 
 __getattr__, __dir__ = lazily(__name__)

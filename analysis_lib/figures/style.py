@@ -10,7 +10,7 @@ import seaborn as sns
 from IPython import get_ipython
 from matplotlib import font_manager, rc_params_from_file
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullLocator
 
 # Fonts with Chinese, Japanese and Korean characters.
 SCRIPTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic", "Hiragino Sans", "Microsoft YaHei")
@@ -67,6 +67,33 @@ def band(
             ax.fill_between(unit[x], unit["ci_low"], unit["ci_high"], color=colour, alpha=0.2, linewidth=0)
 
 
+def heat(*, data: pd.DataFrame, x: str, y: str, value: str, **look: object) -> None:
+    """A heat map of one column against two others, on a panel: ``grid.map_dataframe(figures.heat, x="head", ...)``."""
+    look.pop("color", None)
+    cells = data.pivot(index=y, columns=x, values=value)
+    axes = sns.heatmap(cells, cmap="cividis", ax=plt.gca(), rasterized=cells.size > 400, **look)
+    axes.set(xlabel="", ylabel="")
+
+
+def whole_numbers(drawn: Axes | sns.axisgrid.Grid) -> None:
+    """Give a horizontal axis, such as that of layers, whole numbers alone."""
+    for axes in _axes(drawn):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def log_axis(drawn: Axes | sns.axisgrid.Grid) -> None:
+    """Give a vertical axis a logarithmic scale with plain numbers, also where it spans less than a power of ten."""
+    for axes in _axes(drawn):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _axes(drawn: Axes | sns.axisgrid.Grid) -> list[Axes]:
+    return [drawn] if isinstance(drawn, Axes) else [*drawn.axes.flat]
+
+
 def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object) -> None:
     """Move the legend of axes, or of a grid, below them, where a phone has room for it; without a title.
 
@@ -79,6 +106,9 @@ def legend_below(drawn: Axes | sns.axisgrid.Grid, ncols: int = 4, **look: object
     sns.move_legend(
         drawn, "upper center", **{"bbox_to_anchor": place, "ncols": ncols, "title": None, "columnspacing": 1} | look
     )
+    if not isinstance(drawn, Axes):
+        # Where the legend stood, beside the panels, it has left a gap, out of whose middle it would hang.
+        drawn.figure.subplots_adjust(right=0.98)
 
 
 def step_axis(axes: Axes, steps: Iterable[int]) -> None:

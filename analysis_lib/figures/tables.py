@@ -6,6 +6,17 @@ import numpy as np
 import pandas as pd
 
 
+def plain(text: str | pd.Series) -> str | pd.Series:
+    """Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.
+
+    >>> plain("a_b $1")
+    'a\\_b \\$1'
+    """
+    if isinstance(text, pd.Series):
+        return text.map(plain)
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
+
+
 class Table:
     """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook, text elsewhere.
 
@@ -53,5 +64,5 @@ class TextTable(Table):
 
     def _cell(self, value: object) -> str:
         if isinstance(value, str):
-            return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(value.split()))
+            return plain(value)
         return super()._cell(value)

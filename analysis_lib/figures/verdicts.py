@@ -1,6 +1,7 @@
 """Verdicts on claims, a line for each claim: its sentence, a chip for each model, the interval beside the bound."""
 
 import json
+import re
 from html import escape
 
 import numpy as np
@@ -13,10 +14,13 @@ GROUPS = ("model", "dataset", "variant", "classes", "stage")
 _LINE = """<details class="claim" id="{id}"><summary>{claim}<span class="chips">{chips}</span></summary>
 <table><thead><tr>{heads}</tr></thead>
 <tbody>{rows}</tbody></table>
-<p>{quantity}{formula}; {direction} {bound:g} it holds. {rationale} <em>{source}.</em></p></details>"""
+<p><b>Number:</b> {quantity}{formula}.</p><p><b>Bound:</b> the claim holds {direction} {bound:g}. {rationale}</p>
+<p><b>Source:</b> {source}.</p></details>"""
 _FORMULA = ' (<a href="{up}notation.html#notation-{name}">formula</a>)'
+# In a reason, the id of a claim.
+_OTHER = re.compile(r"\b(?:fosse|godey|maruta)-[a-z-]+[a-z]")
 _CHIP = '<span class="chip {kind}">{text}</span>'
-_HEADS = ("on", "verdict", "number, with 95 % interval", "measured on", "p")
+_HEADS = ("judged on", "verdict", "number [95 % interval]", "measured on", "p")
 _WIDTH = 84
 
 
@@ -60,14 +64,18 @@ def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
         chips.append(_CHIP.format(kind=kind, text=text) + _interval(row, span))
         on = f'<a href="{escape(address)}">{escape(name or "here")}</a>' if address else escape(name)
         p = "" if np.isnan(row["p"]) else "&lt; 0.0001" if row["p"] < 1e-4 else f"{row['p']:.4f}"
-        cells = (on, verdict, number(row), escape(row["sample"]), p)
+        # A part of a corpus stands behind a colon.
+        cells = (on, verdict, number(row), escape(re.sub(r"(\w):(?=\w)", r"\1, ", row["sample"])), p)
         body.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     words = {name: escape(str(first[name])) for name in ("id", "claim", "quantity", "rationale", "source", "direction")}
+    up = "" if addresses else "../"
+    words["rationale"] = _OTHER.sub(rf'<a href="{up}ledger.html#\g<0>">another claim</a>', words["rationale"])
+    words["quantity"] = _OTHER.sub("another claim", words["quantity"])
     heads = "".join(f'<th scope="col">{head}</th>' for head in _HEADS)
     words |= {"chips": "".join(chips), "heads": heads, "rows": "".join(body), "bound": first["bound"], "formula": ""}
     if isinstance(first.get("formula"), str) and first["formula"]:
         name = first["formula"].replace("_", "-")
-        words["formula"] = _FORMULA.format(up="" if addresses else "../", name=name)
+        words["formula"] = _FORMULA.format(up=up, name=name)
     return _LINE.format(**words)
 
 

@@ -1,8 +1,9 @@
 """Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+import numpy as np
 import pandas as pd
 
 from analysis_lib.capture.inputs import Settings
@@ -11,8 +12,14 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
-from analysis_lib.models import UNTRAINED, split_twin, title
+from analysis_lib.metrics.intervals import jackknife_interval
+from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
 from analysis_lib.models.loading import checked_options, load_model
+
+# What a row of a table is about.
+PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
+# Tables whose rows hang on their numbers, or that cannot leave texts out.
+NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")
 
 
 class Comparison(LazyTables):
@@ -29,9 +36,7 @@ class Comparison(LazyTables):
     def __init__(self, runs: dict[tuple[str, int | None], Tables]):
         first, *others = runs.values()
         super().__init__({name: name for name in first if all(name in other for other in others)}, self._joined)
-        self.runs, names = runs, {name: title(name) for name, _ in runs}
-        # Two folders may end alike: then both are called by all that was given.
-        self.titles = {name: name if [*names.values()].count(called) > 1 else called for name, called in names.items()}
+        self.runs, self.titles = runs, told_apart(name for name, _ in runs)
 
     def _joined(self, name: str) -> pd.DataFrame:
         frames = []
@@ -43,10 +48,73 @@ class Comparison(LazyTables):
             frames.append(pd.concat([pd.DataFrame(columns, tables[name].index), tables[name]], axis=1))
         return pd.concat(frames, ignore_index=True)
 
+    def differences(self, name: str) -> pd.DataFrame:
+        """What each model has more than the first one that was measured on the same texts; without twins.
+
+        Columns: model, compared_with, those that say what a row is about, quantity (the column of the table that is
+        compared), difference, and the ends of its 95 % interval, paired over texts: the same are left out of both.
+        Rows are those that both models have; dimensions are compared where both have as many. There are none of
+        ``NOT_PAIRED``.
+        """
+        frames, first = [], {}
+        for called, tables in self.trained.items():
+            base = first.setdefault(tables.run["data_sha256"], (called, tables))
+            if base[1] is not tables and name not in NOT_PAIRED:
+                found = paired_difference(base[1], tables, name)
+                found.insert(0, "model", called)
+                found.insert(1, "compared_with", base[0])
+                frames.append(found)
+        columns = ["model", "compared_with", "layer", "quantity", "difference", "ci_low", "ci_high"]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
     @property
     def trained(self) -> dict[str, Tables]:
         """The tables of the models as they are, by title, without their untrained twins."""
         return {self.titles[model]: tables for (model, twin), tables in self.runs.items() if twin is None}
+
+
+def told_apart(names: Iterable[str]) -> dict[str, str]:
+    """What models are called, by name: of folders that end alike, as much of the end as tells them apart.
+
+    >>> [*told_apart(["minilm", "a/x/model", "b/x/model"]).values()]
+    ['MiniLM', 'a/x/model', 'b/x/model']
+    """
+    called = {name: title(name) for name in names}
+    alike = [name for name, one in called.items() if [*called.values()].count(one) > 1]
+    parts = {name: name.replace("$", "_").strip("/").split("/") for name in alike}
+    for depth in range(2, max(map(len, parts.values()), default=0) + 1):
+        longer = {name: "/".join(part[-depth:]) for name, part in parts.items()}
+        if len({*longer.values()}) == len(longer):
+            break
+    # Matplotlib leaves what begins with an underscore out of a legend.
+    return called | {
+        name: f"./{one}" if one.startswith("_") else one for name, one in (longer if alike else {}).items()
+    }
+
+
+def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
+    """The table of ``other`` less that of ``first``, see :meth:`Comparison.differences`."""
+    both = first[name], other[name]
+    places = [place for place in PLACES if place in both[0]]
+    # Types are categories of each table's own.
+    where = [table[places].astype({p: str for p in places if table[p].dtype == "category"}) for table in both]
+    at = where[0].reset_index(names="first").merge(where[1].reset_index(names="other"), on=places)
+    if "dimension" in places:
+        widths = [table.groupby("layer")["dimension"].max() for table in both]
+        at = at[at["layer"].isin([n for n in widths[0].index if widths[0][n] == widths[1].get(n)])]
+    values = [c for c in both[0].select_dtypes("float") if c not in ("ci_low", "ci_high")]
+
+    def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
+        return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
+
+    metrics = first._parts[name], other._parts[name]
+    groups = metrics[0].occupied_groups()
+    without = (difference(*(metric.without(group) for metric in metrics)) for group in groups)
+    whole = difference(*both)
+    low, high = jackknife_interval(whole, without)
+    rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
+    rows["quantity"] = np.tile(values, len(at))
+    return rows.assign(difference=whole.ravel(), ci_low=low.ravel(), ci_high=high.ravel())
 
 
 def compare(
@@ -96,7 +164,8 @@ def compare(
     for data, corpus in read.items():
         for name in models[data]:
             for twin in (None, *range(twins)) if split_twin(name)[1] is None else (None,):
-                whole = name if twin is None else f"{name}{UNTRAINED}@seed={twin}"
+                bare = split_dtype(name)[0]
+                whole = name if twin is None else f"{bare}{UNTRAINED}@seed={twin}{name[len(bare) :]}"
                 known = measured(whole, corpus, metrics, of_vectors, **given)
                 if not known and twin is not None and given == {"dtype": "float32", "processor": None}:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)

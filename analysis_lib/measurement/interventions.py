@@ -1,15 +1,16 @@
 """What an intervention puts in: the means, deviations, directions and vectors of a corpus under a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from analysis_lib import capture
-from analysis_lib.capture.activations import CROSS, Activations
 from analysis_lib.capture.inputs import Reading, Settings
-from analysis_lib.capture.interventions import SIDES, SITES, Change, Changes, Gathered, Pool, Replace
+from analysis_lib.capture.interventions import MISFIT, Change, Changes, Gathered, Replace, fits
+from analysis_lib.capture.tokens import Tokens
+from analysis_lib.capture.vectors import wide
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
@@ -20,39 +21,43 @@ POOL = 512
 # So many items become batches together.
 ITEMS = 512
 # The latest that was gathered: arms of one experiment need the same.
-_latest: dict[tuple, dict[tuple[str, int], "_Sums"]] = {}
+_latest: dict[tuple, "_Gathering"] = {}
 
 
 @dataclass(eq=False)
 class _Sums:
-    """Of the vectors of one space in one layer, by half of the groups and by type of token."""
+    """Of the vectors of one site in one layer, by half of the groups and by type of token.
+
+    Attributes:
+        pool: by type, and of all, if any: a random key of each vector, the vectors and their groups. Those with the
+            smallest keys stay.
+    """
 
     counts: Tensor
     sums: Tensor
     squares: Tensor
     products: Tensor | None
-    # By type, and of all: a random key of each vector, the vectors and their groups. Those with the smallest keys stay.
     pool: list[tuple[Tensor, Tensor, Tensor]]
 
     @classmethod
-    def empty(cls, heads: int, width: int, products: bool) -> "_Sums":
-        types = len(TOKEN_TYPES)
-        double = {"dtype": torch.float64}
-        outer = torch.zeros(2, heads, width, width, **double) if products else None
-        none = torch.zeros(0, **double), torch.zeros(0, heads, width), torch.zeros(0, dtype=torch.long)
-        sums = torch.zeros(2, types, heads, width, **double), torch.zeros(2, heads, width, **double)
-        return cls(torch.zeros(2, types, **double), *sums, outer, [none] * (types + 1))
+    def empty(cls, vectors: Tensor, products: bool, pool: bool) -> "_Sums":
+        """For vectors like these, token x head x dim."""
+        types, (_, heads, width) = len(TOKEN_TYPES), vectors.shape
+        sizes = (2, types), (2, types, heads, width), (2, heads, width), (2, heads, width, width * products)
+        *sums, outer = (torch.zeros(size, dtype=torch.float64) for size in sizes)
+        none = sums[0].new_zeros(0), vectors[:0], torch.zeros(0, dtype=torch.long)
+        return cls(*sums, outer if products else None, [none] * (types + 1) if pool else [])
 
     def add(self, vectors: Tensor, types: Tensor, groups: Tensor, draws: torch.Generator) -> None:
         """Vectors, token x head x dim, their types, and the groups of their texts."""
-        wide = vectors.double()
         for half in (0, 1):
             ours = groups % 2 == half
-            self.counts[half].index_add_(0, types[ours], torch.ones(int(ours.sum()), dtype=torch.float64))
-            self.sums[half].index_add_(0, types[ours], wide[ours])
-            self.squares[half] += wide[ours].square().sum(0)
+            double = vectors[ours].double()
+            self.counts[half].index_add_(0, types[ours], torch.ones(len(double), dtype=torch.float64))
+            self.sums[half].index_add_(0, types[ours], double)
+            self.squares[half] += double.square().sum(0)
             if self.products is not None:
-                self.products[half] += torch.einsum("nhd,nhe->hde", wide[ours], wide[ours])
+                self.products[half] += torch.einsum("nhd,nhe->hde", double, double)
         keys = torch.rand(len(vectors), generator=draws, dtype=torch.float64)
         for kind in range(len(self.pool)):
             ours = types == kind if kind < len(TOKEN_TYPES) else torch.ones_like(types, dtype=torch.bool)
@@ -62,28 +67,28 @@ class _Sums:
             self.pool[kind] = tuple(part[least] for part in joined)
 
     def gathered(self, asked: Replace, name: str) -> Gathered:
-        """What a change needs; head axes of length 1 are dropped."""
+        """What a change needs."""
         counts, sums, squares = (
             torch.cat([part, part.sum(0, keepdim=True)]) for part in (self.counts, self.sums, self.squares)
         )
         counts, sums = (torch.cat([part, part.sum(1, keepdim=True)], 1) for part in (counts, sums))
-        mean = sums / counts[..., None, None].where(counts[..., None, None] > 0, torch.nan)
-        variance = squares / counts[:, -1, None, None] - mean[:, -1].square()
-        directions = spread = None
+        mean = sums / counts.clamp_min(1)[..., None, None]
+        every = counts[:, -1, None, None].clamp_min(1)
+        deviation = (squares / every - mean[:, -1].square()).clamp_min(0).sqrt()
+        covariance = directions = spread = None
+        if self.products is not None:
+            products = torch.cat([self.products, self.products.sum(0, keepdim=True)])
+            covariance = products / every.unsqueeze(-1) - mean[:, -1, :, :, None] * mean[:, -1, :, None]
         if asked.directions is not None:
-            directions = self._directions(asked.directions, mean[:, -1], counts[:, -1], name)
-            spread = None
-            if self.products is not None:
-                covariance = _covariance(self.products, mean[:, -1], counts[:, -1])
+            directions = _directions(asked.directions, mean[:, -1], covariance, name)
+            if asked.by == "noise":
                 along = torch.einsum("xhde,xhef,xhdf->xhd", directions, covariance, directions)
                 spread = along.clamp_min(0).sqrt()
         if asked.by == "mean_of_rest":
             mean[:, -1] = self._mean_of_rest(asked, name)
-        pools = [Pool(_narrow(vectors, 1), tuple(groups.tolist())) for _, vectors, groups in self.pool]
-        found = mean, variance.clamp_min(0).sqrt(), directions, spread
-        axes = (2, 1, 1, 1)
-        made = [None if part is None else _narrow(part, axis) for part, axis in zip(found, axes, strict=True)]
-        return Gathered(*made, tuple(pools))
+        # Only what the change will look at: workers get it.
+        wanted = {"other": self.pool[-1:], "other_of_type": self.pool[:-1]}.get(asked.by, ())
+        return Gathered(counts, mean, deviation, directions, spread, tuple(part[1:] for part in wanted))
 
     def _mean_of_rest(self, asked: Replace, name: str) -> Tensor:
         """half x head x dim, of the tokens of all types that are not replaced."""
@@ -98,116 +103,144 @@ class _Sums:
             raise AnalysisError(f"{name}: the first token of a text has a type of its own here: name that, such as cls")
         return sums / counts[:, None, None]
 
-    def _directions(self, asked: object, mean: Tensor, counts: Tensor, name: str) -> Tensor:
-        """half x head x direction x dim, orthonormal."""
-        halves, heads, width = mean.shape
-        if asked == "mean":
-            return torch.nn.functional.normalize(mean, dim=-1).unsqueeze(2)
-        if isinstance(asked, int):
-            if not 1 <= asked <= width:
-                raise AnalysisError(f"{name}: {asked} principal directions of {width} dimensions: give fewer")
-            values, vectors = torch.linalg.eigh(_covariance(self.products, mean, counts))
-            return vectors[..., values.shape[-1] - asked :].flip(-1).transpose(-1, -2)
-        given = torch.tensor(asked, dtype=torch.float64)
-        if given.dim() != 2 or given.shape[1] != width:
-            raise AnalysisError(
-                f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers"
-            )
-        basis = torch.linalg.qr(given.T)[0].T
-        return basis.expand(halves, heads, *basis.shape)
+
+def _directions(asked: str | int | tuple, mean: Tensor, covariance: Tensor | None, name: str) -> Tensor:
+    """half x head x direction x dim, orthonormal."""
+    halves, heads, width = mean.shape
+    if asked == "mean":
+        return torch.nn.functional.normalize(mean, dim=-1).unsqueeze(2)
+    if isinstance(asked, int):
+        if asked > width:
+            raise AnalysisError(f"{name}: {asked} principal directions of {width} dimensions: give fewer")
+        # In order of their variance.
+        return torch.linalg.eigh(covariance)[1][..., width - asked :].flip(-1).transpose(-1, -2)
+    given = torch.tensor(asked, dtype=torch.float64)
+    if given.shape[1] != width:
+        raise AnalysisError(f"{name}: directions are of shape {tuple(given.shape)}: give vectors of {width} numbers")
+    _, sizes, basis = torch.linalg.svd(given, full_matrices=False)
+    basis = basis[sizes > sizes[0] * 1e-10]  # What depends on the others adds none.
+    return basis.expand(halves, heads, *basis.shape)
 
 
-def _covariance(products: Tensor, mean: Tensor, counts: Tensor) -> Tensor:
-    products = torch.cat([products, products.sum(0, keepdim=True)])
-    return products / counts[:, None, None, None] - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+class _Gathering(Changes):
+    """Sees the vectors of sites where they would be changed, and changes none.
 
+    Attributes:
+        sums: by site and layer.
+        misfits: where there is no vector for each token.
+    """
 
-def _narrow(values: Tensor, axis: int) -> Tensor:
-    return values.squeeze(axis) if values.shape[axis] == 1 else values
+    def __init__(self, sites: frozenset[str], products: bool, pool: bool):
+        super().__init__(())
+        self.sites, self.products, self.pool = sites, products, pool
+        self.sums: dict[tuple[str, int], _Sums] = {}
+        self.misfits: set[tuple[str, int]] = set()
+        self.draws = torch.Generator().manual_seed(0)
+
+    def __contains__(self, place: tuple[str, int]) -> bool:
+        return place[0] in self.sites
+
+    def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]) -> Tensor:
+        if where not in self.sites:
+            return values
+        if not fits(values, tokens):
+            self.misfits.add((where, layer))
+            return values
+        seen = values.unsqueeze(1) if values.dim() == 3 else values
+        seen, tokens = wide(seen).transpose(1, 2).cpu(), tokens.on(torch.device("cpu"))
+        vectors, groups = seen[tokens.mask], torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
+        if (where, layer) not in self.sums:
+            self.sums[where, layer] = _Sums.empty(vectors, self.products, self.pool)
+        self.sums[where, layer].add(vectors, tokens.types[tokens.mask], groups[tokens.mask], self.draws)
+        return values
+
+    def masked(self, layer: int, keys: Tokens) -> None:
+        self.apply("weights", layer, torch.zeros(*keys.mask.shape, 0), keys, lambda: 0)
+
+    def layers(self, model: LoadedModel, one: Replace) -> Sequence[int]:
+        """Those that a change is to be in.
+
+        Raises:
+            AnalysisError: one has no such site.
+        """
+        known, lost = (
+            [layer for where, layer in sorted(places) if where == one.where] for places in (self.sums, self.misfits)
+        )
+        wanted = known + lost if one.layers is None else one.layers
+        for layer in wanted:
+            if layer in lost:
+                raise AnalysisError(f"{model.name}: {one.where} of layer {layer} {MISFIT}")
+            if layer not in known:
+                there = f"layers of {', '.join(map(str, known))}" if known else "another site"
+                raise AnalysisError(f"{model.name} has no {one.where} in layer {layer}: give {there}")
+        if not wanted:
+            raise AnalysisError(f"{model.name} has no {one.where} that can be changed: give another site")
+        return wanted
+
+    def missing(self, model: LoadedModel, one: Replace) -> list[str]:
+        """The types of tokens that are to be changed, and have not been seen."""
+        counts = sum(self.sums[one.where, layer].counts.sum(0) for layer in self.layers(model, one))
+        return [kind for kind in one.tokens or () if kind != "first" and not counts[TOKEN_TYPES.index(kind)]]
 
 
 def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Changes:
     """What the intervention of the settings comes to; a pass over the corpus where means or other texts are needed.
 
     Raises:
-        AnalysisError: a layer, dimension or site that is not there; a mean of no token.
+        AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
     """
     asked = settings.intervention
-    for one in asked:
-        _refuse_site(model, one)
-    found = _gather(model, corpus, settings, asked) if asked else {}
+    for one in asked if model.layout.maps else ():
+        raise AnalysisError(
+            f"{model.name}: {one.where} cannot be changed: its hidden states are maps; give another model"
+        )
+    found = _gather(model, corpus, settings, asked)
     return Changes([change for one in asked for change in _changes(model, one, found)])
 
 
-def _changes(model: LoadedModel, one: Replace, found: dict[tuple[str, int], _Sums]) -> Iterator[Change]:
-    space = SITES[one.where]
-    known = [layer for place, layer in found if place == (space or "query")]
-    for layer in known if one.layers is None else one.layers:
-        name = f"{one.where} of layer {layer}"
-        if layer not in known:
-            raise AnalysisError(
-                f"{model.name} has no {name}: give layers of {min(known, default=0)} to {max(known, default=0)}"
-            )
-        if space is None:
-            yield Change(one, layer, None)
+def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Change]:
+    if missing := found.missing(model, one):
+        raise AnalysisError(f"no token of type {missing[0]} is in the layers to be changed: give other tokens")
+    for layer in found.layers(model, one):
+        name, sums = f"{one.where} of layer {layer}", found.sums[one.where, layer]
+        if one.where == "weights":
+            yield Change(one, layer)
             continue
-        sums = found[space, layer]
         width = sums.sums.shape[-1]
         for dimension in one.dimensions or ():
             if not 0 <= dimension < width:
                 raise AnalysisError(f"{name} has no dimension {dimension}: give one of 0 to {width - 1}")
-        gathered = sums.gathered(one, name)
-        if one.of == "others" and not (sums.counts.sum(1) > 0).all():
-            raise AnalysisError(f"{name}: of the other half of the texts there is no token: give more texts")
-        # Only what the change will look at: workers get it.
-        pools = gathered.pool if one.by.startswith("other") else ()
-        yield Change(one, layer, replace(gathered, pool=pools))
+        if one.of == "others" and _needs_corpus(one) and not sums.counts.any(1).all():
+            raise AnalysisError(f"{name}: the other half of the texts has no token: give more texts")
+        yield Change(one, layer, sums.gathered(one, name))
 
 
-def _refuse_site(model: LoadedModel, one: Replace) -> None:
-    lacking = model.lacking.get(SITES[one.where])
-    hooked = [spec for _, spec in model.attending if spec.hooked]
-    if one.where != "residual" and not model.layout.has_attention:
-        lacking = "it has no attention"
-    elif hooked and (one.where in ("query", "key", "value", "weights") or (one.where in SIDES and hooked[0].fused)):
-        lacking = "its attention does not call the interface of transformers"
-    if model.layout.maps:
-        lacking = "its hidden states are maps"
-    if lacking:
-        raise AnalysisError(f"{model.name}: {one.where} cannot be changed: {lacking}; give another site")
+def _needs_corpus(one: Replace) -> bool:
+    """Whether what is put in depends on the texts."""
+    return one.where != "weights" and (one.by != "zero" or isinstance(one.directions, int | str))
 
 
-def _gather(
-    model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace]
-) -> dict[tuple[str, int], _Sums]:
-    """Sums of the vectors of every layer, in the spaces that are asked for."""
-    spaces = frozenset(SITES[one.where] or "query" for one in asked)
+def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace]) -> _Gathering:
+    """Sums of the vectors of every layer at the sites that are asked for; of few texts where few are enough."""
+    sites = frozenset(one.where for one in asked)
     products = any(isinstance(one.directions, int) or (one.directions and one.by == "noise") for one in asked)
-    whole = any(one.by != "zero" or one.directions == "mean" or isinstance(one.directions, int) for one in asked)
-    whole = whole and any(one.where != "weights" for one in asked)
-    plain = replace(settings, intervention=())
-    place = (model.revision, str(model.model.dtype), corpus.sha256, plain, spaces, products, whole)
-    if place in _latest:
-        return _latest[place]
-    found: dict[tuple[str, int], _Sums] = {}
-    draws = torch.Generator().manual_seed(0)
-
-    def receive(activations: Activations) -> None:
-        for space, vectors in activations.spaces.items():
-            if space not in spaces or activations.stack == CROSS:
-                continue
-            values = vectors.values.transpose(1, 2).cpu()
-            tokens = vectors.tokens.on(torch.device("cpu"))
-            sums = found.setdefault((space, activations.layer), _Sums.empty(*values.shape[2:], products))
-            groups = torch.tensor(tokens.groups).unsqueeze(1).expand_as(tokens.types)
-            sums.add(values[tokens.mask].float(), tokens.types[tokens.mask], groups[tokens.mask], draws)
-
+    parts = sites, products, any(one.by.startswith("other") for one in asked)
+    whole, plain = any(map(_needs_corpus, asked)), replace(settings, intervention=())
     groups = corpus.groups(GROUPS)
-    items = len(corpus) if whole else min(2, len(corpus))
-    for start in range(0, items, ITEMS):
-        part = slice(start, min(start + ITEMS, items))
+    device = str(model.device), torch.get_num_threads()
+    place = (model.revision, str(model.model.dtype), *device, corpus.sha256, *groups, plain, *parts)
+    if whole and (known := _latest.get(place)) is not None:
+        return known
+    found = _Gathering(*parts)
+    for start in range(0, len(corpus), ITEMS):
+        part = slice(start, start + ITEMS)
         for batch in capture.batches(model, corpus.items[part], groups[part], plain, Reading()):
-            capture.run(model, batch, spaces, receive, plain.maps)
-    _latest.clear()
-    _latest[place] = found
+            capture.run(model, batch, frozenset(), lambda _: None, plain.maps, found)
+            # What is not there is refused before the rest is read.
+            missing = [kind for one in asked for kind in found.missing(model, one)]
+            if not whole and not missing:
+                return found
+    if whole:
+        _latest.clear()
+        _latest[place] = found
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from analysis_lib import capture
-from analysis_lib.capture import SCORES, SPACES, WEIGHTS
+from analysis_lib.capture import RECEIVED, SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
@@ -29,7 +29,7 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.names import architecture_to_make
-from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT, Layout
+from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
 # The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
@@ -112,9 +112,27 @@ def measure(
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
     lacking = capture.lacking(model, corpus.items[:2], settings)
+    if any(one.where == "key" for one in settings.intervention):
+        lacking = lacking | {
+            SCORES: "its keys are changed after they are made, so that no dimension has a share in them"
+        }
     senseless = _senseless(resolve(metrics), model.layout, settings, lacking)
     who = (workers, scheduler, worker_timeout)
     return _tables(model, corpus, metrics, settings, senseless, who, checkpoints, progress, started)
+
+
+def measure_sensible(
+    model: LoadedModel, corpus: Corpus, metrics: Iterable[str | Metric], progress: bool = True
+) -> Tables:
+    """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
+    started, settings = time.monotonic(), Settings()
+    _refuse_kind(model.name, model.layout, corpus)
+    wanted, lacking = resolve(metrics), capture.lacking(model, corpus.items[:2], settings)
+    senseless = _senseless(wanted, model.layout, settings, lacking)
+    sensible = [metric for metric in wanted if metric.name not in senseless]
+    tables = _tables(model, corpus, sensible, settings, {}, (1, None, 60), None, progress, started)
+    tables.run["left_out"] = senseless | tables.leave_out_what_fails()
+    return tables
 
 
 def measure_vectors(
@@ -224,7 +242,7 @@ def refuse_senseless(
         raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
-        layout = MODEL_LAYOUTS.get(kind, OF_TEXT)
+        layout = expected_layout(kind)
         _refuse_kind(model, layout, corpus)
         senseless = _senseless(wanted, layout, settings, {})
         if metrics != "all":
@@ -303,7 +321,7 @@ def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lackin
         lacking: what cannot be captured of it, of what metrics need, and why.
     """
     if not layout.has_attention:
-        lacking = dict.fromkeys({*SPACES, WEIGHTS, SCORES} - {*WHOLE_SPACES}, "it has no attention")
+        lacking = dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, "it has no attention")
     found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
     if layout.maps and settings.maps == "flatten":
         one = "an image is one vector there, unless maps is positions"

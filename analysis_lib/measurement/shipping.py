@@ -1,5 +1,6 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis_lib import corpora
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError, near_names
@@ -15,6 +17,7 @@ from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models.loading import revision_of
+from analysis_lib.models.names import title
 
 
 def home() -> Path:
@@ -29,10 +32,12 @@ def descriptions(file: str) -> dict[str, dict]:
 
 def code_warning(runs: Mapping[str, dict], sources: str) -> str:
     """For a page to show: which of the runs may not be what the code gives today, or an empty text."""
-    if not (changed := [name for name, run in runs.items() if run.get("sources") != sources]):
+    old = {name: run for name, run in runs.items() if run.get("sources") != sources}
+    names = [corpora.title(run["dataset"]) if "dataset" in run else title(name) for name, run in old.items()]
+    if not names:
         return ""
     return (
-        f"The code that measures has changed since the numbers of {', '.join(changed)} were recorded; "
+        f"The numbers of {', '.join(dict.fromkeys(names))} are shown as an earlier version of the code gave them; "
         f"data/README.md says how to record them anew."
     )
 
@@ -66,7 +71,8 @@ def shipped_twin(
     of the same weights, corpus and settings that the same code has made.
     """
     wanted = {metric.name for metric in resolve(metrics)}
-    of_vectors = [asdict(settings), asdict(settings) | {"maps": None}]
+    written = json.loads(json.dumps(asdict(settings)))
+    of_vectors = [written, written | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
         found = Shipped(path.parent)
         named = [found.run[key] for key in ("model", "data_sha256")] == [name, corpus.sha256]

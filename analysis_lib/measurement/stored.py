@@ -29,6 +29,7 @@ from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
 from analysis_lib.models.loading import revision_of
+from analysis_lib.models.names import split_dtype
 
 ARCHITECTURES = architectures.__name__
 # About how many seconds of merged work a killed measurement may lose.
@@ -72,7 +73,8 @@ class StoredMeasurements:
         cls, name: str, corpus: Corpus, settings: Settings, dtype: str = "float32", processor: str | None = None
     ) -> Self:
         """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
-        spec = ModelSpec(name, None, dtype, devices.usable(None))
+        bare, own = split_dtype(name)
+        spec = ModelSpec(bare, None, own or dtype, devices.usable(None))
         return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager

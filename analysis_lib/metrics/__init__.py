@@ -16,12 +16,14 @@ from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
 from analysis_lib.metrics.outputs import NextTokenLoss, OutputChange
 from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
+from analysis_lib.metrics.sinks import AttentionReceived, SpikeDimensions, TokenNorms
 
 _ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
 _DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
 _EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, CosineByDimension)
+_SINKS = (AttentionReceived, TokenNorms, SpikeDimensions)
 _OUTPUTS = (OutputChange, NextTokenLoss)
-METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_OUTPUTS)}
+METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_SINKS, *_OUTPUTS)}
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:

@@ -1,5 +1,6 @@
 """What an intervention does to what a model gives out: its vectors, and its prediction of the next token."""
 
+import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import LOSS, OUTPUT, Activations
@@ -26,7 +27,7 @@ class _OfTokens(Metric):
         def rows(layer: int) -> Columns:
             tokens = sums["tokens", layer]
             means = {name: sums[name, layer] / tokens for name in self.columns}
-            return {"layer": [layer], **means, "tokens": tokens}
+            return {"layer": np.array([layer]), **means, "tokens": tokens.astype(int)}
 
         return tabulated(sums, "tokens", rows)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         known_models,
         multibert,
         register,
+        split_dtype,
         split_twin,
         title,
         weights_identity,

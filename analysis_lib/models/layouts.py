@@ -5,6 +5,7 @@ what every module reads and gives: the projection of keys is the module whose ou
 rotated as the model does it, *is* the key that the interface receives. What is not shown so is left out.
 """
 
+import copy
 import inspect
 import itertools
 import re
@@ -278,16 +279,25 @@ def first_of_call(args: tuple, kwargs: Mapping[str, object]) -> Tensor | None:
     return first_vectors(kwargs) if found is None else found
 
 
-def with_first(args: tuple, kwargs: dict, vectors: Tensor) -> tuple[tuple, dict]:
-    """The arguments of a call with other vectors."""
-    for place, value in enumerate(args):
-        if isinstance(value, list | tuple) and first_vectors(value) is not None:
-            inner = with_first(tuple(value), {}, vectors)[0]
-            return (*args[:place], type(value)(inner), *args[place + 1 :]), kwargs
-        if first_vectors(value) is not None and isinstance(value, Tensor):
-            return (*args[:place], vectors, *args[place + 1 :]), kwargs
-    name = next(name for name, value in kwargs.items() if first_vectors(value) is not None)
-    return args, {**kwargs, name: vectors}
+def with_first(values: object, vectors: Tensor) -> object:
+    """Values, which may be nested, with other vectors in place of the :func:`first_vectors` among them."""
+    if isinstance(values, Tensor):
+        return vectors
+    if isinstance(values, Mapping):
+        name = next(name for name, value in values.items() if first_vectors(value) is not None)
+        changed = copy.copy(values)
+        changed[name] = with_first(values[name], vectors)
+        return changed
+    place = next(place for place, value in enumerate(values) if first_vectors(value) is not None)
+    changed = [*values[:place], with_first(values[place], vectors), *values[place + 1 :]]
+    return type(values)(*changed) if hasattr(values, "_fields") else type(values)(changed)
+
+
+def call_with_first(args: tuple, kwargs: dict, vectors: Tensor) -> tuple[tuple, dict]:
+    """The arguments of a call with other vectors in place of :func:`first_of_call`."""
+    if first_vectors(args) is None:
+        return args, with_first(kwargs, vectors)
+    return with_first(args, vectors), kwargs
 
 
 def arguments_of(module: nn.Module, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:

@@ -31,6 +31,7 @@ from analysis_lib.models.names import (
     known_model,
     located,
     of_part,
+    split_dtype,
     split_name,
     weights_identity,
 )
@@ -70,8 +71,9 @@ def load_model(
             Or a model of transformers that is at hand, with a head or without, compiled, with adapters or in training:
             it is measured as it is, in its precision and on its device, and does not change.
         revision: a commit, branch or tag of a model of the hub; an alias has its own.
-        dtype: one of ``DTYPES``. ``float64`` tells a small number from rounding; a model in half precision takes half
-            the memory, and what it computes is summed in single precision and then in float64.
+        dtype: one of ``DTYPES``, unless the name says it, as in ``NAME@dtype=bfloat16``. ``float64`` tells a small
+            number from rounding; a model in half precision takes half the memory, and what it computes is summed in
+            single precision and then in float64.
         device: a torch device; by default a GPU where there is one.
         device_map: for a model that is larger than its device. ``auto`` spreads it over the GPUs; what does not fit
             there lies in memory, and what does not fit there on disk, until it is used. Or parts of the model by
@@ -93,6 +95,7 @@ def load_model(
     name = of_part(str(name), part) if part else str(name)
     if not isinstance(processor, str | Path | None):
         raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
+    bare, dtype = split_dtype(name)[0], split_dtype(name)[1] or dtype
     device = checked_options(dtype, device, device_map)
     model_name, adapter, part, seed = split_name(name)
     folder, identity = located(model_name if adapter is None else f"{model_name}+{adapter}", revision)
@@ -118,7 +121,7 @@ def load_model(
         identity = read_by(identity, processor)
     if part:
         kind, identity = kind_of(model_part(name, model, part)), _of_part(part, identity)
-    spec = ModelSpec(name, revision, dtype, device, device_map, processor)
+    spec = ModelSpec(bare, revision, dtype, device, device_map, processor)
     return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, kind), spec, files, part)
 
 

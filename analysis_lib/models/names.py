@@ -26,6 +26,18 @@ WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenize
 UNTRAINED = ":untrained"
 # And before that: the path of the part of the model that is measured alone.
 PART = "@part="
+# And last: its precision.
+DTYPE = "@dtype="
+
+
+def split_dtype(name: str) -> tuple[str, str | None]:
+    """The name of a model without its precision, and that; None where it says none.
+
+    >>> split_dtype("smollm2-135m@dtype=bfloat16"), split_dtype("minilm")
+    (('smollm2-135m', 'bfloat16'), ('minilm', None))
+    """
+    whole, is_told, dtype = name.rpartition(DTYPE)
+    return (whole, dtype) if is_told and dtype.isalnum() else (name, None)
 
 
 def split_twin(name: str) -> tuple[str, int | None]:
@@ -37,6 +49,7 @@ def split_twin(name: str) -> tuple[str, int | None]:
     Raises:
         AnalysisError: the seed is no number.
     """
+    name, _ = split_dtype(name)
     whole, is_seeded, seed = name.partition(f"{UNTRAINED}@seed=")
     if seed.isdecimal():
         return whole, int(seed)
@@ -199,7 +212,8 @@ def title(name: str) -> str:
     if proper.startswith("_"):
         proper = f"{parts[-2] if len(parts) > 1 else '.'}/{proper}"
     proper += "" if adapter is None else f"+{adapter.replace('$', '_').rstrip('/').rpartition('/')[2]}"
-    proper += f" ({part})" if part else ""
+    for told in (part, split_dtype(name)[1]):
+        proper += f" ({told})" if told else ""
     return proper if twin is None else f"{proper}, untrained"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES
 
 from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
@@ -119,8 +120,14 @@ def _layout(stacks: list[dict], **settings) -> Layout:
 
 
 MODEL_LAYOUTS = entries("architectures.yml", _layout)
-# What is to be expected of a model that has no entry.
-OF_TEXT = Layout((Stack("*", Attention("*", None)),), listed=False)
+
+
+def expected_layout(model_type: str) -> Layout:
+    """That of an architecture, before there is a model of it: what is not listed has attention, and no maps."""
+    if listed := MODEL_LAYOUTS.get(model_type):
+        return listed
+    kind = "image" if model_type in MODEL_FOR_IMAGE_MAPPING_NAMES else "text"
+    return Layout((Stack("*", Attention("*", None)),), kind, listed=False)
 
 
 def refuse_too_large(name: str, settings: Mapping[str, object]) -> None:

@@ -5,12 +5,10 @@ answers a click.
 """
 
 import ast
-import contextlib
 import dis
 import html
 import inspect
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +19,6 @@ from sphinx.application import Sphinx
 
 from analysis_lib.book.parameters import read_notebook
 
-MAGIC = re.compile(r"^\s*[%!].*\n?", re.MULTILINE)
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 CONDITIONAL = ast.If | ast.While | ast.Try | ast.Match
 IMPORT = ast.Import | ast.ImportFrom
@@ -36,8 +33,8 @@ def scripts(cells: Sequence[str]) -> list[str]:
 
     A script holds the statements above that give a value to the names that its cell reads, those that change these
     values, and so on; imports come first. A value is changed by an assignment to an attribute or an item of it, also
-    of an item in a loop over it, and by a method called as a statement. What a cell of imports calls is kept. Lines of
-    magic are left out. A function that changes an argument is not noticed.
+    of an item in a loop over it, and by a method called as a statement. What a cell of imports calls is kept. What a
+    function does to an argument is not noticed.
 
     >>> print(scripts(["import math, sys", "r = 2\\ns = 3", "print(math.pi * r**2)"])[2])
     import math
@@ -78,13 +75,10 @@ def _merged(imports: Sequence[str]) -> str:
 
 def statements(number: int, source: str) -> Iterator["Cell"]:
     """The statements of a cell, and what each does to the names of its notebook; imports of one name each."""
-    for text in (source, MAGIC.sub("", source)):
-        with contextlib.suppress(SyntaxError):
-            compile(text, "cell", "exec")
-            break
-    else:
+    try:
+        lines, tree, end = source.splitlines(), ast.parse(source), 0
+    except SyntaxError:  # Lines of IPython, or another language.
         return
-    lines, tree, end = text.splitlines(), ast.parse(text), 0
     only_imports = any(isinstance(node, IMPORT) for node in tree.body) and all(
         isinstance(node, IMPORT | ast.Expr) for node in tree.body
     )
@@ -104,7 +98,7 @@ def statements(number: int, source: str) -> Iterator["Cell"]:
 class Cell:
     """What a statement of a cell does to the names of its notebook."""
 
-    source: str = ""  # without magic
+    source: str = ""
     number: int = 0  # of the cell of the notebook
     reads: set[str] = field(default_factory=set)  # names whose earlier value it needs
     deferred: set[str] = field(default_factory=set)  # names that its functions read whenever they are called
@@ -141,8 +135,13 @@ def _needs(cells: Sequence[Cell], index: int, end: int) -> set[int]:
 
 def analyse(source: str, number: int, sets_up: bool) -> Cell:
     """What a statement of a cell does to the names of its notebook."""
-    cell, tree = Cell(source, number, sets_up=sets_up), ast.parse(source)
-    cell.binds = _flow(tree.body, cell, set())
+    tree = ast.parse(source)
+    reads, stores, deferred = _names(compile(tree, "cell", "exec"))
+    branches = [node for node in ast.walk(tree) if isinstance(node, CONDITIONAL)]
+    # What a branch stores may keep its earlier value.
+    perhaps = stores & {name for branch in branches for name in _named(branch, ast.Store)}
+    reads |= perhaps & _named(tree, ast.Load)
+    cell = Cell(source, number, reads, deferred, stores - perhaps, perhaps, sets_up=sets_up)
     # A function that is only defined here reads when it is called.
     if not isinstance(tree.body[-1], ast.FunctionDef):
         cell.reads |= cell.deferred - cell.binds
@@ -154,27 +153,9 @@ def analyse(source: str, number: int, sets_up: bool) -> Cell:
             cell.called |= _base(node.value.func) if isinstance(node.value.func, ast.Attribute) else set()
         elif isinstance(node, ast.For):
             over = {part.id for part in ast.walk(node.iter) if isinstance(part, ast.Name)}
-            cell.changes |= over if _stored(node.target) & cell.changes else set()
-            cell.called |= over if _stored(node.target) & cell.called else set()
+            cell.changes |= over if _named(node.target, ast.Store) & cell.changes else set()
+            cell.called |= over if _named(node.target, ast.Store) & cell.called else set()
     return cell
-
-
-def _flow(statements: Sequence[ast.stmt], cell: Cell, bound: set[str]) -> set[str]:
-    """The names that surely have a value after the statements; what these read and may replace goes into ``cell``."""
-    for statement in statements:
-        branched = isinstance(statement, ast.If)
-        whole = ast.Expr(statement.test) if branched else statement
-        loads, stores, deferred = _names(compile(ast.fix_missing_locations(ast.Module([whole], [])), "cell", "exec"))
-        cell.reads |= loads - bound
-        cell.deferred |= deferred
-        branches = [node for node in ast.walk(whole) if isinstance(node, CONDITIONAL)]
-        perhaps = stores & {name for branch in branches for name in _stored(branch)}
-        bound = bound | (stores - perhaps)
-        if branched:
-            first, second = (_flow(branch, cell, bound) for branch in (statement.body, statement.orelse))
-            perhaps, bound = first ^ second, first & second
-        cell.changes |= perhaps - bound
-    return bound
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
@@ -199,8 +180,8 @@ def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
     return loads, stores, deferred
 
 
-def _stored(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+def _named(tree: ast.AST, how: type[ast.expr_context]) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, how)}
 
 
 def _base(node: ast.expr) -> set[str]:

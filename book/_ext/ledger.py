@@ -44,7 +44,7 @@ class Ledger(SphinxDirective):
     def _line(self, rows: pd.DataFrame) -> str:
         if (rows["verdict"] == NOT_RUN).all():
             claim = rows.iloc[0]
-            needs = html.escape(f"{claim['quantity']}. It needs {claim['needs']}. {claim['source']}.")
+            needs = html.escape(f"Number: {claim['quantity']}. It needs {claim['needs']}. Source: {claim['source']}.")
             chip = f'<span class="chips"><span class="chip">{NOT_RUN}</span></span>'
             head = f"{html.escape(claim['claim'])}{chip}"
             return f'<details class="claim" id="{claim["id"]}"><summary>{head}</summary><p>{needs}</p></details>'

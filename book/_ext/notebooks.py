@@ -2,10 +2,11 @@
 
 A Sphinx extension (``_config.yml`` names it). The cell tagged ``found`` computes what was found; its text stands under
 the title, with the figure of the cell tagged ``lead``, or the first one. The parameters are shown as they ran. Sliders
-become figures with numbers. What is downloaded has no outputs.
+and views become figures with numbers. What is downloaded has no outputs.
 """
 
 import base64
+import functools
 import html
 import itertools
 import json
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import nbformat
+import vl_convert
 from docutils import nodes
 from nbformat import NotebookNode
 from sphinx.application import Sphinx
@@ -26,13 +28,15 @@ from sphinx.transforms import SphinxTransform
 from analysis_lib.book.freshness import inputs, paper_data, used_modules
 from analysis_lib.book.parameters import parameters_cell, read_notebook
 from analysis_lib.corpora.packages import data_directory
+from analysis_lib.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
-# Of a slider, as analysis_lib.figures draws it.
-SLIDER = re.compile(r'<figure id="(?P<name>[^"]+)" class="slider">(?P<inner>.*)</figure>', re.DOTALL)
+# Of what moves, a slider or a view, as analysis_lib.figures draws it.
+MOVING = re.compile(r'<figure id="(?P<name>[^"]+)" class="(?P<kind>slider|view)">(?P<inner>.*)</figure>', re.DOTALL)
+TABLE = re.compile(r'<script class="table" type="application/json" data-key="(\w+)">.*?</script>')
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)
-FRAME = re.compile(r'<img src="data:image/png;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
+FRAME = re.compile(r'<img src="data:image/(?P<ending>png|svg)[^,]*;base64,(?P<picture>[^"]+)" alt="(?P<alt>[^"]+)"')
 FIGURES = Path("_static", "figures")
 FOUND = """\
 :::::{{admonition}} Finding
@@ -107,13 +111,21 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         if "png" in files:
             files["png"] = base64.b64decode(files["png"])
         about = cell.metadata.get("mystnb", {})
-        if slider := SLIDER.search(shown.get("text/html", "")):
-            *_, last = FRAME.finditer(slider["inner"])
-            words = [html.unescape(text) for text in (CAPTION.search(slider["inner"])["caption"], last["alt"])]
-            found[slider["name"]] = Drawn(*words, cell in leading, files | {"png": base64.b64decode(last["picture"])})
+        if moving := MOVING.search(shown.get("text/html", "")):
+            *_, last = FRAME.finditer(moving["inner"])
+            words = [html.unescape(text) for text in (CAPTION.search(moving["inner"])["caption"], last["alt"])]
+            files["png"] = (
+                base64.b64decode(last["picture"]) if last["ending"] == "png" else _png(shown["image/svg+xml"])
+            )
+            found[moving["name"]] = Drawn(*words, cell in leading, files)
         elif (name := about.get("figure", {}).get("name")) and files:
             found[name] = Drawn(about["figure"]["caption"], about["image"]["alt"], cell in leading, files)
     return found
+
+
+@functools.cache
+def _png(svg: str) -> bytes:
+    return vl_convert.svg_to_png(svg, scale=2)
 
 
 def lead(environment: BuildEnvironment, notebook: NotebookNode) -> str:
@@ -186,26 +198,42 @@ def _add_files(app: Sphinx, page: nodes.document) -> None:
                 image.replace_self(nodes.raw("", shown, format="html"))
 
 
-class Sliders(SphinxTransform):
-    """Put every slider, which a notebook shows as HTML, into a figure of the page, before labels are collected."""
+class Moving(SphinxTransform):
+    """Put what moves, which a notebook shows as HTML, into a figure of the page, before labels are collected.
+
+    Its scripts are those of the site, and a table that several views share stands on the page once.
+    """
 
     default_priority = 800
 
     def apply(self) -> None:
+        tables: set[str] = set()
         for node in list(self.document.findall(nodes.raw)):
-            if slider := SLIDER.search(node.astext()):
-                name, caption = slider["name"], html.unescape(CAPTION.search(slider["inner"])["caption"])
-                caption, inner = nodes.caption("", caption), CAPTION.sub("", slider["inner"])
+            if moving := MOVING.search(node.astext()):
+                name, caption = moving["name"], html.unescape(CAPTION.search(moving["inner"])["caption"])
+                caption, inner = nodes.caption("", caption), CAPTION.sub("", moving["inner"])
+                inner = TABLE.sub(lambda found: "" if found[1] in tables else tables.add(found[1]) or found[0], inner)
                 inner = nodes.raw("", FRAME.sub(partial(self._filed, name, itertools.count()), inner), format="html")
-                figure = nodes.figure("", inner, caption, ids=[name], names=[name], classes=["slider"])
+                figure = nodes.figure("", inner, caption, ids=[name], names=[name], classes=[moving["kind"]])
                 self.document.note_explicit_target(figure)
                 node.replace_self(figure)
 
     def _filed(self, name: str, numbers: Iterator[int], frame: re.Match) -> str:
-        """The frame in a file, which a browser asks for when it is to be shown."""
-        file = Path("_static", "frames", f"{name}-{next(numbers)}.png")
+        """The frame in a file, which a browser asks for when it is to be shown; that of a view is for paper, too."""
+        file = Path("_static", "frames", f"{name}-{next(numbers)}.{frame['ending']}")
         address = keep(self.env, file, base64.b64decode(frame["picture"]))
-        return f'<img loading="lazy" src="{address}" alt="{frame["alt"]}"'
+        when = "lazy" if frame["ending"] == "png" else "eager"
+        return f'<img loading="{when}" src="{address}" alt="{frame["alt"]}"'
+
+
+def _add_scripts(app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None) -> None:
+    """Vega, and what brings views to life, for the pages that have a view: two files of the site."""
+    if 'class="table" type="application/json"' in context.get("body", ""):
+        for file, text in (("vega.min.js", vega()), ("views.js", SCRIPT)):
+            path = app.outdir / "_static" / file
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            app.add_js_file(file, loading_method="defer")
 
 
 def _write_downloads(app: Sphinx, error: Exception | None) -> None:
@@ -230,6 +258,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", _as_page)
     # Before Sphinx collects pictures, to copy them once more.
     app.connect("doctree-read", _add_files, priority=400)
+    app.connect("html-page-context", _add_scripts)
     app.connect("build-finished", _write_downloads)
-    app.add_transform(Sliders)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    app.add_transform(Moving)
+    return {"parallel_read_safe": True, "parallel_write_safe": False}

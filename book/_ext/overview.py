@@ -1,8 +1,9 @@
 """What all pages say, on one: findings, figures, and how each notebook was executed.
 
 A Sphinx extension (``_config.yml`` names it). ``{finding} PAGE`` is what a page found, as a card; ``{findings} PART``
-what each page of a part found; ``{gallery}`` has all figures; ``{models}`` the models that were measured, and
-``{architectures}`` those that can be; ``{execution-status}`` when and with what each notebook was executed.
+what each page of a part found; ``{cone}`` is a cone to play with; ``{gallery}`` has all figures; ``{models}`` the
+models that were measured, and ``{architectures}`` those that can be; ``{execution-status}`` when and with what each
+notebook was executed.
 """
 
 import importlib.metadata
@@ -19,9 +20,10 @@ from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.parameters import read_notebook
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.figures import Table
+from analysis_lib.figures import Table, cone
 from analysis_lib.models import known_models, title
 from analysis_lib.training.recipes import RECIPES
+from analysis_lib.training.settings import RUNS
 
 CARD = """\
 ::::{{card}} {title}
@@ -32,6 +34,9 @@ CARD = """\
 {text}
 ::::
 """
+PRETRAINED = "a {} of {num_hidden_layers} layers, {num_attention_heads} heads, width {hidden_size}, pretrained here"
+# Proper names of what is pretrained here.
+FAMILIES = {"bert": "BERT", "modernbert": "ModernBERT"}
 THUMBNAIL = """\
 :::{{grid-item-card}}
 :link: {name}
@@ -68,6 +73,16 @@ class Findings(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(f"- **{{doc}}`/{name}`** {text}" for name, text in said.items()))
 
 
+class Cone(SphinxDirective):
+    """A cone to play with; where no script runs, its content stands for it: a picture as HTML."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        made = cone(bias=1.5, still="\n".join(self.content)).figure()
+        return [nodes.raw("", made.replace('class="view"', 'class="view cone"', 1), format="html")]
+
+
 class Gallery(SphinxDirective):
     """A section for each notebook, with a card for each of its figures."""
 
@@ -89,13 +104,15 @@ class Models(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         given = [read_notebook(path).metadata["analysis_lib"]["parameters"] for path in executed(self.env).values()]
-        values = [v for chosen in given for name, v in chosen.items() if re.fullmatch(r"(\w+_)?models?|beside", name)]
+        values = [v for one in given for name, v in one.items() if re.fullmatch(r"(\w+_)?models?|beside|runs", name)]
         names = dict.fromkeys(name for value in values for name in ([value] if isinstance(value, str) else value))
         known, lines = known_models(), ["| model | what it is |", "|:---|:---|"]
         kept = data_directory() / "measurements"
         for name in names:
+            if run := RUNS.get(name.partition("@")[0]):
+                lines.append(f"| {name} | {PRETRAINED.format(FAMILIES[run.model_type], **run.configuration)} |")
             # Not the small models of the book, nor measurements that are no models.
-            if name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
+            elif name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
                 lines.append(f"| {title(name)} | {known.get(name, name).partition(': ')[2] or name} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
@@ -138,7 +155,7 @@ class ExecutionStatus(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
-    directives = {"finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
+    directives = {"cone": Cone, "finding": Finding, "findings": Findings, "gallery": Gallery, "models": Models}
     directives |= {"architectures": Architectures, "execution-status": ExecutionStatus}
     for name, directive in directives.items():
         app.add_directive(name, directive)

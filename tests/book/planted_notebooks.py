@@ -1,6 +1,5 @@
 """Notebooks of a few cells, and how to wait for another process."""
 
-import time
 from pathlib import Path
 
 import nbformat
@@ -30,13 +29,6 @@ def write(path: Path, *sources: str, parameters: str = PARAMETERS, tags: tuple =
 def outputs(path: Path) -> str:
     cells = nbformat.read(path, 4).cells
     return "".join(o.get("text", "") for c in cells for o in c.get("outputs", []))
-
-
-def until(condition, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
 
 
 def alive(pid: int) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from planted_notebooks import alive, outputs, until, write
+from planted_notebooks import alive, outputs, write
+from waiting import wait_until
 
 from analysis_lib.book.notebook import execute, run_notebook
 from analysis_lib.errors import AnalysisError
@@ -105,16 +106,16 @@ def test_a_kernel_begins_with_the_library_imported(tmp_path):
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_no_kernel_outlives_its_run(tmp_path, end):
     pid = tmp_path / "pid"
-    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     notebook = write(tmp_path / "n.ipynb", code)
     call = "import sys, pathlib; from analysis_lib.book import run_notebook as run; "
     call += "run(pathlib.Path(sys.argv[1]), {}, pathlib.Path(sys.argv[2]))"
     out = tmp_path / "site" / "out.ipynb"
     run = subprocess.Popen([sys.executable, "-c", call, notebook, out], stderr=subprocess.DEVNULL)
-    until(lambda: pid.exists() and pid.read_text())
+    wait_until(lambda: pid.exists() and pid.read_text())
     run.send_signal(end)
     assert run.wait(20) != 0
-    until(lambda: not alive(int(pid.read_text())))
+    wait_until(lambda: not alive(int(pid.read_text())))
     assert not out.exists()
     if end == signal.SIGINT:
         assert {path.name for path in out.parent.iterdir()} <= {"out.failed.ipynb"}

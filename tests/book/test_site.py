@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from planted_notebooks import alive, outputs, until, write
+from planted_notebooks import alive, outputs, write
 
 from analysis_lib.book import notebook, site
 from analysis_lib.book.site import build_book
@@ -49,6 +49,7 @@ JUDGE = """\
 import pandas as pd
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
+from waiting import PATIENCE, wait_until
 row = claims.judged("maruta-early-cls", Estimate(0.5, 0.4, 0.6, 20), "40 texts") | {"model": "MiniLM"}
 claims.show(pd.DataFrame([row]))"""
 
@@ -285,16 +286,16 @@ def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
 
 def test_ctrl_c_keeps_what_finished_and_says_so(root):
     pid = root / "pid"
-    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     write(root / "book" / "part" / "one.ipynb", code)
     before = state(root)
     call = "import sys, pathlib; from analysis_lib.book import build_book; "
     call += "build_book(root=pathlib.Path(sys.argv[1]))"
     run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
-    until(lambda: pid.exists() and pid.read_text())
+    wait_until(lambda: pid.exists() and pid.read_text())
     run.send_signal(signal.SIGINT)
-    _, written = run.communicate(timeout=20)
+    _, written = run.communicate(timeout=PATIENCE)
     assert run.returncode != 0
     assert "interrupted: 0 of 1 notebooks" in written
-    until(lambda: not alive(int(pid.read_text())))
+    wait_until(lambda: not alive(int(pid.read_text())))
     assert state(root) == before

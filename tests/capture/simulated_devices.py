@@ -92,7 +92,7 @@ def measured(name: str, count: int) -> dict[str, object]:
         loaded = load_model(tiny.save(Path(folder), name))
         batch = first_batch(loaded, tiny.items(name) * 2)
     # The moments of isotropy are summed in memory: a device may have no room for them.
-    metrics, report = [METRICS[name]() for name in METRICS if name != "isotropy"], Report()
+    metrics, report = [METRICS[name]() for name in METRICS if not METRICS[name].on_request], Report()
 
     def receive(activations: Activations) -> None:
         for metric in metrics:

@@ -8,11 +8,11 @@ import tiny
 from reference import Reference, assert_agree
 
 from analysis_lib import load_model, measure
-from analysis_lib.models.parts import MODEL_LAYOUTS, OF_TEXT
+from analysis_lib.models.parts import MODEL_LAYOUTS, expected_layout
 
 FLOAT64 = (1e-9, 1e-11)
 NAMES = tuple(tiny.EVERY_ARCHITECTURE)
-MAPS = tuple(name for name in NAMES if MODEL_LAYOUTS.get(tiny.EVERY_ARCHITECTURE[name][0], OF_TEXT).maps)
+MAPS = tuple(name for name in NAMES if expected_layout(tiny.EVERY_ARCHITECTURE[name][0]).maps)
 # Their class and separator tokens can be left out.
 WITH_SPECIAL_TOKENS = tuple(name for name in NAMES if tiny.kind(name) != "audio" and name not in MAPS)
 

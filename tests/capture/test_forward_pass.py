@@ -220,7 +220,10 @@ def test_layers_of_several_stacks_number_on(tiny_folder):
     """An encoder of two blocks and a decoder of three, each after its own input; the decoder reads one token later."""
     loaded = load_model(str(tiny_folder("t5")), dtype="float64")
     batch = batch_of(loaded, SHORT)
-    *layers, encoded, decoded = captured(loaded, batch)
+    every = captured(loaded, batch)
+    crossing = [activations for activations in every if activations.stack == "cross"]
+    assert [a.layer for a in crossing] == [7, 8, 9]
+    *layers, encoded, decoded = (activations for activations in every if activations.stack != "cross")
     assert [a.layer for a in layers] == list(range(7))
     # A norm follows each stack.
     assert [(a.layer, a.stack, {*a.spaces}) for a in (encoded, decoded)] == [

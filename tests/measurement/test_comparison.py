@@ -78,3 +78,46 @@ def test_every_twin_that_comes_with_the_book_is_up_to_date():
     folders = sorted(path.parent for path in shipping.home().glob("untrained/*/run.json"))
     assert folders
     assert [folder.name for folder in folders if shipping.Shipped(folder).code_warning] == []
+
+
+def test_differences_are_paired_over_texts(tiny_folder):
+    """By hand: the same group of texts is left out of both models at a time."""
+    names = [str(tiny_folder(name)) for name in ("bert", "roberta")]
+    asked = {"limit": 12, "seed": 0, "twins": 0, "progress": False}
+    found = compare({"news": names}, "anisotropy,attention_entropy,dimension_means", **asked)
+    first, other = found.trained.values()
+    row = found.differences("anisotropy").query("space == 'query' and layer == 2 and head == 1").iloc[0]
+    assert (row["model"], row["compared_with"], row["quantity"]) == (*reversed([*found.trained]), "cosine")
+
+    def cosine(table: pd.DataFrame) -> float:
+        return table.query("space == 'query' and layer == 2 and head == 1")["cosine"].item()
+
+    estimate = first.interval(lambda a, b: cosine(b["anisotropy"]) - cosine(a["anisotropy"]), other)
+    assert row[["difference", "ci_low", "ci_high"]].tolist() == pytest.approx([*estimate.row], rel=1e-9)
+    entropies = found.differences("attention_entropy")
+    assert {*entropies["quantity"]} == {"entropy_nats", "entropy_normalised"}
+    assert len(entropies) == 2 * len(first["attention_entropy"])
+    means = found.differences("dimension_means")
+    # What has no [SEP] of its own kind is compared in what both have.
+    assert {*means["token_type"]} == {*first["dimension_means"]["token_type"].unique()} & {
+        *other["dimension_means"]["token_type"].unique()
+    }
+
+
+def test_models_of_other_sizes_are_compared_where_both_have_something(tiny_folder):
+    names = [str(tiny_folder(name)) for name in ("bert", "gpt2")]
+    found = compare({"news": names}, "anisotropy,outlier_dimensions", limit=5, twins=0, progress=False)
+    rows = found.differences("anisotropy")
+    depth = min(tables["anisotropy"]["layer"].max() for tables in found.trained.values())
+    assert rows["layer"].max() == depth
+    assert found.differences("outlier_dimensions").empty
+    assert compare({"news": names[:1]}, "anisotropy", limit=5, twins=0).differences("anisotropy").empty
+
+
+def test_two_precisions_of_one_model_stand_side_by_side(tiny_folder):
+    bert = str(tiny_folder("bert"))
+    found = compare({"news": [bert, f"{bert}@dtype=bfloat16"]}, "anisotropy", limit=8, twins=1, progress=False)
+    assert [*found.trained] == [title(bert), f"{title(bert)} (bfloat16)"]
+    assert [tables.run["dtype"] for tables in found.runs.values()] == ["float32", "float32", "bfloat16", "bfloat16"]
+    rows = found.differences("anisotropy")
+    assert 0 < rows["difference"].abs().max() < 0.02

@@ -31,6 +31,7 @@ from eager import EAGER
 from reference import COLUMNS, OF_HIDDEN_STATES, Reference, assert_agree
 from safetensors.torch import load_file, save_file
 from sklearn.metrics.pairwise import cosine_similarity
+from waiting import PATIENCE, wait_until
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import main
@@ -86,13 +87,6 @@ def assert_same_bytes(found: Mapping[str, pd.DataFrame], expected: Mapping[str, 
     assert list(found) == list(expected)
     for name in expected:
         pd.testing.assert_frame_equal(found[name], expected[name], check_exact=True)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
 
 
 # --- One pass, whoever does it --------------------------------------------------------------------
@@ -461,11 +455,11 @@ class _Dask:
         def happen() -> None:
             wait_until(lambda: merged(folder) or over.is_set())
             meanwhile()
-            over.wait(60)
+            over.wait(PATIENCE)
             self.scheduler.kill()
 
-        with Client(self.address, timeout=60, set_as_default=False) as client:
-            client.wait_for_workers(1, timeout=60)
+        with Client(self.address, timeout=PATIENCE, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=PATIENCE)
         other = threading.Thread(target=happen)
         other.start()
         settings = {"scheduler": self.address, "worker_timeout": timeout, "checkpoints": folder, "progress": False}
@@ -504,7 +498,7 @@ def test_a_worker_that_joins_in_time_goes_on(dask, model, small_shards, tmp_path
         dask.worker.kill()
         dask.start_worker()
 
-    found = dask.measure(replace, model, tmp_path, timeout=60)
+    found = dask.measure(replace, model, tmp_path, timeout=PATIENCE)
     assert_same_bytes(found, measure(model, CORPUS, [Slow(1.0, 0.1)], progress=False))
 
 
@@ -538,7 +532,7 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
         return sum(task.state == "memory" for task in dask_scheduler.tasks.values())
 
     def happen() -> None:
-        with Client(dask.address, timeout=60, set_as_default=False) as client:
+        with Client(dask.address, timeout=PATIENCE, set_as_default=False) as client:
             wait_until(lambda: client.run_on_scheduler(tasks) > 3)
         dask.worker.kill()
         slow.send_signal(signal.SIGSTOP)
@@ -546,8 +540,8 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
         time.sleep(3)
         slow.send_signal(signal.SIGCONT)
 
-    with Client(dask.address, timeout=60, set_as_default=False) as client:
-        client.wait_for_workers(3, timeout=120)
+    with Client(dask.address, timeout=PATIENCE, set_as_default=False) as client:
+        client.wait_for_workers(3, timeout=PATIENCE)
     other = threading.Thread(target=happen)
     other.start()
     found = measure(model, MANY, chosen, scheduler=dask.address, progress=False)
@@ -729,7 +723,7 @@ def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, mea
     )
     wait_until(lambda: merged(out) or command.poll() is not None)
     command.kill()
-    printed, said = command.communicate(timeout=60)
+    printed, said = command.communicate(timeout=PATIENCE)
     assert command.returncode == -signal.SIGKILL, said
     assert printed == ""
     assert not list(out.glob("*.parquet"))

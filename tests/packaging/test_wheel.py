@@ -34,7 +34,7 @@ def installed(tmp_path_factory) -> Path:
     leave = shutil.ignore_patterns("packages", "__pycache__")
     for name in ("analysis_lib", "data", "book"):
         shutil.copytree(ROOT / name, source / name, ignore=leave if name == "data" else None)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "_config.yml"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True)
@@ -47,11 +47,21 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
     def files(folder: Path, pattern: str) -> set[str]:
         return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
 
-    assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
+    library = {name for name in files(installed / "analysis_lib", "*.py") if not name.startswith("notebooks/")}
+    assert library == files(ROOT / "analysis_lib", "*.py")
+    for pattern in ("*.mplstyle", "views.*"):
+        assert files(installed / "analysis_lib", pattern) == files(ROOT / "analysis_lib", pattern) != set()
     shipped = {name for name in files(ROOT / "data", "*") if not name.startswith("packages/")} - {"README.md"}
     assert files(installed / "analysis_lib" / "data", "*") == shipped
     pages = {name for name in files(ROOT / "book", "*.ipynb") if ".ipynb_checkpoints" not in name}
-    assert files(installed / "analysis_lib" / "notebooks", "*") == pages
+    look = {"_config.yml", "status.md"}
+    for folder in ("_ext", "_static", "_templates"):
+        kept = (path for path in (ROOT / "book" / folder).iterdir() if path.suffix not in (".toml", ".pyc"))
+        look |= {f"{folder}/{path.name}" for path in kept if path.is_file()}
+    there = files(installed / "analysis_lib" / "notebooks", "*")
+    assert {name for name in there if "__pycache__" not in name} == pages | look
+    reports = files(ROOT / "analysis_lib" / "book" / "report", "*.ipynb")
+    assert files(installed / "analysis_lib" / "book" / "report", "*.ipynb") == reports
 
 
 def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
@@ -67,6 +77,30 @@ def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
     )
     assert done.returncode == 1
     assert "parameter limit takes a value of type int" in done.stderr
+
+
+STAGED = """
+import sys
+from analysis_lib.book import reports
+
+def staged(*_, root, out):
+    print(*sorted(path.name for path in [*root.iterdir(), *(root / "book").iterdir()]))
+    out.mkdir()
+
+reports.build_book = staged
+reports.build_report([sys.argv[1]], sys.argv[2], "report")
+"""
+
+
+def test_a_report_has_all_that_it_is_made_of_outside_a_clone(installed, tiny_folder, tmp_path):
+    (tmp_path / "lines.txt").write_text("One sentence.\nAnother one, longer.\nA third.\n", encoding="utf-8")
+    command = [sys.executable, "-c", STAGED, tiny_folder("bert"), "lines.txt"]
+    environment = os.environ | {"PYTHONPATH": str(installed), "ANALYSIS_LIB_MEASUREMENTS": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.splitlines()[-1].split()
+    assert {"_config.yml", "_toc.yml", "_ext", "_static", "_templates", "index.md", "status.md", "report"} <= {*names}
+    assert (tmp_path / "report" / "geometry.json").is_file()
 
 
 def test_the_command_is_installed(installed):

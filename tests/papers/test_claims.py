@@ -98,7 +98,7 @@ def test_below_a_bound_too(cosines, expected, monkeypatch):
     assert found["value"] == cosines[1]
     assert found["ci_low"] < cosines[1] < found["ci_high"]
     assert (found["p"] < 0.05) == (expected != UNDECIDED)
-    assert "below 0.2 it holds" in shown(pd.DataFrame([found]))._repr_html_()
+    assert "the claim holds below 0.2" in shown(pd.DataFrame([found]))._repr_html_()
 
 
 def test_the_p_of_a_share_says_what_its_interval_does_below_a_bound_too(monkeypatch):
@@ -232,7 +232,7 @@ def test_verdicts_are_shown_as_a_line_for_each_claim_and_a_chip_for_each_model()
     assert escape("Cosines are <high>.") in text
     assert "<td>&lt; 0.0001</td>" in text
     assert "0.410 [0.214, 0.606]" in text
-    assert "above 0.2 it holds. Set before the first measurement." in text
+    assert "the claim holds above 0.2. Set before the first measurement." in text
     # Whoever gathers verdicts has the numbers in full.
     np.testing.assert_allclose([row["p"] for row in metadata["verdicts"]], rows["p"], rtol=1e-12)
     assert [row["after"] for row in metadata["verdicts"]] == [UNDECIDED, UNDECIDED, HOLDS]

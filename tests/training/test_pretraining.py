@@ -19,6 +19,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import PATIENCE
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
 from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
@@ -245,7 +246,7 @@ def train_and_die(folder: Path, settings: Pretraining, steps: int, delay: float)
 def ended(target, *arguments) -> int:
     process = fork.Process(target=target, args=arguments)
     process.start()
-    process.join(timeout=120)
+    process.join(timeout=PATIENCE)
     return process.exitcode
 
 
@@ -274,7 +275,7 @@ def test_two_at_once_do_not_disturb_each_other(run, tiny, tmp_path):
     for process in both:
         process.start()
     for process in both:
-        process.join(timeout=120)
+        process.join(timeout=PATIENCE)
     assert [process.exitcode for process in both] == [0, 0]
     assert contents(folder) == contents(run)
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from waiting import wait_until
 
 from analysis_lib import AnalysisError, Corpus, load_model
 from analysis_lib.__main__ import main
@@ -276,11 +277,7 @@ def test_a_killed_training_is_begun_anew(home, monkeypatch):
     code = "from analysis_lib.training.recipes import trained; trained('digits-vit@steps=1000000')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 120
-        while not list(home.glob("unfinished-digits-vit-*")):
-            assert process.poll() is None, process.stderr.read().decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: list(home.glob("unfinished-digits-vit-*")), process)
     finally:
         process.kill()
         process.communicate()

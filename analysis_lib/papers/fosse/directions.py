@@ -1,6 +1,7 @@
 """Directions that are classes, and the cone of the values that attention averages (Fosse et al. 2023, sec. 3)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -179,6 +180,41 @@ def others_apart(similar: Cosines, labels: Labels, correct: Correct, label: int,
     ranks = stats.mannwhitneyu(rows[:, one], rows[:, other], axis=1).statistic
     area = ranks.mean() / len(one) / len(other)
     return float(0.6 - max(area, 1 - area))
+
+
+def separation(before: Cosines, after: Cosines, correct: Correct, corpus: Corpus) -> dict[str, Callable]:
+    """The numbers of the claims on direction, by the id of a claim: functions of the texts that are kept.
+
+    Each gives a number for every class, of the cosines of its representatives, the correctly classified (sec. 3):
+
+    - ``alike-before``: 0.6 minus the area under the ROC curve before fine-tuning, see :func:`areas`;
+    - ``direction-is-class``: the area after it; ``direction-by-fine-tuning``: by how much it is larger than before;
+    - ``own-class-high``: the share of the cosines to other texts of the class that are above 0.75;
+    - of two classes, ``orthogonal-median`` and ``-most``: 0.25 minus the size of the median cosine to texts of the
+      other class, and the share of these that are smaller than 0.25 in size;
+    - where one of three classes is called contradiction, ``contradiction-apart``: :func:`others_apart` of it.
+
+    Args:
+        before, after: :func:`cosines` without fine-tuning and with it.
+        correct: which texts are then classified correctly.
+        corpus: the texts, with classes.
+    """
+    labels, classes = np.array(corpus.labels), [*corpus.classes]
+    was, now = (partial(mean_areas, similar, labels, correct) for similar in (before, after))
+    own, other = (partial(of_class, after, labels, correct, own) for own in (True, False))
+    found = {
+        "fosse-classes-alike-before": lambda kept: 0.6 - was(kept),
+        "fosse-direction-is-class": now,
+        "fosse-direction-by-fine-tuning": lambda kept: now(kept) - was(kept),
+        "fosse-own-class-high": lambda kept: [(pairs > 0.75).mean() for pairs in own(kept)],
+    }
+    if len(classes) == 2:
+        found["fosse-orthogonal-median"] = lambda kept: [0.25 - abs(np.median(pairs)) for pairs in other(kept)]
+        found["fosse-orthogonal-most"] = lambda kept: [(abs(pairs) < 0.25).mean() for pairs in other(kept)]
+    if len(classes) == 3 and "contradiction" in classes:
+        place = classes.index("contradiction")
+        found["fosse-contradiction-apart"] = partial(others_apart, after, labels, correct, place)
+    return found
 
 
 Heads = Float[np.ndarray, "head token width"]

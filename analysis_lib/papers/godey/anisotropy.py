@@ -121,14 +121,6 @@ def isotropic(dimensions: pd.Series) -> pd.Series:
     return dimensions.map({d: isotropic_cosine_quantile(float(d)) for d in dimensions.unique()})
 
 
-def with_isotropic(tables: Tables) -> pd.DataFrame:
-    """The table ``anisotropy`` with a column isotropic, the 95th percentile of the cosine of random directions."""
-    table, sizes = tables["anisotropy"], tables.layers.set_index("layer")[["width", "head_width"]]
-    widths = sizes.reindex(table["layer"]).to_numpy(dtype=float, na_value=np.nan)
-    dimensions = pd.Series(np.where(table["head"].isna(), widths[:, 0], widths[:, 1]), table.index)
-    return table.assign(isotropic=isotropic(dimensions))
-
-
 def curves(comparison: Comparison, table: str = "anisotropy", value: str = "cosine") -> pd.DataFrame:
     """A number of the hidden states by layer, of models as they are and untrained.
 

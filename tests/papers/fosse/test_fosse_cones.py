@@ -90,7 +90,8 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     values = np.array([[3**0.5, 1.0], [3**0.5, -1.0]])
     outputs = np.array([[3**0.5, 0.0], [3**0.5, 0.8]])
     drawn = cone((values[None], outputs[None]), 1).assign(stage="planted", word=["a", "b", "a", "b"])
-    grid = run_cells("classification/direction", "grid = sns.relplot(cone", cone=drawn)["grid"]
+    cells = "def label", "grid = sns.relplot(cone"
+    grid = run_cells("classification/direction", *cells, cone=drawn, widest=2.0)["grid"]
     (axes,) = grid.axes.flat
     side = np.sign(drawn["aside"].iloc[0])
     widest = axes.lines[-1].get_xydata()
@@ -99,5 +100,8 @@ def test_a_cone_is_drawn_at_its_angle_and_its_outputs_inside():
     np.testing.assert_allclose(axes.collections[0].get_offsets(), ends, atol=1e-12)
     words = {text.get_text().strip(): text.xy for text in axes.texts}
     assert words == {"a": pytest.approx(ends[0]), "b": pytest.approx(ends[1])}
+    # On its own side, as far out as all that is drawn.
+    assert [abs(text.xyann[0]) for text in axes.texts] == pytest.approx([2.2, 2.2])
+    assert all(text.xyann[0] * text.xy[0] > 0 for text in axes.texts)
     assert axes.get_aspect() == 1
     assert axes.get_title() == "planted"

@@ -156,14 +156,13 @@ def judged(
     five = [(cosines(turned(trained[i % len(trained)], len(names))), correct) for i in range(5)]
     given = {
         "before": cosines(turned(before, len(names))),
-        "classes": names,
         "labels": labels,
         "trained": five,
         "test": test,
     }
     given |= {"train": test, "folders": [*"01234"], "splits": lambda _: [test], "load_model": str, "cone_texts": 40}
     given |= {"trainings": pd.DataFrame({"epochs": [2] * 5, "failed": False, "judged": True}), "beside": []}
-    cells = "def separation", "def angles", "def contradiction", "statistics = [", "ours = pd.concat"
+    cells = "statistics = [", "ours = pd.concat"
     stand_in = SimpleNamespace(**{**vars(directions), "narrowing": lambda _, texts: 0.3 + np.arange(len(texts)) / 1000})
     found = run_cells("classification/direction", *cells, **given, directions=stand_in)["verdicts"]
     return found.set_index(found["id"].str.removeprefix("fosse-"))

@@ -1,0 +1,434 @@
+"""A book on one model, or on several side by side: ``analysis-lib report MODEL --data D --out DIR``.
+
+Each model is measured once, in one pass; the pages, notebooks in ``report/``, find the measurements where they are
+kept. Beside the pages lie ``geometry.json`` (``data/geometry.schema.json``), ``model-card.md``, the tables as CSV, and
+``report.json``, of which alone the index of a folder of reports is made.
+
+To add a page, put a notebook into ``report/``, and what it needs into ``PAGES``.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import yaml
+
+from analysis_lib import __version__
+from analysis_lib.book.parameters import ROOT, read_notebook
+from analysis_lib.book.site import build_book
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.loading import load_corpus
+from analysis_lib.errors import AnalysisError
+from analysis_lib.figures import plain
+from analysis_lib.measurement.comparison import Comparison
+from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
+from analysis_lib.measurement.measuring import measure_sensible
+from analysis_lib.measurement.stored import measurements_directory
+from analysis_lib.measurement.tables import Tables
+from analysis_lib.models import LoadedModel
+from analysis_lib.models.loading import load_model
+from analysis_lib.training.runs import checkpoints
+
+HOME = Path(__file__).with_name("report")
+# The pages in their order, and the tables that each shows: without these of every model, it is left out.
+PAGES = {
+    "training": ("anisotropy", "mean_vector"),
+    "similarity": ("anisotropy",),
+    "within": ("anisotropy", "utterance_similarity"),
+    "drift": ("mean_vector",),
+    "attention": ("attention_entropy", "attention_by_token_type"),
+    "sinks": ("attention_received",),
+    "dimensions": ("outlier_dimensions", "dimension_means"),
+    "spikes": ("token_norms", "spike_dimensions"),
+    "contributions": ("score_contributions",),
+    "among": ("anisotropy", "mean_vector"),
+}
+# Of these, a page says that there are none.
+MAY_BE_EMPTY = ("spike_dimensions",)
+# The explorer, once it can be written into a report, is a page like the others.
+REPORT, GEOMETRY, CARD, INDEX = "report.json", "geometry.json", "model-card.md", "analysis-lib report --index"
+# Of a page of the book's site, what a report has no use for.
+OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
+FIRST = """\
+# {title}
+
+## What we found
+
+```{{findings}} report
+```
+
+## What it is
+
+{about}
+
+## For other programs
+
+```{{raw}} html
+<ul>
+<li><a href="{geometry}">{geometry}</a>: the numbers by layer with their intervals, sinks and spikes</li>
+<li><a href="{card}">{card}</a>: a section for a model card</li>
+<li>tables: {tables}</li>
+</ul>
+```
+"""
+
+
+def build_report(
+    models: Sequence[str], data: str, out: Path, *, title: str = "", limit: int = 1500, seed: int = 0
+) -> Path:
+    """Measure models on the same texts, build the site of what was found, and return the path of its first page.
+
+    Args:
+        models: as ``load_model`` takes them; differences are to the first. Or one run, a folder with checkpoints, of
+            which the first and the last stand side by side, and all of them on a page of their own.
+        data: as ``load_corpus`` takes it.
+        out: the folder of the site, which replaces the report that is there.
+        title: what the report is called; by default what its models are.
+        limit: at most so many texts, drawn with ``seed``.
+
+    Raises:
+        AnalysisError: a folder that holds something else; what ``load_model``, ``load_corpus`` and ``measure`` raise; a
+            notebook that failed, or a site with a warning. The last report is then left as it was.
+    """
+    out = Path(os.path.abspath(out))
+    refuse_foreign(out)
+    if data == "-":
+        raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
+    if repeated := [name for name in models if models.count(name) > 1]:
+        raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
+    corpus = load_corpus(data, limit, seed)
+    steps = _steps(models)
+    with packages.writing(out.parent), packages.scratch(out.parent, ".report") as scratch, _kept(scratch):
+        every, about = {}, {}
+        for name in steps or models:
+            loaded = load_model(name)
+            every[name, None] = measure_sensible(loaded, corpus, METRICS)
+            about[name] = _about(loaded)
+            del loaded
+        shown = [*steps][:: max(1, len(steps) - 1)] if steps else list(models)
+        comparison = Comparison({(name, None): every[name, None] for name in shown})
+        title = " ".join(title.split()) or (Path(models[0]).name if steps else " and ".join(comparison.titles.values()))
+        found = _found(title, comparison, about)
+        draw = {"data": data, "limit": limit, "seed": seed}
+        tables = _tables(comparison, Comparison(every) if steps else None)
+        root = scratch / "root"
+        pages = _stage(root, found, comparison, tables, bool(steps))
+        given = {"models": shown, **draw} | ({"run": models[0]} if steps else {})
+        build_book("default", given, root=root, out=scratch / "site")
+        site = scratch / "site"
+        _write(site, found, tables, pages)
+        # Two renames, so that neither the new site nor the old one is ever half-written.
+        if out.exists():
+            os.rename(out, scratch / "replaced")
+        os.rename(site, out)
+    if is_index(out.parent / "index.html"):
+        build_index(out.parent)
+    return out / "index.html"
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raise an AnalysisError if a folder holds anything that is no report."""
+    if out.exists() and not out.is_dir():
+        raise AnalysisError(f"{out} is a file: give another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / REPORT).is_file():
+        raise AnalysisError(f"{out} holds something that is no report: give a new folder, or that of a report")
+
+
+def _steps(models: Sequence[str]) -> dict[str, int]:
+    """The steps of the checkpoints of a run, by their names, if that is what was given."""
+    folder = Path(models[0])
+    if len(models) > 1 or not ([*folder.glob("checkpoint-*")] or (folder / "pretraining.json").is_file()):
+        return {}
+    found = checkpoints(models[0])
+    if len(found) < 2:
+        raise AnalysisError(f"{folder} holds the weights of one checkpoint: give {found[0].model} as a model")
+    return {checkpoint.model: checkpoint.step for checkpoint in found}
+
+
+@contextmanager
+def _kept(scratch: Path) -> Iterator[None]:
+    """Inside it, measurements are kept for the pages, wherever they usually are not."""
+    if measurements_directory() is not None:
+        yield
+        return
+    os.environ["ANALYSIS_LIB_MEASUREMENTS"] = str(scratch / "measurements")
+    try:
+        yield
+    finally:
+        os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
+
+
+def _about(loaded: LoadedModel) -> dict[str, object]:
+    """What is known of a model besides what is measured."""
+    model, processor = loaded.model, loaded.processor
+    about = {
+        "architecture": type(model).__name__,
+        "model_type": model.config.model_type,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "reader": type(processor).__name__,
+    }
+    if loaded.kind == "text":
+        about |= {"vocabulary": len(processor) if hasattr(processor, "__len__") else None}
+        about |= {"longest": loaded.max_length}
+    return about
+
+
+def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dict:
+    """What ``geometry.json`` holds."""
+    models = []
+    for (name, _), tables in comparison.runs.items():
+        models.append(geometry_of(tables, about[name]) | {"title": comparison.titles[name]})
+    differences = headline_differences(comparison).astype(object)
+    differences = differences.where(differences.notna(), None).to_dict("records")
+    return {"version": VERSION, "title": title, "models": models, "differences": differences}
+
+
+def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str], is_run: bool) -> list[str]:
+    """Write a book of the pages that apply, for :func:`build_book`; their names."""
+    several, models = len(comparison.trained) > 1, comparison.trained.values()
+    pages = [page for page in PAGES if _applies(page, models) and (page != "training" or is_run)]
+    if not pages:
+        raise AnalysisError("of this model nothing can be shown: give more data")
+    attention = all("attention_entropy" in tables for tables in models)
+    leave = {"without-attention"} if attention else {"attention"}
+    leave |= set() if several else {"several"}
+    widths = [tables.layers["width"].tolist() for tables in models]
+    leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
+    spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
+    leave |= set() if spiking else {"spiking"}
+    clone = (ROOT / "_toc.yml").is_file()
+    home, book = ROOT / "book" if clone else ROOT / "analysis_lib" / "notebooks", root / "book"
+    for folder in ("_ext", "_static", "_templates"):
+        shutil.copytree(home / folder, book / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+    shutil.copy(home / "status.md", book)
+    (book / "parameters").mkdir()
+    (book / "parameters" / "default.yml").write_text("{}\n", encoding="utf-8")
+    (book / "report").mkdir()
+    for page in pages:
+        notebook = read_notebook(HOME / f"{page}.ipynb")
+        notebook.cells = [cell for cell in notebook.cells if not leave & {*cell.metadata.get("tags", ())}]
+        for cell in notebook.cells:
+            # A report is looked at; who wants to copy a cell unfolds it.
+            tags = cell.metadata.setdefault("tags", [])
+            if cell.cell_type == "code" and "parameters" not in tags:
+                tags += [] if "hide-input" in tags else ["hide-input"]
+        nbformat.write(notebook, book / "report" / f"{page}.ipynb")
+    names = " · ".join(f'<a href="tables/{name}.csv">{name}.csv</a>' for name in tables)
+    # The theme writes a title as it is, in three places.
+    shown = found["title"].replace("<", "‹").replace(">", "›")
+    texts = {"title": plain(shown), "about": _facts(found), "tables": names}
+    (book / "index.md").write_text(FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8")
+    chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
+    _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
+    config = yaml.safe_load(((ROOT if clone else home) / "_config.yml").read_text(encoding="utf-8"))
+    sphinx = config["sphinx"]
+    sphinx["config"]["extensions"] = [name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK]
+    for name in OF_THE_BOOK:
+        sphinx["local_extensions"].pop(name, None)
+    config |= {"title": shown, "author": "", "bibtex_bibfiles": []}
+    sphinx["config"].pop("bibtex_reference_style", None)
+    sphinx["config"] |= {"nb_code_prompt_show": "Show code", "nb_code_prompt_hide": "Hide code"}
+    _yaml(root / "_config.yml", config)
+    return pages
+
+
+def _applies(page: str, models: Sequence[Tables]) -> bool:
+    """Whether every model has what a page shows, and some model has a row of it."""
+    there = all(name in tables for tables in models for name in PAGES[page])
+    if page == "among" and references(*models).empty:
+        return False
+    return there and all(
+        any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY
+    )
+
+
+def _yaml(path: Path, content: dict) -> None:
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _facts(found: dict) -> str:
+    """What the models are, as a table: a column for each."""
+    rows = {
+        "architecture": lambda m: f"{m['architecture']} ({m['model_type']})",
+        "parameters": lambda m: f"{m['parameters']:,}",
+        "precision": lambda m: m["dtype"],
+        "layers": lambda m: len(m["layers"]) - 1,
+        "width": lambda m: ", ".join(map(str, dict.fromkeys(layer["width"] for layer in m["layers"]))),
+        "heads": lambda m: ", ".join(
+            map(str, dict.fromkeys(layer["heads"] for layer in m["layers"] if layer["heads"]))
+        ),
+        "read by": lambda m: m["reader"],
+        "vocabulary": lambda m: f"{m['vocabulary']:,}" if m.get("vocabulary") else "",
+        "reads at most": lambda m: f"{m['longest']:,} tokens" if m.get("longest") else "",
+        "measured on": lambda m: f"{m['texts']:,} items of {_file(m['data'])}, {m['tokens']:,} tokens",
+        "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
+    }
+    models = found["models"]
+    lines = [["", *(model["title"] for model in models)], [":---"] * (1 + len(models))]
+    for name, say in rows.items():
+        cells = [str(say(model)) for model in models]
+        if any(cells):
+            lines.append([name, *(plain(cell) for cell in cells)])
+    lines[0] = [plain(cell) for cell in lines[0]]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    files = [
+        f"| {plain(m['title'])} | {plain(file)} | `{digest}` |"
+        for m in models
+        for file, digest in m["model_files"].items()
+    ]
+    heads = ["| model | file | SHA-256 |", "|:---|:---|:---|"]
+    folded = "\n".join([":::{dropdown} Files", *heads, *files, ":::"]) if files else ""
+    return f"{table}\n\n{folded}"
+
+
+def _file(data: str) -> str:
+    """The name of a corpus, without the folder of a file."""
+    return data.rstrip("/").rpartition("/")[2]
+
+
+def headline_numbers(model: dict) -> dict[str, float | int | None]:
+    """The few numbers by which the index tells models apart."""
+    hidden = [layer.get("anisotropy", {}).get("hidden") for layer in model["layers"]]
+    entropy = [layer["entropy"]["value"] for layer in model["layers"] if "entropy" in layer]
+    cosines = [found["value"] for found in hidden if found]
+    sinks = [row for row in (model["sinks"] or {}).get("all_heads", ()) if row["position"] == 1]
+    return {
+        "highest average cosine": max(cosines, default=None),
+        "lowest entropy": min((value for value in entropy if value is not None), default=None),
+        "heads with a sink at the first token": sinks[0]["share_of_heads"] if sinks else None,
+        "longest token over median": max((spike["ratio"] for spike in model["spikes"] or ()), default=None),
+        "outlier dimensions": len({row["dimension"] for row in model["outlier_dimensions"]}),
+    }
+
+
+def _tables(comparison: Comparison, run: Comparison | None) -> dict[str, pd.DataFrame]:
+    """The tables that lie beside the pages, by name."""
+    tables = {**comparison} | {f"{name}_difference": comparison.differences(name) for name in comparison}
+    tables |= {"training": headlines(run)} if run else {}
+    return {name: table for name, table in tables.items() if len(table)}
+
+
+def _write(site: Path, found: dict, tables: Mapping[str, pd.DataFrame], pages: list[str]) -> None:
+    """What lies beside the pages; ``report.json`` last."""
+    text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+    (site / GEOMETRY).write_text(text + "\n", encoding="utf-8")
+    (site / CARD).write_text(model_card(found), encoding="utf-8")
+    (site / "tables").mkdir()
+    for name, table in tables.items():
+        table.to_csv(site / "tables" / f"{name}.csv", index=False, float_format="%.6g")
+    first = found["models"][0]
+    about = {
+        "version": VERSION,
+        "title": found["title"],
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "library": __version__,
+        "pages": pages,
+        **{key: first[key] for key in ("kind", "data", "data_sha256", "texts")},
+        "models": [
+            {key: model[key] for key in ("name", "title", "model_revision")} | {"headlines": headline_numbers(model)}
+            for model in found["models"]
+        ],
+    }
+    text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
+    (site / REPORT).write_text(text + "\n", encoding="utf-8")
+
+
+def model_card(found: dict) -> str:
+    """A model card of Hugging Face, whose metadata and section say what was measured, and how."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    results, lines = [], []
+    first = found["models"][0]
+    for model in found["models"]:
+        lines += [f"### {plain(model['title'])}", "", "| | value |", "|:---|---:|"]
+        for name, value in headline_numbers(model).items():
+            if value is not None:
+                lines.append(f"| {name} | {value:.4g} |")
+                data = _file(model["data"])
+                kind = {"task_type": "feature-extraction", "dataset_type": data, "dataset_name": data}
+                metric = {"metric_type": name.replace(" ", "_"), "metric_name": name, "metric_value": value}
+                results += [EvalResult(**kind, **metric)] if model is first else []
+        lines.append("")
+    head = ModelCardData(model_name=first["title"], eval_results=results or None)
+    how = (
+        f"Measured with analysis_lib {__version__} on {first['texts']:,} "
+        f"items of `{_file(first['data'])}` ({first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`), in "
+        f"{first['dtype']}. The average cosine is that of two distinct tokens of the corpus, exact; entropies are over "
+        f"their largest value; a sink is a key that receives more than 0.3 of the attention of the queries that see "
+        f"it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
+    )
+    return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join([*lines, how, ""])
+
+
+# --- The index of a folder of reports ----------------------------------------------------------------------------
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="{mark}"><title>Reports</title><style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 1rem/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
+div {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: 0.3rem 0.8rem 0.3rem 0; text-align: left; vertical-align: top; }}
+th {{ border-bottom: 1px solid; }}
+td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
+</style></head><body><main><h1>Reports</h1><p>{count} in this folder.</p>
+<div><table><thead><tr>{heads}</tr></thead><tbody>
+{rows}
+</tbody></table></div></main></body></html>
+"""
+
+
+def is_index(page: Path) -> bool:
+    """Whether a page is one that :func:`build_index` has written."""
+    try:
+        return INDEX in page.read_text(encoding="utf-8")[:1000]
+    except (OSError, ValueError):
+        return False
+
+
+def build_index(folder: Path) -> Path:
+    """A page that lists the reports in the folders of a folder, made of their ``report.json`` alone.
+
+    Raises:
+        AnalysisError: there is none, or the folder has an ``index.html`` of its own, or a ``report.json`` is damaged.
+    """
+    page = folder / "index.html"
+    if page.exists() and not is_index(page):
+        raise AnalysisError(f"{page} is no index of reports: move it, or give the folder that holds those of reports")
+    found = {path.parent.name: packages.read_json(path) for path in sorted(folder.glob(f"*/{REPORT}"))}
+    if not found:
+        raise AnalysisError(f"{folder} holds no reports: give a folder whose folders are reports")
+    rows, numbers = [], {}
+    for name, about in sorted(found.items(), key=lambda item: str(item[1].get("title", "")).casefold()):
+        try:
+            for number, model in enumerate(about["models"]):
+                numbers |= dict.fromkeys(model["headlines"])
+                link = f'<a href="{escape(name)}/index.html">{escape(about["title"])}</a>' if not number else ""
+                rows.append((link, model, about))
+        except (KeyError, TypeError) as error:
+            raise AnalysisError(f"{folder / name / REPORT} is no description of a report: make it again") from error
+    heads = "".join(f"<th>{name}</th>" for name in ("report", "model", "measured on"))
+    heads += "".join(f'<th class="number">{escape(name)}</th>' for name in numbers)
+    lines = []
+    for link, model, about in rows:
+        cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(_file(about['data']))}"]
+        values = [model["headlines"].get(name) for name in numbers]
+        said = ("–" if value is None else f"{value:.3g}" for value in values)
+        body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
+            f'<td class="number">{cell}</td>' for cell in said
+        )
+        lines.append(f"<tr>{body}</tr>")
+    text = PAGE.format(mark=INDEX, count=len(found), heads=heads, rows="\n".join(lines))
+    with packages.writing(folder), packages.scratch(folder, ".index") as scratch:
+        (scratch / "index.html").write_text(text, encoding="utf-8")
+        os.replace(scratch / "index.html", page)
+    return page

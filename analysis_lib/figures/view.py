@@ -1,0 +1,248 @@
+"""Views that a reader moves: Vega draws them in the page, without a server or a network; a picture stands elsewhere."""
+
+import base64
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from urllib.parse import urlencode
+
+import altair as alt
+import pandas as pd
+import vl_convert
+
+from analysis_lib.errors import AnalysisError
+
+SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
+# Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
+COLOURS = ("#0173b2", "#d55e00", "#029e73", "#8c8c8c", "#b56bab")
+INK = "currentColor"
+_INKED = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
+CONFIG = {
+    "background": "transparent",
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {**_INKED, "gridOpacity": 0.15, "labelFontSize": 12, "titleFontSize": 12},
+    "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "orient": "top", "symbolOpacity": 1},
+    "title": {"color": INK, "fontSize": 13, "anchor": "start"},
+    "rule": {"color": INK},
+}
+
+
+@dataclass
+class Control:
+    """A native field of a view, which sets the parameter of its name.
+
+    Attributes:
+        options: of a list, by value what is shown; without them it is a number.
+        value: with which it begins; unless given, the first that the view allows.
+        ends: of a number, the least, the largest, and the step.
+        kind: of a number, ``number`` to type it or ``range`` to drag it.
+    """
+
+    name: str
+    label: str
+    options: Mapping[str, str] | None = None
+    value: str | float | None = None
+    ends: tuple[float, float, float] = (0, 99999, 1)
+    kind: str = "number"
+
+    def html(self) -> str:
+        """The field in its label."""
+        if self.options is None:
+            ends = 'min="{}" max="{}" step="{}"'.format(*self.ends)
+            made = f'<input type="{self.kind}" name="{self.name}" {ends} value="{self.value}">'
+        else:
+            marks = {value: " selected" * (value == self.value) for value in self.options}
+            lines = (
+                f'<option value="{escape(v)}"{marks[v]}>{escape(words)}</option>' for v, words in self.options.items()
+            )
+            made = f'<select name="{self.name}">{"".join(lines)}</select>'
+        return f"<label>{self.label} {made}</label>"
+
+
+@dataclass
+class View:
+    """Panels that share tables, and the fields that choose what of these they show.
+
+    It shows itself in Jupyter and in the book; :meth:`save` writes it as a page of its own, or its picture.
+
+    Attributes:
+        name: the id of the figure on its page.
+        caption: a sentence below it.
+        alt: what is drawn, for who cannot see it.
+        tables: by name what the page has as CSV, numbers with four digits.
+        data: what Vega makes of them: its data sets.
+        panels: charts of Altair on ``alt.NamedData`` of these; as wide as the page allows, unless they say how wide.
+        controls: the fields.
+        said: what is said of what is chosen, a sentence each: the data, which of its rows, the words of a row (both as
+            expressions of Vega), the words before them, and those where there is no row.
+        limits: by the value of the first field and by field, its options, or the least, largest and first number.
+        moves: by the number of a panel, the fields that its arrow keys move, to the right and down.
+        start: other values to begin with, by the name of a field.
+        still: HTML for paper and for pages without scripts; a picture of the panels unless given.
+
+    Raises:
+        AnalysisError: there is no such field to begin with, or it has no such option.
+    """
+
+    name: str
+    caption: str
+    alt: str
+    tables: dict[str, pd.DataFrame]
+    data: list[dict]
+    panels: Sequence[alt.TopLevelMixin]
+    controls: Sequence[Control]
+    said: Sequence[tuple[str, str, str, str, str]]
+    limits: dict = field(default_factory=dict)
+    moves: dict = field(default_factory=dict)
+    start: Mapping[str, str | float] = field(default_factory=dict)
+    still: str = ""
+
+    def __post_init__(self):
+        known = {control.name: control for control in self.controls}
+        first = self.controls[0]
+        begins = self.limits.get(self.start.get(first.name) or next(iter(first.options or [None])), {})
+        for name, control in known.items():
+            allowed = begins.get(name) or [*(control.options or ())]
+            control.value = (
+                allowed[0 if control.options or len(allowed) < 3 else 2] if control.value is None else control.value
+            )
+        for name, value in self.start.items():
+            if name not in known:
+                raise AnalysisError(f"{self.name} has no field {name!r}: it has {', '.join(known)}")
+            if known[name].options is not None and value not in known[name].options:
+                raise AnalysisError(f"{name} is {value!r}: give one of {', '.join(map(repr, known[name].options))}")
+            known[name].value = value
+
+    @functools.cached_property
+    def csv(self) -> dict[str, str]:
+        """The tables as the page has them."""
+        floats = {name: table.select_dtypes("floating").map(short) for name, table in self.tables.items()}
+        return {name: table.assign(**floats[name]).to_csv(index=False) for name, table in self.tables.items()}
+
+    def _vega(self, panel: alt.TopLevelMixin, width: int | str) -> dict:
+        """A panel as Vega, with all data but the tables."""
+        chart = panel if isinstance(panel, alt.HConcatChart) else _wide(panel, width)
+        chart = chart.add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
+        spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
+        data = [*self.data]
+        for name, table in self.tables.items():
+            kinds = {
+                c: "number" if pd.api.types.is_numeric_dtype(kind) else "string" for c, kind in table.dtypes.items()
+            }
+            data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
+        for number, (source, chosen, words, *_) in enumerate(self.said):
+            steps = [{"type": "filter", "expr": chosen}, {"type": "formula", "as": "said", "expr": words}]
+            data.append({"name": f"said{number}", "source": source, "transform": steps})
+        known = {made["name"] for made in data}
+        # A group of no marks needs words, too.
+        marks = [mark | {"description": spec.get("description", "")} for mark in spec["marks"]]
+        return spec | {"marks": marks, "data": data + [made for made in spec["data"] if made["name"] not in known]}
+
+    @functools.cached_property
+    def svg(self) -> str:
+        """The panels as they begin, as one picture in black ink."""
+        first, *others = (_wide(panel, 300) for panel in self.panels)
+        spec = self._vega(alt.hconcat(first, alt.vconcat(*others)) if others else first, 300)
+        for made in spec["data"]:
+            made |= {"values": self.csv[made["name"]]} if made["name"] in self.tables else {}
+        return vl_convert.vega_to_svg(spec)
+
+    def figure(self) -> str:
+        """The figure as HTML, which ``SCRIPT`` brings to life."""
+        picture = f"data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}" if not self.still else ""
+        still = self.still or f'<img src="{picture}" alt="{escape(self.alt)}">'
+        keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
+        tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
+        panels = [self._vega(panel, "container") for panel in self.panels]
+        given = {"panels": panels, "tables": keys, "limits": self.limits, "moves": self.moves}
+        given["said"] = [words for *_, before, otherwise in self.said for words in [[before, otherwise]]]
+        fields = "".join(control.html() for control in self.controls)
+        return f"""<figure id="{escape(self.name)}" class="view">
+<style>{STYLE}</style>
+<div class="still">{still}</div>
+<div class="live" hidden><form>{fields}</form><div class="panels"></div><output aria-live="polite"></output></div>
+{"".join(tables)}
+<script class="given" type="application/json">{_json(given)}</script>
+<figcaption style="color: inherit">{escape(self.caption)}</figcaption>
+</figure>"""
+
+    def _repr_html_(self) -> str:
+        return f"{self.figure()}\n<script>{vega()}</script>\n<script>{SCRIPT}</script>"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        csv = next(iter(self.csv.values()))
+        bundle = {"text/html": self._repr_html_(), "image/svg+xml": self.svg, "text/csv": csv}
+        return bundle | {"text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
+
+    def link(self, words: str, **state: str | float) -> str:
+        """A link, as HTML, to a state of the view on its page: the values of its fields by their names."""
+        return f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{escape(words)}</a>'
+
+    def save(self, path: Path | str) -> None:
+        """Write the view as a page that opens alone (``.html``), or its picture (``.svg``).
+
+        Raises:
+            AnalysisError: the file has another ending, or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix not in (".html", ".svg"):
+            raise AnalysisError(f"a view is saved as .html or .svg, not as {path.name}")
+        text = (
+            self.svg
+            if path.suffix == ".svg"
+            else PAGE.format(title=escape(self.name.removeprefix("fig-")), view=self._repr_html_())
+        )
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise AnalysisError(f"{path} cannot be written: {error.strerror}") from error
+
+
+TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</script>'
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>:root {{ color-scheme: light dark; font-family: sans-serif }}</style>
+<main>
+<h1>{title}</h1>
+{view}
+</main>
+</html>
+"""
+
+
+def short(number: float) -> str:
+    """A number with four digits in few letters; nothing for none.
+
+    >>> short(-0.012349), short(12.0), short(float("nan"))
+    ('-.01235', '12', '')
+    """
+    return re.sub(r"^(-?)0(?=\.)", r"\1", f"{number:.4g}").replace("nan", "")
+
+
+def _json(given: object) -> str:
+    """JSON in which no end tag can stand, whatever models are called."""
+    return json.dumps(given, ensure_ascii=False).replace("<", r"\u003c")
+
+
+def _wide(panel: alt.TopLevelMixin, width: int | str) -> alt.TopLevelMixin:
+    return panel.properties(width=panel.to_dict(validate=False).get("width", width))
+
+
+@functools.cache
+def vega() -> str:
+    """Vega as a script, the version for which vl-convert compiles, which brings it along."""
+    source = f"/npm/vega@{vl_convert.get_vega_version()}/+esm"
+    bundle = vl_convert.javascript_bundle(f'import {{ View, parse }} from "{source}"; window.vega = {{ View, parse }};')
+    return f"(() => {{{bundle}}})();"

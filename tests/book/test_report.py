@@ -1,0 +1,370 @@
+"""A report on two models, built once: what it holds, and what keeps the last one. The index, and bad input."""
+
+import builtins
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import nbformat
+import pandas as pd
+import pytest
+import tiny
+import torch
+from copying import statements
+
+from analysis_lib import AnalysisError, load_corpus, load_model
+from analysis_lib.book import reports
+from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
+from analysis_lib.book.reports import PAGES, build_index, build_report
+from analysis_lib.measurement.comparison import Comparison
+from analysis_lib.measurement.geometry import METRICS, headlines
+from analysis_lib.measurement.measuring import measure_sensible
+
+ROOT = Path(__file__).resolve().parents[2]
+TITLE = "A $model_x$, \"quoted\" & 'own' <b>漢字</b> `c` *d*"
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "lines.txt"
+    path.write_text("\n".join(tiny.TEXTS * 2), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(tiny_folder, tmp_path_factory) -> list[Path]:
+    """A model, and another of the same name whose weights moved a little, as fine-tuning does."""
+    first = tiny_folder("bert")
+    model, tokenizer = tiny.build("bert")
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.05 * torch.randn_like(weight)
+    other = tmp_path_factory.mktemp("tuned $é") / first.name
+    model.save_pretrained(other)
+    tokenizer.save_pretrained(other)
+    return [first, other]
+
+
+@pytest.fixture(scope="module")
+def built(models, lines, tmp_path_factory) -> Path:
+    """The folder of a report on both."""
+    out = tmp_path_factory.mktemp("reports") / "both"
+    build_report([*map(str, models)], str(lines), out, title=TITLE, limit=14)
+    return out
+
+
+def words(page: Path) -> str:
+    main = re.search("<main.*</main>", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+    return " ".join(re.sub("<[^>]*>", " ", main).split())
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+# --- What a report holds ---------------------------------------------------------------------------------------------
+
+
+def test_every_page_that_applies_is_there_and_its_finding_on_the_first(built):
+    about = json.loads((built / "report.json").read_text(encoding="utf-8"))
+    assert set(about["pages"]) >= {*PAGES} - {"training", "dimensions"}
+    first = words(built / "index.html")
+    for page in about["pages"]:
+        notebook = read_notebook(located(Path("report") / page))
+        title = notebook.cells[0].source.splitlines()[0].removeprefix("# ")
+        assert title in first
+        said = words(built / "report" / f"{page}.html")
+        assert "Finding" in said
+        assert re.search(r"\d", said.partition("Finding")[2].partition("models :")[0])
+    assert not (built / "report" / "training.html").exists()
+
+
+def test_a_title_is_shown_as_it_was_given(built):
+    page = (built / "index.html").read_text(encoding="utf-8")
+    *_, heading = re.findall("<h1>(.*?)(?:<a|</h1>)", page, re.DOTALL)
+    for part in ("$model_x$", "&amp;", "‹b›漢字‹/b›", "`c`", "*d*"):
+        assert part in heading
+    assert '<span class="math' not in heading
+    # The theme writes it as it is in other places.
+    assert "<b>" not in page.replace("<b>Previous</b>", "")
+
+
+def test_every_address_in_a_report_is_of_a_file_in_it_wherever_it_lies(built, tmp_path):
+    """Zipped, moved and unzipped."""
+    packed = shutil.make_archive(str(tmp_path / "packed"), "zip", built)
+    shutil.unpack_archive(packed, moved := tmp_path / "elsewhere" / "moved")
+    pages = [path for path in moved.rglob("*.html") if "_static" not in path.parts]
+    assert len(pages) > 8
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert str(built.parent) not in text
+        for address in re.findall(r'(?:href|src)="([^"#?]+)', text):
+            if not address.startswith(("data:", "mailto:")):
+                assert not re.match(r"(https?:)?//", address) or "<a " in text, address
+                if "//" not in address:
+                    assert (page.parent / address).exists(), (page, address)
+        own = [page, *(page.parent / src for src in re.findall(r'<img[^>]* src="([^":]+)"', text))]
+        assert sum(path.stat().st_size for path in own) < 5e6
+
+
+def test_differences_have_their_figure_on_every_page_of_two_models(built):
+    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions"):
+        assert "What differs" in words(built / "report" / f"{page}.html"), page
+    table = pd.read_csv(built / "_static" / "figures" / "fig-similarity-difference.csv")
+    assert {"difference", "ci_low", "ci_high"} <= {*table}
+    assert (table["ci_low"] < table["difference"]).all()
+
+
+def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
+    about = json.loads((built / "report.json").read_text(encoding="utf-8"))
+    titles = [model["title"] for model in about["models"]]
+    assert len({*titles}) == 2
+    assert not any(title.startswith("/") or "$" in title for title in titles)
+
+
+def test_the_json_is_that_of_its_schema_and_of_the_tables(built):
+    schema = json.loads((ROOT / "data" / "geometry.schema.json").read_text(encoding="utf-8"))
+    found = json.loads((built / "geometry.json").read_text(encoding="utf-8"))
+    jsonschema.validate(found, schema)
+    assert found["title"] == TITLE
+    table = pd.read_csv(built / "tables" / "anisotropy.csv")
+    for model in found["models"]:
+        rows = table[(table["model"] == model["title"]) & (table["layer"] == 2)]
+        for space, row in model["layers"][2]["anisotropy"].items():
+            assert row["value"] == pytest.approx(rows.loc[rows["space"] == space, "cosine"].mean(), rel=1e-4)
+    # Of spaces without heads, the paired difference is that of the tables.
+    wanted = pd.read_csv(built / "tables" / "anisotropy_difference.csv").query("space == 'hidden'")
+    rows = [row for row in found["differences"] if (row["quantity"], row["of"]) == ("anisotropy", "hidden")]
+    for row, other in zip(rows, wanted.itertuples(), strict=True):
+        assert [row[name] for name in ("difference", "ci_low", "ci_high")] == pytest.approx(
+            [other.difference, other.ci_low, other.ci_high], rel=1e-3, abs=1e-6
+        )
+
+
+def test_the_model_card_is_one(built):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(built / "model-card.md")
+    (result, *_) = card.data.eval_results
+    assert result.dataset_name == "lines.txt"
+    assert "## Geometry of self-attention" in card.text
+    found = json.loads((built / "geometry.json").read_text(encoding="utf-8"))
+    highest = max(layer["anisotropy"]["hidden"]["value"] for layer in found["models"][0]["layers"])
+    assert result.metric_value == pytest.approx(highest)
+
+
+# --- What keeps the last good one ------------------------------------------------------------------------------------
+
+
+def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, monkeypatch):
+    before = files(built)
+
+    def fail(*_: object, **__: object) -> None:
+        raise AnalysisError("the site was not built")
+
+    monkeypatch.setattr(reports, "build_book", fail)
+    with pytest.raises(AnalysisError, match="was not built"):
+        build_report([str(models[0])], str(lines), built)
+    assert files(built) == before
+    assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+KILLED = """
+import os, sys
+from analysis_lib.book import reports
+reports.build_book = lambda *a, **k: os.kill(os.getpid(), 9)
+reports.build_report([sys.argv[1]], sys.argv[2], sys.argv[3])
+"""
+
+
+def test_a_killed_report_leaves_the_last_one_and_the_next_clears_up(built, models, lines, monkeypatch):
+    before = files(built)
+    command = [sys.executable, "-c", KILLED, models[0], lines, built]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
+    assert files(built) == before
+    left = [path.name for path in built.parent.iterdir()]
+    assert any(name.startswith(".report-") for name in left)
+    test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, monkeypatch)
+
+
+def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(AnalysisError, match="holds something that is no report"):
+        build_report([str(models[0])], str(lines), tmp_path)
+    with pytest.raises(AnalysisError, match="is a file"):
+        build_report([str(models[0])], str(lines), tmp_path / "notes.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    ("given", "data", "message"),
+    [
+        (["bert", "bert"], "lines", "given twice"),
+        (["bert"], "-", "instead of standard input"),
+        (["bert"], "photographs", "reads texts"),
+        (["nowhere/at-all"], "lines", "nowhere/at-all"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_in_one_line(given, data, message, models, lines, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    given = [str(models[0]) if name == "bert" else name for name in given]
+    with pytest.raises(AnalysisError, match=message):
+        build_report(given, str(lines) if data == "lines" else data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- Which pages apply -----------------------------------------------------------------------------------------------
+
+
+def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tuple[list[str], dict]:
+    """The pages of a report on a model, and what geometry.json holds."""
+    loaded = load_model(name)
+    data = {"text": [*tiny.TEXTS], "image": "digits", "audio": "speech-clips"}[loaded.kind]
+    tables = measure_sensible(loaded, load_corpus(data, 8), METRICS, progress=False)
+    comparison = Comparison({(name, None): tables})
+    found = reports._found("T", comparison, {name: reports._about(loaded)})
+    return reports._stage(tmp_path / "root", found, comparison, [], is_run), found
+
+
+@pytest.mark.parametrize(
+    ("architecture", "without", "with_"),
+    [
+        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes"}),
+        ("resnet-basic", {"attention", "sinks", "contributions", "within"}, {"similarity", "drift", "among"}),
+        ("vit", {"training"}, {"attention", "sinks", "within", "among"}),
+        ("wav2vec2", {"training"}, {"attention", "sinks", "within"}),
+        ("t5", {"training"}, {"attention", "sinks", "within"}),
+    ],
+)
+def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny_folder, tmp_path):
+    pages, found = staged(str(tiny_folder(architecture)), tmp_path, tmp_path)
+    assert not without & {*pages}
+    assert with_ <= {*pages}
+    schema = json.loads((ROOT / "data" / "geometry.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(json.loads(json.dumps(found, allow_nan=False)), schema)
+    # One model: nothing about differences is left in its notebooks.
+    for page in pages:
+        text = (tmp_path / "root" / "book" / "report" / f"{page}.ipynb").read_text(encoding="utf-8")
+        assert "What differs" not in text
+        assert "headline_differences(" not in text or page == "training"
+
+
+# --- Runs of training ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_shows_its_first_and_last_checkpoint_and_all_along_training(models, lines, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    for step, model in zip((500, 5000, 10000), (*models, models[0]), strict=True):
+        shutil.copytree(model, run / f"checkpoint-{step}")
+    # The last one must differ in its weights, or it is left out.
+    model, _ = tiny.build("bert", seed=3)
+    model.save_pretrained(run / "checkpoint-10000")
+    seen = {}
+
+    def note(_profile: str, parameters: dict, root: Path, out: Path) -> None:
+        seen.update(parameters=parameters, pages=[path.stem for path in (root / "book" / "report").glob("*.ipynb")])
+        out.mkdir()
+
+    monkeypatch.setattr(reports, "build_book", note)
+    build_report([str(run)], str(lines), tmp_path / "out", limit=6)
+    assert seen["parameters"]["models"] == [str(run / "checkpoint-500"), str(run / "checkpoint-10000")]
+    assert seen["parameters"]["run"] == str(run)
+    assert "training" in seen["pages"]
+    table = pd.read_csv(tmp_path / "out" / "tables" / "training.csv")
+    assert [*dict.fromkeys(table["model"])] == ["checkpoint-500", "checkpoint-5000", "checkpoint-10000"]
+
+
+# --- The index -------------------------------------------------------------------------------------------------------
+
+
+def fake(folder: Path, name: str, title: str) -> None:
+    (folder / name).mkdir(parents=True)
+    numbers = {"highest average cosine": 0.5, "lowest entropy": None}
+    model = {"name": name, "title": title, "model_revision": "r", "headlines": numbers}
+    about = {"version": 1, "title": title, "data": "some/lines.txt", "texts": 1500, "models": [model, model]}
+    (folder / name / "report.json").write_text(json.dumps(about), encoding="utf-8")
+
+
+def test_an_index_of_200_reports_is_made_of_their_descriptions_in_a_second(tmp_path):
+    for number in range(200):
+        fake(tmp_path, f"r{number}", f"Model {number} <b>")
+    started = time.monotonic()
+    page = build_index(tmp_path).read_text(encoding="utf-8")
+    assert time.monotonic() - started < 1
+    assert page.count("/index.html") == 200
+    assert '<a href="r7/index.html">Model 7 &lt;b&gt;</a>' in page
+    assert "1,500 of lines.txt" in page
+    assert "some/" not in page
+
+
+def test_a_new_report_enters_the_index_beside_it(built, models, lines, monkeypatch):
+    folder = built.parent
+    build_index(folder)
+    monkeypatch.setattr(reports, "build_book", lambda *_, out, **__: out.mkdir())
+    build_report([str(models[0])], str(lines), folder / "second", title="Second", limit=6)
+    text = (folder / "index.html").read_text(encoding="utf-8")
+    assert "second/index.html" in text
+    assert "both/index.html" in text
+    # Two reports share no figure.
+    shutil.rmtree(folder / "second")
+    (folder / "index.html").unlink()
+
+
+def test_what_is_no_folder_of_reports_is_refused(tmp_path):
+    with pytest.raises(AnalysisError, match="holds no reports"):
+        build_index(tmp_path)
+    fake(tmp_path, "one", "One")
+    (tmp_path / "index.html").write_text("my own page")
+    with pytest.raises(AnalysisError, match="no index of reports"):
+        build_index(tmp_path)
+    assert (tmp_path / "index.html").read_text() == "my own page"
+    (tmp_path / "index.html").unlink()
+    (tmp_path / "one" / "report.json").write_text("{}")
+    with pytest.raises(AnalysisError, match="no description"):
+        build_index(tmp_path)
+
+
+# --- The notebooks ---------------------------------------------------------------------------------------------------
+
+
+@every_page
+def test_a_page_is_written_as_the_pages_of_the_book_are(name):
+    notebook = read_notebook(located(Path("report") / name))
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert notebook.cells[0].source.startswith("# ")
+    assert {*notebook_parameters(reports.HOME / f"{name}.ipynb")} <= {"models", "run", "data", "limit", "seed"}
+    assert code[-1].metadata["tags"] == ["hide-input", "found"]
+    known = {*dir(builtins), "__annotations__"}
+    for number, cell in enumerate(code):
+        assert not cell.outputs
+        assert cell.execution_count is None
+        for done in statements(number, cell.source):
+            assert done.reads <= known, (done.reads - known, done.source)
+            known |= done.binds | done.changes
+
+
+def test_figures_have_names_of_their_own():
+    named = []
+    for name in PAGES:
+        notebook = nbformat.read(reports.HOME / f"{name}.ipynb", 4)
+        named += [cell.metadata["mystnb"]["figure"]["name"] for cell in notebook.cells if "mystnb" in cell.metadata]
+        named += [found for cell in notebook.cells for found in re.findall(r'"(tbl-[\w-]+)"', cell.source)]
+    assert len(named) == len({*named})
+
+
+def test_the_page_among_others_has_the_references_of_its_kind_but_itself(tiny_folder):
+    from analysis_lib.measurement import references
+
+    tables = measure_sensible(load_model(str(tiny_folder("bert"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
+    assert {*references(tables)["model"]} == {"MiniLM", "MPNet", "SmolLM2"} or len({*references(tables)["model"]}) == 3
+    own = measure_sensible(load_model("minilm"), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
+    assert len({*references(own)["model"]}) == 2
+    rows = references(own)
+    assert [*rows.columns] == ["model", *headlines(own).columns]

@@ -1,0 +1,127 @@
+"""What an intervention does to what a model gives out, against transformers' own loss and hooks of the test."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import transformers
+from torch.nn import functional
+
+from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib.capture.interventions import Replace
+
+TEXTS = list(tiny.TEXTS[:6])
+CUT = Replace("residual", layers=[1], dimensions=[2, 5], by="zero")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama with its head, as one finds it."""
+    base, tokenizer = tiny.build("llama")
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(base.config)
+    model.model.load_state_dict(base.state_dict())
+    path = tmp_path_factory.mktemp("outputs") / "llama"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def by_hand(folder, change: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Of each text, its ids, logits and last vectors; with two dimensions of the first block's output at zero."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def cut(_module, _args, output):
+        kept = output.clone() if isinstance(output, torch.Tensor) else output[0].clone()
+        kept[..., [2, 5]] = 0
+        return kept if isinstance(output, torch.Tensor) else (kept, *output[1:])
+
+    if change:
+        model.model.layers[0].register_forward_hook(cut)
+    found = []
+    for text in TEXTS:
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            out = model(**inputs, output_hidden_states=True)
+        found.append((inputs["input_ids"][0], out.logits[0], out.hidden_states[-1][0]))
+    return found
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_loss_divergence_and_cosine(folder, change):
+    plain, changed = by_hand(folder, False), by_hand(folder, change)
+    loss = torch.cat(
+        [functional.cross_entropy(logits[:-1], ids[1:], reduction="none") for ids, logits, _ in changed]
+    ).mean()
+    pairs = [
+        (a.log_softmax(-1)[:-1], b.log_softmax(-1)[:-1]) for (_, a, _), (_, b, _) in zip(plain, changed, strict=True)
+    ]
+    kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean()
+    vectors = zip(plain, changed, strict=True)
+    cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for (*_, a), (*_, b) in vectors]).mean()
+    intervention = CUT if change else None
+    asked = ["next_token_loss", "output_change"]
+    for batch in (1, 10**6):
+        tables = measure(
+            load_model(folder, dtype="float64"),
+            TEXTS,
+            asked,
+            intervention=intervention,
+            tokens_per_batch=batch,
+            progress=False,
+        )
+        row = tables["next_token_loss"].iloc[0]
+        np.testing.assert_allclose([row["loss"], row["kl"]], [loss, kl], atol=1e-9)
+        assert row["tokens"] == sum(len(ids) - 1 for ids, *_ in plain)
+        np.testing.assert_allclose(tables["output_change"]["cosine"], [cosine], atol=1e-9)
+    assert (kl > 1e-4) == change
+
+
+def test_a_live_model_brings_its_head(folder):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    live = measure(model, TEXTS, "next_token_loss", tokenizer=tokenizer, progress=False)["next_token_loss"]
+    read = measure(folder, TEXTS, "next_token_loss", progress=False)["next_token_loss"]
+    np.testing.assert_allclose(live["loss"], read["loss"], rtol=1e-5)
+
+
+def test_effects_come_with_other_tables_and_leave_them_alone(folder):
+    alone = measure(folder, TEXTS, "anisotropy", progress=False, intervention=CUT)
+    together = measure(folder, TEXTS, "anisotropy,output_change", progress=False, intervention=CUT)
+    np.testing.assert_array_equal(alone["anisotropy"]["cosine"], together["anisotropy"]["cosine"])
+    assert len(together.layers) == len(alone.layers)
+
+
+def test_what_predicts_no_next_token_is_refused(tiny_folder, folder, tmp_path):
+    with pytest.raises(AnalysisError, match="is no causal language model"):
+        measure(tiny_folder("bert"), TEXTS, "next_token_loss", progress=False)
+    bare = transformers.LlamaModel.from_pretrained(folder)
+    bare.save_pretrained(tmp_path / "bare")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "bare")
+    with pytest.raises(AnalysisError, match="is no causal language model"):
+        measure(tmp_path / "bare", TEXTS, "next_token_loss", progress=False)
+
+
+def test_an_untrained_copy_has_the_head_of_its_architecture(folder):
+    losses = [
+        measure(f"{folder}:untrained@seed={seed}", TEXTS, "next_token_loss", progress=False)["next_token_loss"]["loss"][
+            0
+        ]
+        for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_dimensions_add_up_to_the_average_cosine(folder):
+    model = load_model(folder, dtype="float64")
+    tables = measure(model, TEXTS, "anisotropy,cosine_by_dimension", progress=False)
+    parts = tables["cosine_by_dimension"].groupby(["space", "layer"])["cosine"].sum()
+    wanted = tables["anisotropy"].query("head.isna()").set_index(["space", "layer"])["cosine"]
+    np.testing.assert_allclose(parts[wanted.index], wanted, atol=1e-12)
+    hidden = [by_hand(folder, False)[place][2] for place in range(len(TEXTS))]
+    units = torch.cat(hidden)
+    units = units / units.norm(dim=-1, keepdim=True)
+    by_pairs = (torch.einsum("nd,md->d", units, units) - units.square().sum(0)) / (len(units) * (len(units) - 1))
+    final = tables["cosine_by_dimension"].query("space == 'final'")["cosine"]
+    np.testing.assert_allclose(final, by_pairs, atol=1e-6)

@@ -1,0 +1,165 @@
+"""What keys receive and how long vectors are, against naive float64; sinks and spikes that were planted."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from clouds import CLS, OTHER, SEP, accumulated, activations_of, seeds, tokens_of
+from hypothesis import given
+
+from analysis_lib import load_corpus, measure, metrics
+from analysis_lib.capture import Activations, AttentionRows, Received
+from analysis_lib.metrics.sinks import BINS, GAP, POSITIONS, SINK, TokenNorms, separating_bin
+
+COLUMNS = ["layer", "head", "position", "key_type", "received", "ci_low", "ci_high", "sink_rate", "keys"]
+
+
+def received_by_hand(model, tokenizer, texts: list[str], layer: int) -> list[np.ndarray]:
+    """Of each text, head x key: the mean weight over the queries that see the key, pair by pair."""
+    model = model.double().eval()
+    model.config._attn_implementation = "eager"
+    found = []
+    for text in texts:
+        with torch.no_grad():
+            weights = model(**tokenizer(text, return_tensors="pt"), output_attentions=True).attentions[layer - 1][0]
+        heads, count, _ = weights.shape
+        causal = float(weights[:, 0, 1:].sum()) == 0
+        seen = [[m for m in range(count) if not causal or m >= n] for n in range(count)]
+        found.append(
+            np.array([[np.mean([weights[h, m, n] for m in seen[n]]) for n in range(count)] for h in range(heads)])
+        )
+    return found
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "mpnet", "deberta"])
+def test_received_is_that_of_the_pairs(architecture):
+    model, tokenizer = tiny.build(architecture)
+    eager = architecture in ("bert", "gpt2")
+    # Of one text in which every query sees every key, what keys of a type receive is their weight.
+    texts = list(tiny.TEXTS) if eager else list(tiny.TEXTS[4:5])
+    by_hand = received_by_hand(model, tokenizer, texts, 2) if eager else []
+    tables = measure(model.double(), texts, "attention_received,attention_by_token_type", tokenizer=tokenizer)
+    table = tables["attention_received"]
+    assert list(table.columns) == COLUMNS
+    assert table["received"].between(0, 1).all()
+    if not eager:
+        weights = tables["attention_by_token_type"].set_index(["layer", "head", "key_type"])["weight"]
+        of_types = table[table["position"].isna() & (table["key_type"] != "all")]
+        joined = of_types.astype({"key_type": str}).set_index(["layer", "head", "key_type"])["received"]
+        np.testing.assert_allclose(joined, weights, rtol=1e-9)
+        return
+    for head in (1, 2):
+        rows = table.query("layer == 2 and head == @head")
+        first = [part[head - 1][0] for part in by_hand]
+        every = np.concatenate([part[head - 1] for part in by_hand])
+        third = [part[head - 1][2] for part in by_hand if part.shape[1] > 2]
+        for values, row in (
+            (first, rows.query("position == 1")),
+            (third, rows.query("position == 3")),
+            (every, rows.query("position.isna() and key_type == 'all'")),
+        ):
+            assert row["received"].item() == pytest.approx(np.mean(values), rel=1e-9)
+            assert row["sink_rate"].item() == np.mean(np.array(values) > SINK)
+            assert row["keys"].item() == len(values)
+
+
+def test_a_planted_sink_is_found():
+    """Two texts of three and two tokens, in which every query gives the first key 0.9."""
+    tokens = tokens_of([[CLS, OTHER, SEP], [CLS, SEP]])
+    weights = torch.tensor([[[2.7, 0.2, 0.1]], [[1.8, 0.2, 0.0]]], dtype=torch.float64)
+    queries = torch.tensor([[3.0], [2.0]]).double().expand(2, 3) * tokens.mask
+    nothing = torch.zeros(2, 1, 3).double()
+    rows = AttentionRows(nothing, torch.zeros(2, 1, 6).double(), *(torch.zeros(2, n).double() for n in (3, 6, 6)))
+    rows.received = Received(weights, queries, tokens)
+    table = accumulated(metrics.AttentionReceived(), Activations(1, "blocks", "layer.0", tokens, rows=rows)).table()
+    by_type = table[table["position"].isna()].set_index("key_type")
+    assert by_type.loc["cls", ["received", "sink_rate", "keys"]].tolist() == pytest.approx([0.9, 1, 2])
+    assert by_type.loc["all", "received"] == pytest.approx((0.9 + 0.2 / 3 + 0.1 / 3 + 0.9 + 0.1) / 5)
+    assert by_type.loc["all", "sink_rate"] == pytest.approx(2 / 5)
+    assert table.loc[table["position"] == 1, "received"].item() == pytest.approx(0.9)
+
+
+@given(seed=seeds)
+def test_norms_are_those_of_numpy_to_half_a_per_cent(seed):
+    rng = np.random.default_rng(seed)
+    utterances = [rng.normal(size=(int(n), 5)) * 10 ** rng.uniform(-2, 3) for n in rng.integers(1, 12, 7)]
+    types = [[CLS, *[OTHER] * (len(part) - 1)] for part in utterances]
+    table = accumulated(metrics.TokenNorms(), activations_of(utterances, types=types)).table()
+    norms = [np.linalg.norm(part, axis=1) for part in utterances]
+    row = table.query("token_type == 'all' and position.isna()").iloc[0]
+    every = np.sort(np.concatenate(norms))
+    assert row["median"] == pytest.approx(every[(len(every) - 1) // 2], rel=0.0056)
+    assert row["largest"] == pytest.approx(every[-1], rel=0.0056)
+    assert row["tokens"] == len(every)
+    assert table.query("token_type == 'cls'")["largest"].item() == pytest.approx(max(n[0] for n in norms), rel=0.0056)
+
+
+def test_planted_spikes_are_found_with_their_dimension():
+    rng = np.random.default_rng(0)
+    utterances = [rng.normal(size=(9, 16)) for _ in range(30)]
+    for vectors in utterances:
+        vectors[0, 11] = 400 + rng.normal()
+    types = [[CLS, *[OTHER] * 8]] * 30
+    batches = [
+        activations_of(utterances[:10], types=types[:10]),
+        activations_of(utterances[10:], types=types[10:]),
+    ]
+    whole = accumulated(metrics.TokenNorms(), *batches)
+    table = whole.table()
+    every = table.query("token_type == 'all' and position.isna()").iloc[0]
+    assert (every["spikes"], every["tokens"]) == (30, 270)
+    norms = np.concatenate([np.linalg.norm(part[1:], axis=1) for part in utterances])
+    assert norms.max() < every["multiple"] * np.median([*norms, *[400] * 30]) < 400 - 5
+    assert table.query("token_type == 'cls'")["spikes"].item() == 30
+    assert table.query("position == 1")["spikes"].item() == 30
+    assert table.query("token_type == 'other'")["spikes"].item() == 0
+    spikes = accumulated(metrics.SpikeDimensions(), *batches).table()
+    assert spikes["dimension"].tolist() == [11]
+    of_spikes = np.array([part[0] for part in utterances])
+    assert spikes["share"].item() == pytest.approx((of_spikes[:, 11] ** 2).sum() / (of_spikes**2).sum(), rel=1e-9)
+    assert spikes["rms"].item() == pytest.approx(np.sqrt((of_spikes[:, 11] ** 2).mean()), rel=1e-9)
+    merged = accumulated(metrics.TokenNorms(), batches[1])
+    merged.merge(accumulated(metrics.TokenNorms(), batches[0]))
+    assert merged.table().equals(table)
+
+
+def test_without_a_gap_there_are_no_spikes():
+    rng = np.random.default_rng(0)
+    cloud = [rng.normal(size=(50, 30)) for _ in range(20)]
+    table = accumulated(metrics.TokenNorms(), activations_of(cloud)).table()
+    assert table["multiple"].isna().all()
+    assert (table["spikes"] == 0).all()
+    assert accumulated(metrics.SpikeDimensions(), activations_of(cloud)).table().empty
+
+
+@given(seed=seeds)
+def test_spikes_lie_beyond_the_median_and_a_gap(seed):
+    rng = np.random.default_rng(seed)
+    norms = np.sort(10 ** rng.uniform(-3, 5, int(rng.integers(1, 30))))
+    counts = np.bincount(TokenNorms._bins(torch.tensor(norms)).numpy(), minlength=BINS)
+    found = separating_bin(counts)
+    if found is None:
+        above = norms[(len(norms) - 1) // 2 :]
+        assert (above[1:] / above[:-1] < GAP * 1.03).all()
+    else:
+        spikes = norms[len(norms) - counts[found:].sum() :]
+        rest = norms[: len(norms) - len(spikes)]
+        assert spikes.min() / rest.max() > GAP
+        assert len(rest) > len(spikes) - 1
+
+
+def test_a_zero_vector_is_no_token():
+    table = accumulated(metrics.TokenNorms(), activations_of([np.array([[3.0, 4], [0, 0]])])).table()
+    row = table.query("token_type == 'all' and position.isna()").iloc[0]
+    assert (row["tokens"], row["spikes"]) == (1, 0)
+    assert row["median"] == pytest.approx(5, rel=0.0056)
+
+
+def test_on_the_bundled_model(minilm):
+    tables = measure(minilm, load_corpus("news", limit=20), "attention_received,token_norms", progress=False)
+    table = tables["attention_received"]
+    # Each text has one [CLS], at its first position.
+    first = table.query("position == 1")[["layer", "head", "received", "sink_rate"]].reset_index(drop=True)
+    cls = table.query("key_type == 'cls'")[["layer", "head", "received", "sink_rate"]].reset_index(drop=True)
+    np.testing.assert_array_equal(first, cls)
+    assert table["position"].max() == POSITIONS

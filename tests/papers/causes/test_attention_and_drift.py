@@ -1,0 +1,137 @@
+"""Dimensions and means taken away: planted rows give the numbers and verdicts that were planted."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+from planted import run_cells
+from sklearn.metrics import roc_auc_score
+
+from analysis_lib import load_model, measure
+from analysis_lib.capture.interventions import Replace
+from analysis_lib.corpora import Corpus
+from analysis_lib.papers import causes
+
+GROUPS = ["all", *map(str, range(4))]
+
+
+def planted(weights: dict[str, list[float]], quantity: str = "cls") -> pd.DataFrame:
+    """Rows of ``layer_by_layer``: a number per arm and layer, and a little more or less without each group."""
+    rows = {(arm, quantity, i): w for arm, ws in weights.items() for i, w in enumerate(ws, 1)}
+    steps = np.array([0, -2, -1, 0, 1]) * 1e-4
+    values = np.add.outer([*rows.values()], steps) * (1 + steps)
+    frame = pd.DataFrame(values, pd.MultiIndex.from_tuples(rows), GROUPS)
+    return frame.rename_axis(["arm", "quantity", "layer"])
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus("planted", tiny.TEXTS, units=[*"aabbccdd"])
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return load_model(str(tiny.save(tmp_path_factory.mktemp("bert"), "bert")))
+
+
+def judged(attention: dict[str, list[float]], matched: list[float]) -> dict[str, tuple[float, str]]:
+    """The numbers and verdicts of the page on attention."""
+    names = {"attention": planted(attention), "band": planted({"matched 1": matched, "random 1": [0.0, 0.0]})}
+    tables = type("Told", (), {"title": "planted"})
+    rows = run_cells("causes/attention", "def lost(", "statistics = {", **names, corpus=range(4), tables=tables)
+    rows = rows["verdicts"]
+    return {row.id: (row.value, row.verdict) for row in rows.itertuples()}
+
+
+def test_what_outliers_do_is_judged_on_planted_weights():
+    arms = {"unchanged": [0.4, 0.8], "mean": [0.2, 0.2], "only outliers": [0.4, 0.6], "other of the type": [0.4, 0.72]}
+    found = judged(arms, [0.4, 0.64])
+    # The parts lost are 0.5 and 0.75, of random ones 0 and 0.2; what is kept 1 and 0.75; lost within types 0 and 0.1.
+    assert found["causes-outliers-draw-cls"] == (pytest.approx(0.625 - 0.1), "holds")
+    assert found["causes-outliers-are-enough"] == (pytest.approx(0.875), "holds")
+    assert found["causes-outliers-are-types"] == (pytest.approx(0.05 / 0.625), "holds")
+
+
+def test_a_paired_interval_is_of_the_difference():
+    rows = planted({"unchanged": [0.4], "query": [0.5]}, "entropy")
+    change = (rows.loc["query"] - rows.loc["unchanged"]).mean()
+    found = causes.interval(change)
+    assert found.value == pytest.approx(0.1)
+    # What is added to both is gone; what is left is 0.1 · (1 + step), and Student's quantile has 3 degrees of freedom.
+    spread = np.sqrt(3 / 4 * 5) * 1e-5
+    assert found.ci_high - found.ci_low == pytest.approx(2 * 3.182446 * spread, rel=1e-4)
+
+
+def test_the_verdicts_on_drift_follow_the_planted_entropy():
+    sharper = planted({"unchanged": [0.4, 0.5], "query": [0.5, 0.6], "key": [0.4, 0.5]}, "entropy")
+    alike = planted({"unchanged": [0.4, 0.5], "query": [0.399, 0.499], "key": [0.4, 0.5]}, "entropy")
+    for trained, untrained, verdicts in ((sharper, alike, ["holds"] * 2), (alike, sharper, ["does not hold"] * 2)):
+        found = {("Planted", "trained"): trained, ("Planted", "untrained"): untrained}
+        names = {"found": found, "image_models": [], "title": str}
+        rows = run_cells("causes/drift", "changes = pd.concat", "effects = means", "rows = []", **names)["verdicts"]
+        assert rows["verdict"].tolist() == verdicts
+        values = (0.1, 0.001) if trained is sharper else (-0.001, 0.1)
+        assert rows["value"].tolist() == pytest.approx(values)
+
+
+def test_random_dimensions_are_as_many_and_the_matched_near_in_variance():
+    variances = pd.DataFrame({"layer": 1, "dimension": range(60), "variance": 1.1 ** np.arange(60)})
+    named = {1: [30, 59]}
+    found = causes.random_arms("key_side", named, {"dimension_variances": variances}, 5, by="mean")
+    assert [*found] == [f"{kind} {n}" for kind in ("random", "matched") for n in range(1, 6)]
+    for name, arm in found.items():
+        assert (arm[1].where, arm[1].layers) == ("key_side", (1,))
+        assert len({*arm[1].dimensions}) == 2
+        if name.startswith("matched"):
+            first, second = arm[1].dimensions  # In the order of variance: for 59, then for 30.
+            assert 49 <= first <= 58
+            assert second in {*range(25, 36)} - {30}
+    fewer = causes.random_arms("key_side", named, {"dimension_variances": variances}, 2, by="mean")
+    assert fewer.items() <= found.items()
+
+
+def test_variances_are_those_of_what_attention_reads(bert, corpus):
+    table = measure(bert, corpus, [causes.DimensionVariances()], progress=False)["dimension_variances"]
+    read = []
+    with torch.no_grad():
+        for text in corpus.items:
+            out = bert.model(**bert.tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+            read.append(out.hidden_states[1][0])
+    expected = torch.cat(read).double().var(0, unbiased=False)
+    np.testing.assert_allclose(table.query("layer == 2")["variance"], expected, rtol=1e-4)
+
+
+def test_each_layer_is_changed_alone_and_the_mean_key_moves_nothing(bert, corpus):
+    found = causes.drift(bert, corpus)
+    key = found.loc["key"] - found.loc["unchanged"].reindex(found.loc["key"].index)
+    assert key.abs().max().max() < 1e-6
+    # As one measurement says.
+    change = Replace("query", layers=(2,), by="centre", of="others")
+    table = measure(bert, corpus, "attention_entropy", intervention=(change,), progress=False)["attention_entropy"]
+    expected = table.query("layer == 2")["entropy_normalised"].mean()
+    assert found.loc[("query", "entropy", 2), "all"] == pytest.approx(expected, abs=1e-12)
+    assert found.columns.tolist() == ["all", *map(str, range(4))]
+
+
+def test_texts_of_one_article_are_told_by_their_mean_vectors(bert, corpus):
+    means = []
+    with torch.no_grad():
+        for text in corpus.items:
+            means.append(bert.model(**bert.tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0))
+    unit = torch.nn.functional.normalize(torch.stack(means).double(), dim=1)
+    similar, articles = (unit @ unit.T).numpy(), np.array(corpus.units)
+    one = [roc_auc_score(np.delete(articles == articles[i], i), np.delete(similar[i], i)) for i in range(len(articles))]
+    found = causes.same_article(bert, corpus, Replace("residual", by="nothing"), 1)
+    assert found.loc["area", "all"] == pytest.approx(np.mean(one), abs=1e-6)
+
+
+def test_what_ships_is_read_for_the_same_texts_alone(tmp_path, monkeypatch, corpus):
+    monkeypatch.setattr(causes, "data_directory", lambda: tmp_path)
+    (tmp_path / "measurements" / "causes").mkdir(parents=True)
+    rows = planted({"mean": [0.1, 0.2]})
+    causes.ship(rows, "key-side-some/model", corpus)
+    known = causes.shipped("key-side-some/model", corpus)
+    pd.testing.assert_frame_equal(known, rows, rtol=1e-5)
+    assert causes.shipped("key-side-some/model", corpus.take([0, 1])) is None
+    assert causes.shipped("other", corpus) is None
