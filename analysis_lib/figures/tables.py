@@ -7,10 +7,10 @@ import pandas as pd
 
 
 def plain(text: str | pd.Series) -> str | pd.Series:
-    """Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.
+    r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.
 
-    >>> plain("a_b $1")
-    'a\\_b \\$1'
+    >>> print(plain("a_b $1"))
+    a\_b \$1
     """
     if isinstance(text, pd.Series):
         return text.map(plain)

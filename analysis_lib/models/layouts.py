@@ -210,7 +210,8 @@ def _example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
     if kind == "text":
         made = _some_tokens(model)
     elif kind == "image":
-        made = processor(Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert("RGB"), return_tensors="pt")
+        mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
+        made = processor(Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert(mode), return_tensors="pt")
     else:
         rate = processor.sampling_rate
         made = processor(np.sin(np.arange(rate) / 20), sampling_rate=rate, return_tensors="pt")

@@ -39,7 +39,9 @@ def judged(attention: dict[str, list[float]], matched: list[float]) -> dict[str,
     """The numbers and verdicts of the page on attention."""
     names = {"attention": planted(attention), "band": planted({"matched 1": matched, "random 1": [0.0, 0.0]})}
     tables = type("Told", (), {"title": "planted"})
-    rows = run_cells("causes/attention", "def lost(", "statistics = {", **names, corpus=range(4), tables=tables)
+    rows = run_cells(
+        "causes/attention", "def lost(", "def statistics(", "every = {", **names, tables=tables, corpus=[], beside=[]
+    )
     rows = rows["verdicts"]
     return {row.id: (row.value, row.verdict) for row in rows.itertuples()}
 
