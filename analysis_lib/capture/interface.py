@@ -81,7 +81,7 @@ class InterfaceAttention:
             query, key, value, mask = self._changed(query, key, value, mask)
             return self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks)
         block = layer.activations
-        layer.activations = Activations(number, CROSS, block.part, block.tokens)
+        layer.activations = Activations(number, CROSS, block.part, block.tokens.on(query.device))
         try:
             output = self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks, keys=layer.encoded)
             self.receive(layer.activations)

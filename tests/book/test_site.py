@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from planted_notebooks import alive, outputs, write
+from waiting import PATIENCE, wait_until
 
 from analysis_lib.book import notebook, site
 from analysis_lib.book.site import build_book
@@ -49,7 +50,6 @@ JUDGE = """\
 import pandas as pd
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
-from waiting import PATIENCE, wait_until
 row = claims.judged("maruta-early-cls", Estimate(0.5, 0.4, 0.6, 20), "40 texts") | {"model": "MiniLM"}
 claims.show(pd.DataFrame([row]))"""
 

@@ -17,7 +17,8 @@ MASKS = {
     "modernbert": 2,
     "gpt2": 1,
     "qwen3": 1,
-    "t5": 2,
+    # The decoder and its attention to the encoder have one each.
+    "t5": 3,
     "canine": 0,
     "character_bert": 1,
     "wav2vec2": 1,
