@@ -79,9 +79,9 @@ def statements(number: int, source: str) -> Iterator["Cell"]:
         lines, tree, end = source.splitlines(), ast.parse(source), 0
     except SyntaxError:  # Lines of IPython, or another language.
         return
-    only_imports = any(isinstance(node, IMPORT) for node in tree.body) and all(
-        isinstance(node, IMPORT | ast.Expr) for node in tree.body
-    )
+    # What a cell calls right after its imports sets the notebook up.
+    opening = list(itertools.takewhile(lambda node: isinstance(node, IMPORT | ast.Expr), tree.body))
+    opening = opening if any(isinstance(node, IMPORT) for node in opening) else []
     for _, group in itertools.groupby(tree.body, lambda node: node.lineno):
         *_, node = nodes = [*group]
         part = "\n".join(lines[end : node.end_lineno])
@@ -91,7 +91,7 @@ def statements(number: int, source: str) -> Iterator["Cell"]:
                 one = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
                 yield Cell(one, number, binds={(alias.asname or alias.name).partition(".")[0]}, imported=True)
         else:
-            yield analyse(part, number, sets_up=only_imports)
+            yield analyse(part, number, sets_up=node in opening)
 
 
 @dataclass
