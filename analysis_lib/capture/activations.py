@@ -93,6 +93,8 @@ class CurrentLayer:
 
     def keys_of(self, count: int) -> Tokens:
         """The tokens of the keys of the layer, of which there are ``count``."""
+        if self.activations.stack == CROSS:
+            return self.encoded
         tokens = self.activations.tokens
         return tokens if count == tokens.mask.shape[1] else self.unpadded(count)
 
@@ -121,22 +123,16 @@ class CurrentLayer:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 
-    def visibility(
-        self, mask: Tensor | None, query: Tensor, key: Tensor, keys: Tokens | None = None
-    ) -> tuple[Visibility, Tensor | None]:
+    def visibility(self, mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor | None]:
         """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share.
 
-        ``keys`` are the tokens of the keys, where these are not those of the queries. Where a model lies on several
-        devices, the layers of all but the first have copies of the mask, each its own.
+        Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
         """
-        tokens, count = self.activations.tokens.on(query.device), key.shape[2]
-        place = (id(mask), id(tokens), id(keys), count)
+        tokens, keys = (part.on(query.device) for part in (self.activations.tokens, self.keys_of(key.shape[2])))
+        place = (id(mask), id(tokens), id(keys))
         if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
             filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
-            if keys is None:
-                keys = tokens if count == query.shape[2] else self.unpadded(count)
-            keys = keys.on(query.device)
             visibility = Visibility.from_mask(mask, tokens, keys)
             if len(self._visibilities) == MASKS_KEPT:
                 del self._visibilities[next(iter(self._visibilities))]

@@ -46,16 +46,17 @@ def captured_pass(
         AnalysisError: the attention of a block was not captured.
     """
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
+    comparing = needs & {OUTPUT, LOSS}
     with torch.inference_mode():
-        plain = ask(loaded, batch, LOSS in needs) if changes and needs & {OUTPUT, LOSS} else None
+        plain = ask(loaded, batch, LOSS in needs) if changes and comparing else None
         with _capturing(loaded, blocks):
             given = ask(loaded, batch, LOSS in needs)
             output = given.output
             blocks.finish(output)
-        if needs & {OUTPUT, LOSS}:
-            last, vectors = blocks.layer.activations, [given_out(part.output) for part in (given, plain or given)]
-            ids = batch.inputs.get("input_ids")
-            found = compared(given, plain or given, vectors, ids, last.tokens.on(vectors[0].device))
+        if comparing:
+            plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
+            vectors = [given_out(part.output) for part in (given, plain)]
+            found = compared(given, plain, vectors, ids, last.tokens.on(vectors[0].device))
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
     if blocks.missed:
         count = sum(len(blocks) for blocks in loaded.stacks.values())

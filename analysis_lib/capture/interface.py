@@ -19,7 +19,6 @@ from transformers.masking_utils import sdpa_mask
 from analysis_lib.capture.activations import CROSS, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
 from analysis_lib.capture.attention_rows import AttentionRows, Received, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
-from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.parts import Attention
@@ -64,12 +63,13 @@ class InterfaceAttention:
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        bias: Tensor | None,
-        scaling: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
+        *given: Tensor | float | None,
     ) -> Float[Tensor, "utterance head token value_dim"]:
-        """The output of a module's attention; what is needed of it is captured."""
+        """The output of a module's attention; what is needed of it is captured.
+
+        Args:
+            given: the further arguments of :meth:`_captured`.
+        """
         number, layer = self.crossing.get(module), self.layer
         if number is None:
             if (space := self.projections.gathering) is not None:
@@ -79,11 +79,11 @@ class InterfaceAttention:
                 )
                 return query.new_zeros(*query.shape[:3], value.shape[-1])
             query, key, value, mask = self._changed(query, key, value, mask)
-            return self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks)
+            return self._captured(module, query, key, value, mask, *given)
         block = layer.activations
         layer.activations = Activations(number, CROSS, block.part, block.tokens.on(query.device))
         try:
-            output = self._captured(module, query, key, value, mask, bias, scaling, softcap, sinks, keys=layer.encoded)
+            output = self._captured(module, query, key, value, mask, *given)
             self.receive(layer.activations)
         finally:
             layer.activations = block
@@ -119,11 +119,10 @@ class InterfaceAttention:
         scaling: float,
         softcap: float | None = None,
         sinks: Tensor | None = None,
-        keys: Tokens | None = None,
     ) -> Tensor:
         layer, call, dtype = self.layer, self.projections.call, query.dtype
         bias = None if bias is None else wide(bias)
-        visibility, mask = layer.visibility(mask, query, key, keys)
+        visibility, mask = layer.visibility(mask, query, key)
         # As they come, tokens before heads, they suit the fused kernel; heads before tokens, all else.
         as_given = wide(query), wide(key), wide(value)
         query, key, value = (values.contiguous() for values in as_given)
