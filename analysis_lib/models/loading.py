@@ -95,12 +95,11 @@ def load_model(
     name = of_part(str(name), part) if part else str(name)
     if not isinstance(processor, str | Path | None):
         raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
-    bare, dtype = split_dtype(name)[0], split_dtype(name)[1] or dtype
+    bare, told = split_dtype(name)
+    dtype = told or dtype
     device = checked_options(dtype, device, device_map)
-    model_name, adapter, part, seed = split_name(name)
-    folder, identity = located(model_name if adapter is None else f"{model_name}+{adapter}", revision)
-    base = adapter_base(folder) if adapter is None else model_name
-    home = folder if base is None else located(base, None)[0]
+    *_, part, seed = split_name(name)
+    folder, base, home, identity = _folders(name, revision)
     config = _read_config(name, home)
     # Before the weights are read: they may be large.
     kind = _kind(name, config) if not part else None
@@ -149,6 +148,15 @@ def read_by(identity: str, processor: str) -> str:
     return f"{identity} read by that of {weights_identity(processor)}"
 
 
+def _folders(name: str, revision: str | None) -> tuple[Path, str | None, Path, str]:
+    """Where the files of a name lie; the base of the adapter that these are, if they are one; where the model lies, and
+    what identifies it."""
+    model, adapter, *_ = split_name(name)
+    folder, identity = located(model if adapter is None else f"{model}+{adapter}", revision)
+    base = adapter_base(folder) if adapter is None else model
+    return folder, base, folder if base is None else located(base, None)[0], identity
+
+
 def with_head(loaded: LoadedModel) -> transformers.PreTrainedModel:
     """A causal language model around a model that is loaded, which it shares.
 
@@ -171,17 +179,12 @@ def _head(loaded: LoadedModel) -> transformers.PreTrainedModel:
         )
     if spec is None or spec.device_map:
         raise AnalysisError(f"{loaded.name}: its head is not at hand: give the model with its head, or its name")
-    model_name, adapter, _, seed = split_name(spec.name)
-    if seed is not None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            headed = made._from_config(config, dtype=loaded.model.dtype)
+    if (seed := split_name(spec.name).seed) is not None:
+        headed = _untrained(config, spec.dtype, seed, made)
     else:
-        folder = located(model_name, spec.revision if adapter is None else None)[0]
-        base = adapter_base(folder)
-        folder = folder if base is None else located(base, None)[0]
-        with reading(f"{loaded.name} cannot be loaded", folder), _without_adapters():
-            headed, told = made.from_pretrained(folder, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
+        *_, home, _ = _folders(spec.name, spec.revision)
+        with reading(f"{loaded.name} cannot be loaded", home), _without_adapters():
+            headed, told = made.from_pretrained(home, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
         if lost := sorted(told["missing_keys"]):
             raise AnalysisError(f"{loaded.name} has no weights {lost[0]}: it was saved without its head")
     setattr(headed, headed.base_model_prefix, loaded.model)
@@ -197,11 +200,14 @@ def _of_part(part: str, identity: str) -> str:
     return f"{part} of {identity}"
 
 
-def _untrained(config: transformers.PreTrainedConfig, dtype: str, seed: int) -> transformers.PreTrainedModel:
+def _untrained(
+    config: transformers.PreTrainedConfig, dtype: str, seed: int, made: type | None = None
+) -> transformers.PreTrainedModel:
+    """A model with random weights; without its head, unless it is of a class that has one."""
     with _ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # In single precision whatever was asked for, so that both precisions hold the same weights.
-        made = _model_class(config)
+        made = made or _model_class(config)
         build = made.from_config if made is transformers.AutoModel else made._from_config
         model = build(config, dtype=torch.float32)
     return model.to(getattr(torch, dtype))
