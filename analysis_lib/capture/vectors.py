@@ -54,8 +54,17 @@ class Vectors:
     @cached_property
     def unit_sum(self) -> Float[Tensor, "utterance head dim"]:
         """Σ x / ‖x‖₂ over the tokens that count."""
-        inverse = torch.where(self.norms != 0, self.norms.reciprocal(), 0)
-        return (inverse.unsqueeze(-2) @ self.values).squeeze(-2)
+        return (self._inverse_norms.unsqueeze(-2) @ self.values).squeeze(-2)
+
+    @cached_property
+    def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
+        """Σ (x / ‖x‖₂)², by dimension, over the tokens that count."""
+        return (self._inverse_norms.square().unsqueeze(-2) @ self.values.square()).squeeze(-2)
+
+    @property
+    def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:
+        """0 where there is no direction."""
+        return torch.where(self.norms != 0, self.norms.reciprocal(), 0)
 
     @cached_property
     def sum(self) -> Float[Tensor, "utterance head dim"]:

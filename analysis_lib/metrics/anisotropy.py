@@ -37,9 +37,12 @@ def mean_pair_cosine(
     >>> mean_pair_cosine(np.array([1.0, 1.0]), np.array(2.0))  # two orthogonal vectors
     array(0.)
     """
-    square = (unit_sum**2).sum(-1)
-    pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
-    return np.asarray((square - vectors) / pairs)
+    return np.asarray(((unit_sum**2).sum(-1) - vectors) / _pairs(vectors))
+
+
+def _pairs(vectors: np.ndarray | float) -> np.ndarray:
+    """How many ordered pairs of distinct ones there are; NaN where there is none."""
+    return np.where(vectors > 1, vectors * (vectors - 1), np.nan)
 
 
 def isotropic_cosine_quantile(dimensions: int | float, probability: float = 0.95) -> float:
@@ -117,17 +120,15 @@ class CosineByDimension(Metric):
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):
-            inverse = torch.where(vectors.norms != 0, vectors.norms.square().reciprocal(), 0).unsqueeze(-2)
-            squares = (inverse @ vectors.values.square()).squeeze(-2)
             self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-            self.add(("unit_squares", space, activations.layer), squares, activations)
+            self.add(("unit_squares", space, activations.layer), vectors.unit_squares, activations)
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(space: str, layer: int) -> Columns:
             of_one = (sums[name, space, layer][0] for name in ("unit_sum", "unit_squares", "vectors"))
             unit_sum, squares, vectors = of_one
-            cosine = (unit_sum**2 - squares) / np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+            cosine = (unit_sum**2 - squares) / _pairs(vectors)
             return {"space": np.full(len(cosine), space, dtype=object)} | crossed(
                 layer, {"dimension": range(len(cosine))}, cosine=cosine
             )
