@@ -1,7 +1,6 @@
 """What the cone is made of: the part of each dimension in the average cosine, before and after training."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,15 +8,15 @@ import torch
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations, Vectors
-from analysis_lib.corpora import Corpus, packages
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.metrics import Isotropy
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.papers import recorded
 
-RECORDED = Path("measurements") / "causes" / "cone.csv"
+RECORDED = "cone"
 TOP = 3
 TWIN = ":untrained"
 
@@ -95,15 +94,17 @@ def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
         and without three random ones. Of embeddings of tokens, partition and partition_both,
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
-    known, same = packages.read(data_directory() / RECORDED, pd.read_csv), {"model": name, "texts": corpus.sha256[:12]}
-    known = known[(known[[*same]] == pd.Series(same)).all(axis=1)].drop(columns=[*same])
-    return known.reset_index(drop=True) if len(known) else _measured(name, corpus)
+    known = recorded.rows_of(RECORDED, **_place(name, corpus))
+    return _measured(name, corpus) if known is None else known
 
 
 def record(**corpora: Corpus) -> None:
     """Write what comes with the book: by model, the corpus that it reads."""
-    found = [_measured(m, corpus).assign(model=m, texts=corpus.sha256[:12]) for m, corpus in corpora.items()]
-    pd.concat(found).to_csv(data_directory() / RECORDED, index=False, float_format="%.6g")
+    recorded.write(RECORDED, [(_measured(m, corpus), _place(m, corpus)) for m, corpus in corpora.items()])
+
+
+def _place(name: str, corpus: Corpus) -> dict[str, object]:
+    return {"model": name, "texts": corpus.sha256[:12]}
 
 
 def _measured(name: str, corpus: Corpus) -> pd.DataFrame:
@@ -127,8 +128,7 @@ def _tables(model: LoadedModel, corpus: Corpus) -> tuple[Tables, Tables, LoadedM
 
 
 def _row(found: Estimate, **place: object) -> pd.DataFrame:
-    numbers = dict(zip(("value", "ci_low", "ci_high", "groups"), (*found.row, found.draws), strict=True))
-    return pd.DataFrame([place | numbers])
+    return pd.DataFrame([place | recorded.as_columns(found)])
 
 
 def _rows(first: Tables, without: Tables, model: LoadedModel) -> pd.DataFrame:

@@ -1,27 +1,25 @@
 """The spike of the first token and the attention that it draws, taken away: each of them, and both."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import torch
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.interventions import Replace
-from analysis_lib.corpora import Corpus, packages
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.papers import recorded
 
 # From this height on, Sun et al. 2024 call an activation massive.
 MASSIVE = 1000
 HEIGHTS = {"massive": MASSIVE, "early": 100}
 RANDOM = "random: mean"
-RECORDED = Path("measurements") / "causes" / "spike.csv"
+RECORDED = "spike"
 
 
 class _OfFirst(Metric):
@@ -204,18 +202,14 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         Columns spike (the name of a height, of which the :func:`spike_layer` has all arms, unless it is that of another
         height), layer, dimensions, arm, draw, quantity, value, ci_low, ci_high, groups.
     """
-    known, same = packages.read(data_directory() / RECORDED, pd.read_csv), _place(model, corpus, draws)
-    known = known[(known[[*same]] == pd.Series(same)).all(axis=1)].drop(columns=[*same])
-    return known.reset_index(drop=True) if len(known) else _measured(load_model(model), corpus, draws)
+    known = recorded.rows_of(RECORDED, **_place(model, corpus, draws))
+    return _measured(load_model(model), corpus, draws) if known is None else known
 
 
 def record(**of_models: tuple[Corpus, int]) -> None:
     """Write what comes with the book: by model, the corpus that it reads, and how many draws."""
-    found = []
-    for model, (corpus, draws) in of_models.items():
-        rows = _measured(load_model(model), corpus, draws)
-        found.append(rows.assign(**_place(model, corpus, draws)))
-    pd.concat(found).to_csv(data_directory() / RECORDED, index=False, float_format="%.6g")
+    found = ((_measured(load_model(model), *given), _place(model, *given)) for model, given in of_models.items())
+    recorded.write(RECORDED, found)
 
 
 def _place(model: str, corpus: Corpus, draws: int) -> dict[str, object]:
@@ -255,15 +249,14 @@ def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
                 "draw": draw,
             }
             for quantity, one in found.items():
-                numbers = dict(zip(("value", "ci_low", "ci_high", "groups"), (*one.row, one.draws), strict=True))
-                rows.append(about | {"quantity": quantity} | numbers)
+                rows.append(about | {"quantity": quantity} | recorded.as_columns(one))
     return pd.DataFrame(rows)
 
 
 def estimate(rows: pd.DataFrame, arm: str, quantity: str) -> Estimate:
     """One effect of those of :func:`every_effect`, in one layer; NaN where the model has no such quantity."""
     found = rows[(rows["arm"] == arm) & (rows["quantity"] == quantity)]
-    return Estimate(*found[["value", "ci_low", "ci_high", "groups"]].iloc[0]) if len(found) else Estimate(np.nan)
+    return Estimate(*found[[*recorded.COLUMNS]].iloc[0]) if len(found) else Estimate(np.nan)
 
 
 def layer_by_layer(model: LoadedModel, corpus: Corpus, layer: int, dimensions: tuple[int, ...]) -> dict[str, Tables]:

@@ -1,0 +1,34 @@
+"""What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one row per number."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.packages import data_directory
+from analysis_lib.metrics.intervals import Estimate
+
+COLUMNS = ("value", "ci_low", "ci_high", "groups")
+
+
+def as_columns(found: Estimate) -> dict[str, float]:
+    """A number, its interval, and over how many groups that is."""
+    return dict(zip(COLUMNS, (*found.row, found.draws), strict=True))
+
+
+def rows_of(name: str, **place: object) -> pd.DataFrame | None:
+    """The rows of a file whose columns say what they are of, without these columns; None where there are none."""
+    rows = packages.read(_path(name), pd.read_csv)
+    rows = rows[(rows[[*place]] == pd.Series(place)).all(axis=1)].drop(columns=[*place])
+    return rows.reset_index(drop=True) if len(rows) else None
+
+
+def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
+    """Write the file that :func:`rows_of` reads, of rows and what they are of."""
+    rows = pd.concat([rows.assign(**place) for rows, place in found])
+    rows.to_csv(_path(name), index=False, float_format="%.6g")
+
+
+def _path(name: str) -> Path:
+    return data_directory() / "measurements" / "causes" / f"{name}.csv"
