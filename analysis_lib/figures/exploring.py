@@ -6,19 +6,12 @@ import altair as alt
 import pandas as pd
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures.tables import NAMES
 from analysis_lib.figures.view import COLOURS, INK, Control, View, short
 
 Tables = Mapping[str, pd.DataFrame]
-# Types of tokens as a reader would write them, in the order of legends, each with its look.
-NAMES = {
-    "cls": "[CLS]",
-    "sep": "[SEP]",
-    "first": "first token",
-    "punct": "punctuation",
-    "other": "other tokens",
-    "all": "all tokens",
-}
 TYPES = [name for name in NAMES if name != "all"]
+# The look of each, in the order of legends.
 LOOKS = {
     "cls": (COLOURS[0], "circle"),
     "sep": (COLOURS[1], "square"),

@@ -5,6 +5,16 @@ import re
 import numpy as np
 import pandas as pd
 
+# Types of tokens as a reader would write them, in the order of legends: ``.replace(NAMES)``.
+NAMES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "first": "first token",
+    "punct": "punctuation",
+    "other": "other tokens",
+    "all": "all tokens",
+}
+
 
 def plain(text: str | pd.Series) -> str | pd.Series:
     r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.

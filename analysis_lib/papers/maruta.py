@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures.tables import NAMES as NAMES
 from analysis_lib.measurement import Ratio, Shipped, Tables, TableSet, shipped
 from analysis_lib.metrics.dimensions import THRESHOLD, magnitude_zscores
 from analysis_lib.models import TOKEN_TYPES, title
@@ -19,15 +20,6 @@ TABLES = (
     "attention_entropy",
     "score_contributions",
 )
-# Types of tokens as a reader would write them, in the order of legends: ``.replace(maruta.NAMES)``.
-NAMES = {
-    "cls": "[CLS]",
-    "sep": "[SEP]",
-    "first": "first token",
-    "punct": "punctuation",
-    "other": "other tokens",
-    "all": "all tokens",
-}
 
 
 def named_layers(depth: int) -> dict[str, list[int]]:
