@@ -782,7 +782,12 @@ def test_layers_are_told_apart(tables, tiny_folder):
     # Grouped keys; two stacks; blocks that share weights; width from stage to stage.
     expected = {
         "qwen3": [(24, None, None, None), *[(24, 4, 2, 8)] * 2],
-        "t5": [(24, None, None, None), *[(24, 2, 2, 8)] * 2, (24, None, None, None), *[(24, 2, 2, 8)] * 3],
+        # Encoder, decoder, and the decoder's attention to the encoder, which has no vectors of its own.
+        "t5": [
+            *[(24, None, None, None), *[(24, 2, 2, 8)] * 2],
+            *[(24, None, None, None), *[(24, 2, 2, 8)] * 3],
+            *[(None, 2, 2, 8)] * 3,
+        ],
         "albert": [(24, None, None, None), *[(24, 2, 2, 12)] * 4],
     }
     for name, sizes in expected.items():

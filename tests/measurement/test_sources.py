@@ -38,7 +38,7 @@ def test_a_docstring_a_comment_and_the_layout_change_nothing(edit):
 
 def test_code_of_the_module_or_of_one_that_it_imports_changes_the_hash(edit):
     hashes = [source_hash(ANISOTROPY)]
-    edit("metrics/anisotropy", "(square - vectors) / pairs", "(square - vectors) / pairs * 100")
+    edit("metrics/anisotropy", "(unit_sum**2).sum(-1) - vectors", "(unit_sum**2).sum(-1) + vectors")
     hashes.append(source_hash(ANISOTROPY))
     edit("metrics/accumulator", "GROUPS = 20", "GROUPS = 10")
     hashes.append(source_hash(ANISOTROPY))
