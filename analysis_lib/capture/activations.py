@@ -74,7 +74,7 @@ class CurrentLayer:
 
     def __init__(self, batch: Batch, needs: frozenset[str], changes: Changes | None = None):
         self.batch = batch
-        self.changes = changes or Changes(())
+        self.changes = Changes(()) if changes is None else changes
         self.needs = needs
         self.activations: Activations | None = None
         self.encoded: Tokens | None = None

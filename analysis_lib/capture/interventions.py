@@ -4,7 +4,7 @@ A :class:`Replace` says so and is known by its content. :class:`Changes` is what
 means, deviations and vectors of other texts (gathered by ``measurement.interventions``), and how they are put in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -242,9 +242,14 @@ def _of_tokens(values: Float[Tensor, "utterance token *head dim"], given: Tensor
 
 
 class Changes:
-    """All changes of a pass; what is drawn depends on the seed, the layer and the texts of a batch alone."""
+    """All changes of a pass; what is drawn depends on the seed, the layer and the texts of a batch alone.
 
-    def __init__(self, changes: Sequence[Change]):
+    Attributes:
+        limits: by layer, the norm of a hidden vector from which its token does not count; none unless asked for.
+    """
+
+    def __init__(self, changes: Sequence[Change], limits: Mapping[int, float] | None = None):
+        self.limits = dict(limits or {})
         self._at: dict[tuple[str, int], list[Change]] = {}
         for change in changes:
             self._at.setdefault((change.replace.where, change.layer), []).append(change)
