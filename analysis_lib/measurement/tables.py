@@ -80,7 +80,7 @@ class Report(Reading):
         hidden = activations.spaces.get("hidden")
         if hidden is not None and hidden.tokens.long is not None:
             key = str(activations.layer)
-            self.long[key] = self.long.get(key, 0) + int(hidden.tokens.long.sum())
+            self.long[key] = self.long.get(key, 0) + hidden.tokens.long.sum()
         for space, vectors in activations.spaces.items():
             # Only where a metric computed the norms: counting alone is not worth them.
             if space != "attention_input" and "norms" in vars(vectors):
@@ -93,9 +93,11 @@ class Report(Reading):
         self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
             # The layers of one model can lie on several devices.
-            zeros = [count.to(self.tokens.device) for count in self.zero_vectors.values()]
-            self.tokens, self.counted, *zeros = torch.stack([self.tokens, self.counted, *zeros]).tolist()
-            pairs = zip(self.zero_vectors, zeros, strict=True)
+            counts = [*self.zero_vectors.values(), *self.long.values()]
+            counts = [count.to(self.tokens.device) for count in counts]
+            self.tokens, self.counted, *counts = torch.stack([self.tokens, self.counted, *counts]).tolist()
+            pairs = zip(self.zero_vectors, counts, strict=False)
+            self.long = dict(zip(self.long, counts[len(self.zero_vectors) :], strict=True))
             self.zero_vectors = {key: count for key, count in pairs if count}
 
 
