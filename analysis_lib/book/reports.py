@@ -424,7 +424,7 @@ def build_index(folder: Path) -> Path:
     for link, model, about in rows:
         cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(_file(about['data']))}"]
         values = [model["headlines"].get(name) for name in numbers]
-        said = ("–" if value is None else f"{value:.3g}" for value in values)
+        said = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values)
         body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
             f'<td class="number">{cell}</td>' for cell in said
         )
