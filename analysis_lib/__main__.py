@@ -141,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
             help="a name or folder to read the tokenizer from, where it is not the model's",
         )
         add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
+        add("--tokens", default="all", help="all (default), or those below a multiple of the median norm, as norm<10x")
         add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
         add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
 
@@ -296,8 +297,12 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     """How texts are read, and what is changed in the model on the way, as ``measure`` takes it."""
     if options.special_tokens not in ("keep", "drop"):
         raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
-    settings = {"special_tokens": options.special_tokens == "keep", "long_texts": options.long_texts}
-    return settings | {"intervention": _intervention(options.intervention)}
+    return {
+        "special_tokens": options.special_tokens == "keep",
+        "long_texts": options.long_texts,
+        "tokens": options.tokens,
+        "intervention": _intervention(options.intervention),
+    }
 
 
 def _intervention(path: Path | None) -> object:

@@ -49,6 +49,7 @@ PAGES = {
     "spikes": ("token_norms", "spike_dimensions"),
     "contributions": ("score_contributions",),
     "among": ("anisotropy", "mean_vector"),
+    "claims": ("anisotropy",),
 }
 # Of these, a page says that there are none.
 MAY_BE_EMPTY = ("spike_dimensions",)
@@ -199,6 +200,7 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     attention = all("attention_entropy" in tables for tables in models)
     leave = {"without-attention"} if attention else {"attention"}
     leave |= set() if several else {"several"}
+    leave |= set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
     widths = [tables.layers["width"].tolist() for tables in models]
     leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
     spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
@@ -422,7 +424,7 @@ def build_index(folder: Path) -> Path:
     for link, model, about in rows:
         cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(_file(about['data']))}"]
         values = [model["headlines"].get(name) for name in numbers]
-        said = ("–" if value is None else f"{value:.3g}" for value in values)
+        said = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values)
         body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
             f'<td class="number">{cell}</td>' for cell in said
         )

@@ -113,6 +113,8 @@ class _Blocks:
         self._amended: set[nn.Module] = set()
         # The latest layer of each stack, and its output.
         self._latest: dict[str, tuple[Activations, Tensor]] = {}
+        # Where long vectors do not count, the tokens of that output.
+        self._short: dict[str, Tokens] = {}
 
     def attach(self) -> Iterator[RemovableHandle]:
         """Attach all hooks; the caller removes the handles."""
@@ -170,6 +172,10 @@ class _Blocks:
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
+        short = self._short.get(stack.name)
+        # What attention makes of its input counts if that does. A stage may merge patches.
+        if name and short is not None and short.mask.shape == tokens.mask.shape:
+            tokens = short
         self.layer.activations = Activations(self._count, stack.name, name, tokens)
         self._count += 1
 
@@ -199,6 +205,10 @@ class _Blocks:
             tokens = self.layer.unpadded(hidden.shape[1]).on(hidden.device)
         else:
             tokens = self._vector_tokens(stack, hidden, args).on(hidden.device)
+        limit = self.layer.changes.limits.get(activations.layer)
+        if limit is not None:
+            every = self._stack_tokens(stack, hidden, args).on(hidden.device)
+            tokens = self._short[stack.name] = every.shorter_than(limit, wide(hidden))
         if "final" in self.layer.needs and not self.loaded.layout.maps:
             self._latest[stack.name] = activations, hidden
         if "hidden" in self.layer.needs:
@@ -212,5 +222,6 @@ class _Blocks:
         for name, (layer, hidden) in self._latest.items():
             final = given.get(name)
             if final is not None and final.shape == hidden.shape and final.data_ptr() != hidden.data_ptr():
-                spaces = {"final": Vectors(wide(final).unsqueeze(1), layer.tokens.on(final.device))}
+                tokens = self._short.get(name, layer.tokens).on(final.device)
+                spaces = {"final": Vectors(wide(final).unsqueeze(1), tokens)}
                 self.receive(Activations(layer.layer, name, "", layer.tokens, spaces))

@@ -6,7 +6,7 @@ means, deviations and vectors of other texts (gathered by ``measurement.interven
 
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 
@@ -257,9 +257,15 @@ def fits(values: Tensor, tokens: Tokens) -> bool:
 
 
 class Changes:
-    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts of a batch alone."""
+    """All changes of a pass; what is drawn depends on the seed, the site, the layer and the texts of a batch alone.
 
-    def __init__(self, changes: Sequence[Change]):
+
+    Attributes:
+        limits: by layer, the norm of a hidden vector from which its token does not count; none unless asked for.
+    """
+
+    def __init__(self, changes: Sequence[Change], limits: Mapping[int, float] | None = None):
+        self.limits = dict(limits or {})
         self._at: dict[tuple[str, int], list[Change]] = {}
         for change in changes:
             self._at.setdefault((change.replace.where, change.layer), []).append(change)

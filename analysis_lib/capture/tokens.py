@@ -72,6 +72,7 @@ class Tokens:
         special_tokens: whether tokens of ``SPECIAL_TYPES`` count.
         silent: True at tokens that the model attends to but that are not part of the item, such as the silence that
             Whisper appends to a short sound; these do not count.
+        long: of these, tokens whose vectors are longer than a measurement counts; see :meth:`shorter_than`.
     """
 
     mask: Bool[Tensor, "utterance token"]
@@ -79,6 +80,7 @@ class Tokens:
     groups: tuple[int, ...]
     special_tokens: bool = True
     silent: Bool[Tensor, "utterance token"] | None = None
+    long: Bool[Tensor, "utterance token"] | None = None
     _elsewhere: dict[torch.device, "Tokens"] = field(default_factory=dict, init=False, repr=False)
 
     def on(self, device: torch.device) -> "Tokens":
@@ -86,7 +88,7 @@ class Tokens:
         if device == self.mask.device:
             return self
         if device not in self._elsewhere:
-            parts = {name: getattr(self, name) for name in ("mask", "types", "silent")}
+            parts = {name: getattr(self, name) for name in ("mask", "types", "silent", "long")}
             parts = {name: part.to(device) for name, part in parts.items() if part is not None}
             self._elsewhere[device] = replace(self, **parts)
         return self._elsewhere[device]
@@ -134,6 +136,11 @@ class Tokens:
     def counted_types(self) -> slice:
         """The types whose tokens count."""
         return slice(None) if self.special_tokens else slice(len(SPECIAL_TYPES), None)
+
+    def shorter_than(self, limit: float, hidden: Float[Tensor, "utterance token dim"]) -> "Tokens":
+        """The same, of which those whose hidden vector is as long as the limit, or longer, do not count."""
+        long = self.mask & ~(torch.linalg.vector_norm(hidden, dim=-1) < limit)
+        return replace(self, silent=long if self.silent is None else self.silent | long, long=long)
 
     def head(self, utterances: int) -> "Tokens":
         """The tokens of the first few utterances."""

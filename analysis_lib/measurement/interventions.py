@@ -1,4 +1,4 @@
-"""What an intervention puts in: the means, deviations, directions and vectors of a corpus under a model."""
+"""What an intervention puts in, and the norms that count: of the vectors of a corpus under a model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from analysis_lib.capture.vectors import wide
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
+from analysis_lib.metrics.sinks import TokenNorms
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
 
 # How many vectors of each type of token are kept of a layer, for ``other`` and ``other_of_type``.
@@ -186,6 +187,8 @@ class _Gathering(Changes):
 def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Changes:
     """What the intervention of the settings comes to; a pass over the corpus where means or other texts are needed.
 
+    Where long vectors do not count, another one gives the medians of their norms, with what is changed.
+
     Raises:
         AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
     """
@@ -194,8 +197,25 @@ def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Change
         raise AnalysisError(
             f"{model.name}: {one.where} cannot be changed: its hidden states are maps; give another model"
         )
-    found = _gather(model, corpus, settings, asked)
-    return Changes([change for one in asked for change in _changes(model, one, found)])
+    found = _gather(model, corpus, settings, asked) if asked else None
+    made = [change for one in asked for change in _changes(model, one, found)]
+    return Changes(made, _limits(model, corpus, settings, Changes(made)) if settings.norms_below else None)
+
+
+def _limits(model: LoadedModel, corpus: Corpus, settings: Settings, changes: Changes) -> dict[int, float]:
+    """By layer, the norm from which hidden vectors do not count."""
+    if model.layout.maps:
+        raise AnalysisError(
+            f"{model.name}: its hidden states are maps, whose norms are not told apart: leave tokens out"
+        )
+    norms, groups = TokenNorms(), corpus.groups(GROUPS)
+    for start in range(0, len(corpus), ITEMS):
+        part = slice(start, min(start + ITEMS, len(corpus)))
+        for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
+            capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
+    table = norms.table()
+    medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")["median"]
+    return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
 
 
 def _changes(model: LoadedModel, one: Replace, found: _Gathering) -> Iterator[Change]:

@@ -49,6 +49,7 @@ def measure(
     tokens_per_batch: int = Settings.tokens_per_batch,
     maps: str = Settings.maps,
     intervention: Replace | Sequence[Replace] | None = None,
+    tokens: str = Settings.tokens,
     workers: int = 1,
     scheduler: str | None = None,
     worker_timeout: float = 60,
@@ -84,6 +85,8 @@ def measure(
         maps: of a convolutional network, ``flatten`` or ``positions``, see :class:`Settings`.
         intervention: what is changed on the way, such as ``Replace("residual", layers=[3], dimensions=[99])``, or
             several changes in a list. Where it needs means or other texts, the corpus is read once more, before.
+        tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many times the median norm
+            of its layer, which a pass before finds; ``run["report"]["long"]`` says how many were left out, by layer.
         workers: processes on this machine, this one among them.
         scheduler: the address of a Dask scheduler (``tcp://...``), instead of ``workers``.
         worker_timeout: seconds in which no worker of the scheduler works, after which this is an error.
@@ -103,7 +106,7 @@ def measure(
         raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
     corpus, settings = (
         load_corpus(data, column=column),
-        Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention or ()),
+        Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention or (), tokens),
     )
     refuse_senseless(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
@@ -338,6 +341,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     """What whoever reads the tables should know of how the corpus was read."""
     items = f"of {len(corpus) + corpus.blank} {PLURAL[model.kind]}"
     most = f"the {capture.longest(model)} that are read" if report.cut or report.windowed else ""
+    longest = max(report.long.values(), default=0)
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
     found = {
@@ -350,6 +354,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
         f"{report.spelt} special tokens are spelt out in the texts, and count as their own": report.spelt,
         f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it out": report.doubled,
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
+        f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count": longest,
     }
     return [words for words, applies in found.items() if applies]
 

@@ -40,19 +40,22 @@ class Report(Reading):
         tokens: of all utterances at the first layer, special tokens included.
         counted: those that count as vectors and as queries.
         zero_vectors: by "space layer", how many vectors had no direction and were left out of cosines.
+        long: by layer, how many tokens were left out for the norm of their hidden vector.
         layers: the rows of :attr:`Tables.layers`, in order.
     """
 
     tokens: int = 0
     counted: int = 0
     zero_vectors: dict[str, int] = field(default_factory=dict)
+    long: dict[str, int] = field(default_factory=dict)
     layers: list[dict] = field(default_factory=list)
 
     def merge(self, other: "Report") -> None:
         for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for key, count in other.zero_vectors.items():
-            self.zero_vectors[key] = self.zero_vectors.get(key, 0) + count
+        for mine, theirs in ((self.zero_vectors, other.zero_vectors), (self.long, other.long)):
+            for key, count in theirs.items():
+                mine[key] = mine.get(key, 0) + count
         self.layers = self.layers or other.layers
 
     def joined(self, other: "Report") -> "Report":
@@ -61,7 +64,8 @@ class Report(Reading):
             {name: mine if mine is not None else theirs[name] for name, mine in row.items()}
             for row, theirs in zip(self.layers or other.layers, other.layers, strict=True)
         ]
-        return replace(other, zero_vectors=self.zero_vectors | other.zero_vectors, layers=layers)
+        dictionaries = {"zero_vectors": self.zero_vectors | other.zero_vectors, "long": self.long | other.long}
+        return replace(other, layers=layers, **dictionaries)
 
     def add(self, activations: Activations) -> None:
         """Count what a layer of a batch holds, where the activations are: see :meth:`close`."""
@@ -73,6 +77,10 @@ class Report(Reading):
             tokens = activations.tokens if hidden is None else hidden.tokens
             self.tokens += tokens.mask.sum()
             self.counted += tokens.counts.sum().long()
+        hidden = activations.spaces.get("hidden")
+        if hidden is not None and hidden.tokens.long is not None:
+            key = str(activations.layer)
+            self.long[key] = self.long.get(key, 0) + hidden.tokens.long.sum()
         for space, vectors in activations.spaces.items():
             # Only where a metric computed the norms: counting alone is not worth them.
             if space != "attention_input" and "norms" in vars(vectors):
@@ -85,9 +93,11 @@ class Report(Reading):
         self.layers.sort(key=operator.itemgetter("layer"))
         if isinstance(self.tokens, Tensor):
             # The layers of one model can lie on several devices.
-            zeros = [count.to(self.tokens.device) for count in self.zero_vectors.values()]
-            self.tokens, self.counted, *zeros = torch.stack([self.tokens, self.counted, *zeros]).tolist()
-            pairs = zip(self.zero_vectors, zeros, strict=True)
+            counts = [*self.zero_vectors.values(), *self.long.values()]
+            counts = [count.to(self.tokens.device) for count in counts]
+            self.tokens, self.counted, *counts = torch.stack([self.tokens, self.counted, *counts]).tolist()
+            pairs = zip(self.zero_vectors, counts, strict=False)
+            self.long = dict(zip(self.long, counts[len(self.zero_vectors) :], strict=True))
             self.zero_vectors = {key: count for key, count in pairs if count}
 
 

@@ -145,8 +145,10 @@ class TokenNorms(Metric):
         counted = hidden.norms[:, 0] != 0
         slots = _slots(hidden.tokens) * counted.unsqueeze(1)
         number = torch.arange(slots.shape[1], device=bins.device)[None, :, None] * BINS + bins.unsqueeze(1)
-        counts = torch.bincount(number[slots > 0], minlength=slots.shape[1] * BINS)
-        self.add_whole(("tokens", layer), counts.view(slots.shape[1], BINS).double())
+        # Sums of ones are the same in any order.
+        counts = torch.zeros(slots.shape[1] * BINS, dtype=slots.dtype, device=slots.device)
+        counts.index_add_(0, number.flatten(), slots.flatten())
+        self.add_whole(("tokens", layer), counts.view(slots.shape[1], BINS))
 
     @staticmethod
     def _bins(norms: Tensor) -> Tensor:

@@ -43,12 +43,14 @@ FOUND = """\
 :class: tip finding
 
 {text}
-
-```{{raw}} html
 {picture}
-```
 :::::
 """
+# A page of tables has none.
+SEEN = """
+```{{raw}} html
+{picture}
+```"""
 SHOWN = '<img class="figure" src="{address}" alt="{alt}">'
 PICTURE = f'<a href="#{{name}}">{SHOWN}</a>'
 MADE = """\
@@ -146,7 +148,9 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
     notebook = nbformat.reads(source[0], 4)
     if text := finding(notebook):
         # Within the first cell: what comes after it is counted by others.
-        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=lead(app.env, notebook))
+        picture = lead(app.env, notebook)
+        seen = SEEN.format(picture=picture) if picture else ""
+        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=seen)
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)
