@@ -29,7 +29,7 @@ STORES = {"measurements": "finished measurements", "derived": "models trained he
 METRICS = (
     "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
     "dimension_means outlier_dimensions score_contributions score_terms isotropy cosine_by_dimension "
-    "attention_received token_norms spike_dimensions output_change next_token_loss"
+    "attention_received token_norms spike_dimensions output_change next_token_loss masked_token_loss"
 )
 
 # The options of `measure` that make sense of vectors.

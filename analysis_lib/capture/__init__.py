@@ -8,7 +8,7 @@ from transformers' attention interface (``interface.py``), or from hooks where a
 What the vectors of a stack stand for is in ``stack_tokens.py``.
 """
 
-from analysis_lib.capture.activations import LOSS, OUTPUT, RECEIVED, SCORES, SPACES, WEIGHTS, Activations
+from analysis_lib.capture.activations import LOSS, MASKED, OUTPUT, RECEIVED, SCORES, SPACES, WEIGHTS, Activations
 from analysis_lib.capture.attention_rows import AttentionRows, Received
 from analysis_lib.capture.batching import batches, longest
 from analysis_lib.capture.checked_pass import lacking, run

@@ -18,8 +18,9 @@ SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 RECEIVED = "received"
 SCORES = "scores"
-# And what it gives out, beside what it gives out without what is changed: vectors, or predictions of the next token.
-OUTPUT, LOSS = "output", "loss"
+# And what it gives out, beside what it gives out without what is changed: vectors, predictions of the next token, and
+# of tokens that it reads masked, in a pass of its own.
+OUTPUT, LOSS, MASKED = "output", "loss", "masked"
 # The stack of a decoder's attentions to an encoder.
 CROSS = "cross"
 # More than the layers of any model share at a time.
@@ -44,7 +45,7 @@ class Activations:
         rows: summaries of the attention rows, if a metric asked for ``weights`` or ``received``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
-        output: what the model gives out, if a metric asked for ``output`` or ``loss``: that comes alone, last.
+        output: what the model gives out, if a metric asked for that or for predictions: it comes alone, last.
     """
 
     layer: int

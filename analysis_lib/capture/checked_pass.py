@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from analysis_lib.capture.activations import SCORES, SPACES, WEIGHTS, Activations, Receive
+from analysis_lib.capture.activations import LOSS, MASKED, SCORES, SPACES, WEIGHTS, Activations, Receive
 from analysis_lib.capture.batching import batches
 from analysis_lib.capture.forward_pass import captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
@@ -21,6 +21,7 @@ from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.layouts import evaluated
+from analysis_lib.models.loading import lacks_head
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.
@@ -39,7 +40,7 @@ def run(
     """One forward pass of a batch; ``receive`` is called with the :class:`Activations` of layer 0, 1, ... in turn.
 
     Args:
-        needs: which of ``SPACES``, ``WEIGHTS`` and ``SCORES`` to capture.
+        needs: what to capture, see ``activations.py``.
         maps: ``flatten`` or ``positions``, see :class:`Settings`.
         changes: what is changed on the way.
 
@@ -68,6 +69,9 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
     if not loaded.layout.listed or not all(plain):
         for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
             run(loaded, batch, frozenset(), lambda _: None)
+    for need, objective in ((LOSS, "next"), (MASKED, "masked")):
+        if reason := lacks_head(loaded, objective):
+            loaded.lacking[need] = reason
     return loaded.lacking
 
 

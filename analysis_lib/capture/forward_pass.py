@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
-from analysis_lib.capture.activations import LOSS, OUTPUT, Activations, CurrentLayer, Receive
+from analysis_lib.capture.activations import LOSS, MASKED, OUTPUT, Activations, CurrentLayer, Receive
 from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
 from analysis_lib.capture.interventions import Changes
-from analysis_lib.capture.outputs import ask, compared
+from analysis_lib.capture.outputs import Output, ask, compared, masking, predicted
 from analysis_lib.capture.projections import ProjectionHooks
 from analysis_lib.capture.stack_tokens import class_tokens, map_vectors, stack_tokens, token_count
 from analysis_lib.capture.tokens import Tokens
@@ -48,15 +48,20 @@ def captured_pass(
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     comparing = needs & {OUTPUT, LOSS}
     with torch.inference_mode():
-        plain = ask(loaded, batch, LOSS in needs) if changes and comparing else None
+        objective = "next" if LOSS in needs else None
+        plain = ask(loaded, batch, objective) if changes and comparing else None
         with _capturing(loaded, blocks):
-            given = ask(loaded, batch, LOSS in needs)
+            given = ask(loaded, batch, objective)
             output = given.output
             blocks.finish(output)
         if comparing:
             plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
             vectors = [given_out(part.output) for part in (given, plain)]
             found = compared(given, plain, vectors, ids, last.tokens.on(vectors[0].device))
+            receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
+        if MASKED in needs:
+            last = blocks.layer.activations
+            found = _of_masked(loaded, batch, maps, changes)
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
     if blocks.missed:
         count = sum(len(blocks) for blocks in loaded.stacks.values())
@@ -65,6 +70,17 @@ def captured_pass(
             f"this model does not call transformers' attention interface in {blocks.missed[0]}; give another model"
         )
     return given_out(output)
+
+
+def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | None) -> Output:
+    """What a masked language model predicts of tokens that it does not see, in a pass of its own."""
+    hidden, which = masking(loaded, batch)
+    plain = given = ask(loaded, hidden, "masked")
+    if changes:
+        blocks = _Blocks(loaded, CurrentLayer(hidden, frozenset(), changes), lambda _: None, maps)
+        with _capturing(loaded, blocks):
+            given = ask(loaded, hidden, "masked")
+    return predicted(given, plain, batch.inputs["input_ids"], which)
 
 
 def given_out(output: ModelOutput) -> Tensor:

@@ -1,18 +1,23 @@
 """What a model gives out with what is changed on the way, beside what it gives out without."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
+from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import with_head
+
+# The share of the tokens that a masked language model predicts, as in Devlin et al. 2019, sec. 3.1.
+PREDICTED = 0.15
 
 
 @dataclass(eq=False)
@@ -28,32 +33,28 @@ class Output:
     """What a model gives out, by token, in comparison with the unchanged pass.
 
     Attributes:
-        tokens: those of the vectors.
         cosine: of each vector to the unchanged one.
-        loss: −ln p of the token that follows; the last one has none.
+        loss: −ln p of a token that is predicted: the one that follows, or, of ``masked``, that which was masked.
         kl: Kullback-Leibler divergence of the prediction from the unchanged one.
+        counted: the tokens that have these numbers.
+        masked: whether this is the pass that reads masked tokens.
     """
 
-    tokens: Tokens
-    cosine: Float[Tensor, "utterance token"]
+    counted: Mapping[str, Bool[Tensor, "utterance token"]]
+    cosine: Float[Tensor, "utterance token"] | None = None
     loss: Float[Tensor, "utterance token"] | None = None
     kl: Float[Tensor, "utterance token"] | None = None
-
-    def counted(self, name: str) -> Bool[Tensor, "utterance token"]:
-        """The tokens that have this number."""
-        if name == "cosine":
-            return self.tokens.counted.bool()
-        return functional.pad(self.tokens.mask[:, 1:], (0, 1))
+    masked: bool = False
 
 
-def ask(loaded: LoadedModel, batch: Batch, predicting: bool) -> Given:
+def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
     """What a model gives out for a batch, through its head where its predictions are asked for."""
-    if not predicting:
+    if objective is None:
         return Given(loaded.model(**batch.inputs))
     seen = []
     handle = loaded.model.register_forward_hook(lambda _module, _args, output: seen.append(output))
     try:
-        logits = with_head(loaded)(**batch.inputs).logits
+        logits = with_head(loaded, objective)(**batch.inputs).logits
     finally:
         handle.remove()
     return Given(seen[-1], logits)
@@ -64,15 +65,50 @@ def compared(given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor 
 
     Args:
         vectors: what both give out, utterance x token x width.
-        ids: of the tokens.
+        ids: of the tokens, of which each text predicts the next.
     """
     cosine = functional.cosine_similarity(*(wide(part).double() for part in vectors), dim=-1)
+    counted = {"cosine": tokens.counted.bool()}
     if given.logits is None:
-        return Output(tokens, cosine)
-    loss, kl = torch.zeros_like(cosine), torch.zeros_like(cosine)
+        return Output(counted, cosine)
+    # The last token is followed by none.
+    counted |= dict.fromkeys(("loss", "kl"), functional.pad(tokens.mask[:, 1:], (0, 1)))
+    return Output(counted, cosine, *_prediction(given, plain, functional.pad(ids[:, 1:], (0, 1))))
+
+
+def predicted(given: Given, plain: Given, ids: Tensor, masked: Bool[Tensor, "utterance token"]) -> Output:
+    """The predictions of masked tokens, beside those of the unchanged pass."""
+    return Output(dict.fromkeys(("loss", "kl"), masked), None, *_prediction(given, plain, ids), masked=True)
+
+
+def _prediction(given: Given, plain: Given, wanted: Int[Tensor, "utterance token"]) -> tuple[Tensor, Tensor]:
+    loss, kl = (wanted.new_zeros(wanted.shape, dtype=torch.float64) for _ in range(2))
     # One text at a time: words are many.
-    for place in range(len(ids)):
+    for place, words in enumerate(wanted):
         log, before = (wide(part.logits[place]).log_softmax(-1) for part in (given, plain))
-        loss[place, :-1] = -log[:-1].gather(-1, ids[place, 1:, None]).squeeze(-1)
+        loss[place] = -log.gather(-1, words.unsqueeze(-1)).squeeze(-1)
         kl[place] = (before.exp() * (before - log)).sum(-1)
-    return Output(tokens, cosine, loss, kl)
+    return loss, kl
+
+
+def masking(loaded: LoadedModel, batch: Batch) -> tuple[Batch, Bool[Tensor, "utterance token"]]:
+    """The batch with 15 % of the tokens of each text masked, one at least, special ones excepted; and which they are.
+
+    They depend on the text alone.
+
+    Raises:
+        AnalysisError: its tokenizer has no mask.
+    """
+    mask = getattr(loaded.processor, "mask_token_id", None)
+    if mask is None:
+        raise AnalysisError(f"the tokenizer of {loaded.name} has no mask token: give another metric")
+    ids = batch.inputs["input_ids"]
+    special = torch.tensor(loaded.processor.all_special_ids, device=ids.device)
+    words = batch.tokens.on(ids.device).mask & ~torch.isin(ids, special)
+    chosen = torch.zeros_like(words)
+    for place, own in enumerate(words.cpu()):
+        text = ids[place].cpu()[own]
+        draws = torch.Generator().manual_seed(zlib.crc32(text.numpy().tobytes()))
+        order = torch.randperm(len(text), generator=draws)[: max(1, round(PREDICTED * len(text)))]
+        chosen[place, own.nonzero().squeeze(-1)[order].to(ids.device)] = True
+    return replace(batch, inputs=batch.inputs | {"input_ids": ids.masked_fill(chosen, mask)}), chosen

@@ -68,7 +68,7 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     def receive(activations: capture.Activations) -> None:
         for metric in metrics:
             # What a model gives out comes alone, after its last layer.
-            if activations.output is not None and not metric.needs & {capture.OUTPUT, capture.LOSS}:
+            if activations.output is not None and not metric.needs & {capture.OUTPUT, capture.LOSS, capture.MASKED}:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:
                 metric.update(activations)

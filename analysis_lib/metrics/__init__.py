@@ -14,7 +14,7 @@ from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntrop
 from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
 from analysis_lib.metrics.isotropy import Isotropy
 from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
-from analysis_lib.metrics.outputs import NextTokenLoss, OutputChange
+from analysis_lib.metrics.outputs import MaskedTokenLoss, NextTokenLoss, OutputChange
 from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
 from analysis_lib.metrics.sinks import AttentionReceived, SpikeDimensions, TokenNorms
 
@@ -22,7 +22,7 @@ _ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenTy
 _DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
 _EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, CosineByDimension)
 _SINKS = (AttentionReceived, TokenNorms, SpikeDimensions)
-_OUTPUTS = (OutputChange, NextTokenLoss)
+_OUTPUTS = (OutputChange, NextTokenLoss, MaskedTokenLoss)
 METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_SINKS, *_OUTPUTS)}
 
 

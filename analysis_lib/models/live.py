@@ -41,7 +41,8 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
         raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
     bare = bare_model(model)
     found = LoadedModel(of_part(name, part) if part else name, _weights_hash(bare), bare, processor, part=part)
-    if isinstance(model, transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), ())):
+    heads = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MASKED_LM_MAPPING)
+    if any(isinstance(model, classes.get(type(model.config), ())) for classes in heads):
         found.headed = model
     return found
 

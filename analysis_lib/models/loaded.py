@@ -61,7 +61,7 @@ class LoadedModel:
         files: sha256 of the files it was read from, by name.
         part: the path of the part of ``model`` that was asked for, if it was.
         layout: where its parts are.
-        headed: the causal language model that it is the body of, once that has been asked for.
+        headed: the language model that it is the body of, once that has been asked for.
         lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
     """
 

@@ -37,6 +37,11 @@ from analysis_lib.models.names import (
 )
 from analysis_lib.models.parts import MODEL_LAYOUTS, is_encoder_alone, refuse_too_large
 
+# Language models by what they predict: what they are called, what that is, and their classes.
+OBJECTIVES = {
+    "next": ("causal language model", "next token", transformers.MODEL_FOR_CAUSAL_LM_MAPPING),
+    "masked": ("masked language model", "masked token", transformers.MODEL_FOR_MASKED_LM_MAPPING),
+}
 # Weights that play no part in a forward pass: checkpoints of other tasks come without them.
 NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -157,26 +162,35 @@ def _folders(name: str, revision: str | None) -> tuple[Path, str | None, Path, s
     return folder, base, folder if base is None else located(base, None)[0], identity
 
 
-def with_head(loaded: LoadedModel) -> transformers.PreTrainedModel:
-    """A causal language model around a model that is loaded, which it shares.
+def lacks_head(loaded: LoadedModel, objective: str) -> str:
+    """Why a loaded model is not the body of a language model, empty if it is.
+
+    Args:
+        objective: what it predicts, one of ``OBJECTIVES``.
+    """
+    kind, predicted, classes = OBJECTIVES[objective]
+    config = loaded.model.config
+    made, names = classes.get(type(config), None), [*(config.architectures or ()), type(loaded.model).__name__]
+    if made is None or made.__name__ not in names or loaded.layout.part:
+        return f"it is no {kind} ({names[0]}), so that it predicts no {predicted}"
+    return ""
+
+
+def with_head(loaded: LoadedModel, objective: str) -> transformers.PreTrainedModel:
+    """A language model around a model that is loaded, which it shares.
 
     Raises:
-        AnalysisError: it is none.
+        AnalysisError: it is none, see :func:`lacks_head`, or its head is not at hand.
     """
+    if lacking := lacks_head(loaded, objective):
+        raise AnalysisError(f"{loaded.name}: {lacking}")
     if loaded.headed is None:
-        loaded.headed = _head(loaded)
+        loaded.headed = _head(loaded, OBJECTIVES[objective][2][type(loaded.model.config)])
     return loaded.headed
 
 
-def _head(loaded: LoadedModel) -> transformers.PreTrainedModel:
+def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
     config, spec = loaded.model.config, loaded.spec
-    made = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    names = [*(config.architectures or ()), type(loaded.model).__name__]
-    if made is None or made.__name__ not in names or loaded.layout.part:
-        raise AnalysisError(
-            f"{loaded.name} is no causal language model ({names[0]}), so that it predicts no next token: give one, or "
-            f"other metrics"
-        )
     if spec is None or spec.device_map:
         raise AnalysisError(f"{loaded.name}: its head is not at hand: give the model with its head, or its name")
     if (seed := split_name(spec.name).seed) is not None:

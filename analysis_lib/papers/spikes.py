@@ -7,12 +7,12 @@ import torch
 from analysis_lib.capture import Activations
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
-from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models.loading import lacks_head
 from analysis_lib.papers import recorded
 
 # From this height on, Sun et al. 2024 call an activation massive.
@@ -217,14 +217,9 @@ def _place(model: str, corpus: Corpus, draws: int) -> dict[str, object]:
 
 
 def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
-    metrics, rows = ["attention_by_token_type", HiddenAnisotropy(), "next_token_loss"], []
-    described = ["dimension_means", SpikeHeight()]
-    try:
-        plain = measure(model, corpus, [*metrics, *described], progress=False)
-    except AnalysisError:
-        # It predicts no next token.
-        metrics[-1] = "output_change"
-        plain = measure(model, corpus, [*metrics, *described], progress=False)
+    output = "output_change" if lacks_head(model, "next") else "next_token_loss"
+    metrics, rows = ["attention_by_token_type", HiddenAnisotropy(), output], []
+    plain = measure(model, corpus, [*metrics, "dimension_means", SpikeHeight()], progress=False)
     last, width = int(plain.layers["layer"].max()), int(plain.layers["width"].iloc[0])
     token = first_type(plain)
     for name, height in HEIGHTS.items():

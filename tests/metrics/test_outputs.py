@@ -27,16 +27,16 @@ def folder(tmp_path_factory):
     return path
 
 
+def cut(_module, _args, output):
+    kept = output.clone() if isinstance(output, torch.Tensor) else output[0].clone()
+    kept[..., [2, 5]] = 0
+    return kept if isinstance(output, torch.Tensor) else (kept, *output[1:])
+
+
 def by_hand(folder, change: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Of each text, its ids, logits and last vectors; with two dimensions of the first block's output at zero."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).double().eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-
-    def cut(_module, _args, output):
-        kept = output.clone() if isinstance(output, torch.Tensor) else output[0].clone()
-        kept[..., [2, 5]] = 0
-        return kept if isinstance(output, torch.Tensor) else (kept, *output[1:])
-
     if change:
         model.model.layers[0].register_forward_hook(cut)
     found = []
@@ -94,13 +94,77 @@ def test_effects_come_with_other_tables_and_leave_them_alone(folder):
 
 
 def test_what_predicts_no_next_token_is_refused(tiny_folder, folder, tmp_path):
-    with pytest.raises(AnalysisError, match="is no causal language model"):
+    with pytest.raises(AnalysisError, match="it is no causal language model"):
         measure(tiny_folder("bert"), TEXTS, "next_token_loss", progress=False)
     bare = transformers.LlamaModel.from_pretrained(folder)
     bare.save_pretrained(tmp_path / "bare")
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "bare")
-    with pytest.raises(AnalysisError, match="is no causal language model"):
+    with pytest.raises(AnalysisError, match="it is no causal language model"):
         measure(tmp_path / "bare", TEXTS, "next_token_loss", progress=False)
+
+
+def masked_model(tmp_path):
+    base, tokenizer = tiny.build("bert")
+    torch.manual_seed(1)
+    model = transformers.BertForMaskedLM(base.config)
+    model.bert.load_state_dict(base.state_dict(), strict=False)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", [False, True])
+def test_masked_tokens_are_predicted_as_transformers_does(tmp_path, change):
+    folder = masked_model(tmp_path)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(folder).double().eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    read, asked = [], load_model(folder, dtype="float64")
+    words = asked.model.embeddings.word_embeddings
+    handle = words.register_forward_pre_hook(lambda _module, args: read.append(args[0][0]))
+    intervention = CUT if change else None
+    measure(asked, TEXTS, "masked_token_loss", intervention=intervention, tokens_per_batch=1, progress=False)
+    handle.remove()
+    losses, divergences, count = [], [], 0
+    for text in TEXTS:
+        inputs = tokenizer(text, return_tensors="pt")
+        ids = inputs["input_ids"][0]
+        masked = ((one, one == tokenizer.mask_token_id) for one in read if len(one) == len(ids))
+        seen, where = next((one, at) for one, at in masked if at.any() and ((one == ids) | at).all())
+        # Of 15 % of what are no special tokens, none is one of these.
+        assert where.sum() == max(1, round(0.15 * (len(ids) - 2)))
+        assert not where[[0, -1]].any()
+        with torch.no_grad():
+            plain = model(**inputs | {"input_ids": seen[None]}).logits[0, where].log_softmax(-1)
+            handle = model.bert.encoder.layer[0].register_forward_hook(cut) if change else None
+            found = model(**inputs | {"input_ids": seen[None]}).logits[0, where].log_softmax(-1)
+            if handle:
+                handle.remove()
+        losses.append(functional.nll_loss(found, ids[where], reduction="none"))
+        divergences.append((plain.exp() * (plain - found)).sum(-1))
+        count += int(where.sum())
+    for batch in (1, 10**6):
+        table = measure(
+            asked, TEXTS, "masked_token_loss", intervention=intervention, tokens_per_batch=batch, progress=False
+        )["masked_token_loss"].iloc[0]
+        wanted = torch.cat(losses).mean(), torch.cat(divergences).mean()
+        np.testing.assert_allclose([table["loss"], table["kl"]], wanted, atol=1e-9)
+        assert table["tokens"] == count
+    assert (table["kl"] > 1e-5) == change
+
+
+def test_loss_at_masked_positions_comes_with_other_tables_and_leaves_them_alone(tmp_path):
+    folder = masked_model(tmp_path)
+    alone = measure(folder, TEXTS, "anisotropy", progress=False, intervention=CUT)
+    together = measure(folder, TEXTS, "anisotropy,output_change,masked_token_loss", progress=False, intervention=CUT)
+    np.testing.assert_array_equal(alone["anisotropy"]["cosine"], together["anisotropy"]["cosine"])
+    only = measure(folder, TEXTS, "masked_token_loss", progress=False, intervention=CUT)["masked_token_loss"]
+    np.testing.assert_array_equal(only["loss"], together["masked_token_loss"]["loss"])
+
+
+def test_what_predicts_no_masked_token_is_refused(tiny_folder, folder):
+    for model in (tiny_folder("bert"), folder):
+        with pytest.raises(AnalysisError, match="it is no masked language model"):
+            measure(model, TEXTS, "masked_token_loss", progress=False)
 
 
 def test_an_untrained_copy_has_the_head_of_its_architecture(folder):
