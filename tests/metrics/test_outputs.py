@@ -189,3 +189,25 @@ def test_dimensions_add_up_to_the_average_cosine(folder):
     by_pairs = (torch.einsum("nd,md->d", units, units) - units.square().sum(0)) / (len(units) * (len(units) - 1))
     final = tables["cosine_by_dimension"].query("space == 'final'")["cosine"]
     np.testing.assert_allclose(final, by_pairs, atol=1e-6)
+
+
+def test_a_head_that_calls_the_decoder_of_its_body(folder, tmp_path):
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.OPTConfig(vocab_size=len(tokenizer), ffn_dim=32, **sizes)
+    torch.manual_seed(2)
+    model = transformers.OPTForCausalLM(config).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    losses, counts = [], []
+    for text in TEXTS:
+        inputs = tokenizer(text, return_tensors="pt")
+        with torch.no_grad():
+            losses.append(model(**inputs, labels=inputs["input_ids"]).loss)
+        counts.append(inputs["input_ids"].shape[1] - 1)
+    wanted = np.average(losses, weights=counts)
+    found = measure(tmp_path, TEXTS, "next_token_loss,output_change", intervention=CUT, progress=False)
+    plain = measure(tmp_path, TEXTS, "next_token_loss", progress=False)["next_token_loss"]
+    np.testing.assert_allclose(plain["loss"], [wanted], rtol=1e-5)
+    assert found["next_token_loss"]["kl"][0] > 0
+    assert found["output_change"]["cosine"][0] < 0.9999
