@@ -48,12 +48,13 @@ PAGES = {
     "dimensions": ("outlier_dimensions", "dimension_means"),
     "spikes": ("token_norms", "spike_dimensions"),
     "contributions": ("score_contributions",),
+    "interventions": ("dimension_means", "attention_by_token_type"),
+    "explorer": ("anisotropy", "attention_entropy", "attention_by_token_type"),
     "among": ("anisotropy", "mean_vector"),
     "claims": ("anisotropy",),
 }
 # Of these, a page says that there are none.
 MAY_BE_EMPTY = ("spike_dimensions",)
-# The explorer, once it can be written into a report, is a page like the others.
 REPORT, GEOMETRY, CARD, INDEX = "report.json", "geometry.json", "model-card.md", "analysis-lib report --index"
 # Of a page of the book's site, what a report has no use for.
 OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
@@ -203,6 +204,8 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     leave |= set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
     widths = [tables.layers["width"].tolist() for tables in models]
     leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
+    scores = all("score_contributions" in tables for tables in models)
+    leave |= set() if scores else {"scores"}
     spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
     leave |= set() if spiking else {"spiking"}
     clone = (ROOT / "_toc.yml").is_file()
@@ -245,6 +248,9 @@ def _applies(page: str, models: Sequence[Tables]) -> bool:
     """Whether every model has what a page shows, and some model has a row of it."""
     there = all(name in tables for tables in models for name in PAGES[page])
     if page == "among" and references(*models).empty:
+        return False
+    # Where tokens are pooled on the way, what is given out is not of the tokens that were changed.
+    if page == "interventions" and any(tables.layers["width"].nunique() > 1 for tables in models):
         return False
     return there and all(
         any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY

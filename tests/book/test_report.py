@@ -117,11 +117,25 @@ def test_every_address_in_a_report_is_of_a_file_in_it_wherever_it_lies(built, tm
 
 
 def test_differences_have_their_figure_on_every_page_of_two_models(built):
-    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions"):
+    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions", "interventions"):
         assert "What differs" in words(built / "report" / f"{page}.html"), page
     table = pd.read_csv(built / "_static" / "figures" / "fig-similarity-difference.csv")
     assert {"difference", "ci_low", "ci_high"} <= {*table}
     assert (table["ci_low"] < table["difference"]).all()
+
+
+def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
+    titles = {model["title"] for model in json.loads((built / "report.json").read_text(encoding="utf-8"))["models"]}
+    table = pd.read_csv(built / "_static" / "figures" / "fig-interventions.csv")
+    for title in titles:
+        of_model = table[table["model"] == title]
+        # A mean key adds the same to all scores of a query; the other changes turn what comes out.
+        assert of_model.loc[of_model["arm"] == "mean key", "value"].abs().max() < 1e-6
+        assert (of_model.loc[of_model["arm"] == "mean vector", "value"] > 0.01).all()
+    page = (built / "report" / "explorer.html").read_text(encoding="utf-8")
+    for title in titles:
+        assert f"{title}</option>" in page
+    assert all(len(data) < 300_000 for data in re.findall('<script class="table".*?</script>', page, re.DOTALL))
 
 
 def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
@@ -238,11 +252,16 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
 @pytest.mark.parametrize(
     ("architecture", "without", "with_"),
     [
-        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes"}),
-        ("resnet-basic", {"attention", "sinks", "contributions", "within"}, {"similarity", "drift", "among"}),
-        ("vit", {"training"}, {"attention", "sinks", "within", "among"}),
-        ("wav2vec2", {"training"}, {"attention", "sinks", "within"}),
-        ("t5", {"training"}, {"attention", "sinks", "within"}),
+        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes", "interventions", "explorer"}),
+        (
+            "resnet-basic",
+            {"attention", "sinks", "contributions", "within", "interventions", "explorer"},
+            {"similarity", "drift", "among"},
+        ),
+        ("vit", {"training"}, {"attention", "sinks", "within", "among", "interventions", "explorer"}),
+        ("segformer", {"training", "interventions"}, {"attention", "explorer"}),
+        ("wav2vec2", {"training"}, {"attention", "sinks", "within", "interventions"}),
+        ("t5", {"training"}, {"attention", "sinks", "within", "interventions"}),
     ],
 )
 def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny_folder, tmp_path):
@@ -341,7 +360,14 @@ def test_a_page_is_written_as_the_pages_of_the_book_are(name):
     notebook = read_notebook(located(Path("report") / name))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert notebook.cells[0].source.startswith("# ")
-    assert {*notebook_parameters(reports.HOME / f"{name}.ipynb")} <= {"models", "run", "data", "limit", "seed"}
+    assert {*notebook_parameters(reports.HOME / f"{name}.ipynb")} <= {
+        "models",
+        "run",
+        "data",
+        "limit",
+        "seed",
+        "sample",
+    }
     assert code[-1].metadata["tags"] == ["hide-input", "found"]
     known = {*dir(builtins), "__annotations__"}
     for number, cell in enumerate(code):
