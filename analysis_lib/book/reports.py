@@ -46,7 +46,7 @@ PAGES = {
     "attention": ("attention_entropy", "attention_by_token_type"),
     "sinks": ("attention_received",),
     "dimensions": ("outlier_dimensions", "dimension_means"),
-    "spikes": ("token_norms", "spike_dimensions"),
+    "spikes": ("token_norms", "spike_dimensions", "mean_vector"),
     "contributions": ("score_contributions",),
     "interventions": ("dimension_means", "attention_by_token_type"),
     "explorer": ("anisotropy", "attention_entropy", "attention_by_token_type"),

@@ -138,6 +138,16 @@ def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
     assert all(len(data) < 300_000 for data in re.findall('<script class="table".*?</script>', page, re.DOTALL))
 
 
+def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
+    """On the page of spikes: the mean norm has one, paired over texts."""
+    said = words(built / "report" / "spikes.html").partition("What differs")[2]
+    for header in ("mean norm", "ci_low", "ci_high", "median", "largest"):
+        assert header in said
+    wanted = pd.read_csv(built / "tables" / "mean_vector_difference.csv")
+    wanted = wanted.query("space == 'hidden' and quantity == 'mean_norm' and layer == 2").iloc[0]
+    assert " ".join(f"{wanted[name]:z.3f}" for name in ("difference", "ci_low", "ci_high")) in said
+
+
 def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
     about = json.loads((built / "report.json").read_text(encoding="utf-8"))
     titles = [model["title"] for model in about["models"]]
