@@ -103,7 +103,8 @@ def build_report(
     refuse_foreign(out)
     if data == "-":
         raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
-    if repeated := [name for name in models if models.count(name) > 1]:
+    same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
+    if repeated := [name for name, one in zip(models, same, strict=True) if same.count(one) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
     corpus = load_corpus(data, limit, seed)
     steps = _steps(models)
@@ -211,7 +212,11 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     clone = (ROOT / "_toc.yml").is_file()
     home, book = ROOT / "book" if clone else ROOT / "analysis_lib" / "notebooks", root / "book"
     for folder in ("_ext", "_static", "_templates"):
-        shutil.copytree(home / folder, book / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        (book / folder).mkdir(parents=True)
+        # One by one: of a full disk, copytree would say so for each file.
+        for path in (home / folder).glob("[!.]*.*"):
+            if path.suffix != ".png":
+                shutil.copy(path, book / folder)
     shutil.copy(home / "status.md", book)
     (book / "parameters").mkdir()
     (book / "parameters" / "default.yml").write_text("{}\n", encoding="utf-8")
