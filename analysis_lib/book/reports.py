@@ -46,14 +46,15 @@ PAGES = {
     "attention": ("attention_entropy", "attention_by_token_type"),
     "sinks": ("attention_received",),
     "dimensions": ("outlier_dimensions", "dimension_means"),
-    "spikes": ("token_norms", "spike_dimensions"),
+    "spikes": ("token_norms", "spike_dimensions", "mean_vector"),
     "contributions": ("score_contributions",),
+    "interventions": ("dimension_means", "attention_by_token_type"),
+    "explorer": ("anisotropy", "attention_entropy", "attention_by_token_type"),
     "among": ("anisotropy", "mean_vector"),
     "claims": ("anisotropy",),
 }
 # Of these, a page says that there are none.
 MAY_BE_EMPTY = ("spike_dimensions",)
-# The explorer, once it can be written into a report, is a page like the others.
 REPORT, GEOMETRY, CARD, INDEX = "report.json", "geometry.json", "model-card.md", "analysis-lib report --index"
 # Of a page of the book's site, what a report has no use for.
 OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
@@ -102,7 +103,8 @@ def build_report(
     refuse_foreign(out)
     if data == "-":
         raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
-    if repeated := [name for name in models if models.count(name) > 1]:
+    same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
+    if repeated := [name for name, one in zip(models, same, strict=True) if same.count(one) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
     corpus = load_corpus(data, limit, seed)
     steps = _steps(models)
@@ -203,12 +205,18 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     leave |= set() if attention and all(tables.run["kind"] == "text" for tables in models) else {"words"}
     widths = [tables.layers["width"].tolist() for tables in models]
     leave |= set() if all(width == widths[0] for width in widths) else {"same-width"}
+    scores = all("score_contributions" in tables for tables in models)
+    leave |= set() if scores else {"scores"}
     spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
     leave |= set() if spiking else {"spiking"}
     clone = (ROOT / "_toc.yml").is_file()
     home, book = ROOT / "book" if clone else ROOT / "analysis_lib" / "notebooks", root / "book"
     for folder in ("_ext", "_static", "_templates"):
-        shutil.copytree(home / folder, book / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+        (book / folder).mkdir(parents=True)
+        # One by one: of a full disk, copytree would say so for each file.
+        for path in (home / folder).glob("[!.]*.*"):
+            if path.suffix != ".png":
+                shutil.copy(path, book / folder)
     shutil.copy(home / "status.md", book)
     (book / "parameters").mkdir()
     (book / "parameters" / "default.yml").write_text("{}\n", encoding="utf-8")
@@ -245,6 +253,9 @@ def _applies(page: str, models: Sequence[Tables]) -> bool:
     """Whether every model has what a page shows, and some model has a row of it."""
     there = all(name in tables for tables in models for name in PAGES[page])
     if page == "among" and references(*models).empty:
+        return False
+    # Where tokens are pooled on the way, what is given out is not of the tokens that were changed.
+    if page == "interventions" and any(tables.layers["width"].nunique() > 1 for tables in models):
         return False
     return there and all(
         any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY

@@ -124,7 +124,7 @@ async def _execute(tasks: list[Task]) -> None:
         await asyncio.gather(*map(one, tasks))
         watch.cancel()
     if failures:
-        raise AnalysisError(*failures)
+        raise AnalysisError(*dict.fromkeys(failures))
 
 
 async def _watch(folder: Path, bar: tqdm) -> None:

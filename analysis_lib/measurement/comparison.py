@@ -12,7 +12,6 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.tables import LazyTables, Tables
-from analysis_lib.metrics.intervals import jackknife_interval
 from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
 from analysis_lib.models.loading import checked_options, load_model
 
@@ -107,14 +106,11 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
         return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
 
-    metrics = first._parts[name], other._parts[name]
-    groups = metrics[0].occupied_groups()
-    without = (difference(*(metric.without(group) for metric in metrics)) for group in groups)
-    whole = difference(*both)
-    low, high = jackknife_interval(whole, without)
+    found = first.interval(lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), other)
     rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
     rows["quantity"] = np.tile(values, len(at))
-    return rows.assign(difference=whole.ravel(), ci_low=low.ravel(), ci_high=high.ravel())
+    rows[["difference", "ci_low", "ci_high"]] = np.array([one.row for one in found]).reshape(-1, 3)
+    return rows
 
 
 def compare(

@@ -1,7 +1,9 @@
 """A report on two models, built once: what it holds, and what keeps the last one. The index, and bad input."""
 
 import builtins
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,11 +16,13 @@ import nbformat
 import pandas as pd
 import pytest
 import tiny
+import tokenizers
 import torch
+import transformers
 from copying import statements
 
 from analysis_lib import AnalysisError, load_corpus, load_model
-from analysis_lib.book import reports
+from analysis_lib.book import notebook, reports
 from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
 from analysis_lib.measurement.comparison import Comparison
@@ -117,11 +121,35 @@ def test_every_address_in_a_report_is_of_a_file_in_it_wherever_it_lies(built, tm
 
 
 def test_differences_have_their_figure_on_every_page_of_two_models(built):
-    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions"):
+    for page in ("similarity", "within", "drift", "attention", "sinks", "spikes", "contributions", "interventions"):
         assert "What differs" in words(built / "report" / f"{page}.html"), page
     table = pd.read_csv(built / "_static" / "figures" / "fig-similarity-difference.csv")
     assert {"difference", "ci_low", "ci_high"} <= {*table}
     assert (table["ci_low"] < table["difference"]).all()
+
+
+def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
+    titles = {model["title"] for model in json.loads((built / "report.json").read_text(encoding="utf-8"))["models"]}
+    table = pd.read_csv(built / "_static" / "figures" / "fig-interventions.csv")
+    for title in titles:
+        of_model = table[table["model"] == title]
+        # A mean key adds the same to all scores of a query; the other changes turn what comes out.
+        assert of_model.loc[of_model["arm"] == "mean key", "value"].abs().max() < 1e-6
+        assert (of_model.loc[of_model["arm"] == "mean vector", "value"] > 0.01).all()
+    page = (built / "report" / "explorer.html").read_text(encoding="utf-8")
+    for title in titles:
+        assert f"{title}</option>" in page
+    assert all(len(data) < 300_000 for data in re.findall('<script class="table".*?</script>', page, re.DOTALL))
+
+
+def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
+    """On the page of spikes: the mean norm has one, paired over texts."""
+    said = words(built / "report" / "spikes.html").partition("What differs")[2]
+    for header in ("mean norm", "ci_low", "ci_high", "median", "largest"):
+        assert header in said
+    wanted = pd.read_csv(built / "tables" / "mean_vector_difference.csv")
+    wanted = wanted.query("space == 'hidden' and quantity == 'mean_norm' and layer == 2").iloc[0]
+    assert " ".join(f"{wanted[name]:z.3f}" for name in ("difference", "ci_low", "ci_high")) in said
 
 
 def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
@@ -180,7 +208,7 @@ def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, mon
 
 KILLED = """
 import os, sys
-from analysis_lib.book import reports
+from analysis_lib.book import notebook, reports
 reports.build_book = lambda *a, **k: os.kill(os.getpid(), 9)
 reports.build_report([sys.argv[1]], sys.argv[2], sys.argv[3])
 """
@@ -196,6 +224,38 @@ def test_a_killed_report_leaves_the_last_one_and_the_next_clears_up(built, model
     test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, monkeypatch)
 
 
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("place", ["the pages", "a notebook", "the tables"])
+def test_a_full_disk_is_one_line_and_leaves_the_last_report(place, built, models, lines, monkeypatch):
+    before = files(built)
+    if place == "the pages":
+        monkeypatch.setattr(shutil, "copy", full)
+    elif place == "a notebook":
+        # Of all notebooks that are executed, the same.
+        monkeypatch.setattr(notebook, "_write", full)
+        monkeypatch.setattr(reports, "PAGES", {"drift": PAGES["drift"], "sinks": PAGES["sinks"]})
+        monkeypatch.setattr(notebook, "_run", not_run)
+    else:
+        monkeypatch.setattr(reports, "build_book", lambda *_, out, **__: out.mkdir())
+        monkeypatch.setattr(pd.DataFrame, "to_csv", full)
+    with pytest.raises(AnalysisError, match=r"No space left on device.*free some space") as caught:
+        build_report([str(models[0])], str(lines), built, limit=6)
+    assert len(caught.value.args) == 1
+    assert "\n" not in str(caught.value)
+    assert files(built) == before
+    assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+async def not_run(copy: nbformat.NotebookNode, *_: object) -> tuple[None, None, float]:
+    """A notebook whose cells count as executed."""
+    for number, cell in enumerate(cell for cell in copy.cells if cell.cell_type == "code"):
+        cell.execution_count = number + 1
+    return None, None, 0.0
+
+
 def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(AnalysisError, match="holds something that is no report"):
@@ -209,6 +269,7 @@ def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
     ("given", "data", "message"),
     [
         (["bert", "bert"], "lines", "given twice"),
+        (["bert", "bert/"], "lines", "given twice"),
         (["bert"], "-", "instead of standard input"),
         (["bert"], "photographs", "reads texts"),
         (["nowhere/at-all"], "lines", "nowhere/at-all"),
@@ -216,7 +277,7 @@ def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
 )
 def test_what_cannot_be_reported_is_refused_in_one_line(given, data, message, models, lines, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    given = [str(models[0]) if name == "bert" else name for name in given]
+    given = [name.replace("bert", str(models[0])) for name in given]
     with pytest.raises(AnalysisError, match=message):
         build_report(given, str(lines) if data == "lines" else data, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -238,11 +299,16 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
 @pytest.mark.parametrize(
     ("architecture", "without", "with_"),
     [
-        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes"}),
-        ("resnet-basic", {"attention", "sinks", "contributions", "within"}, {"similarity", "drift", "among"}),
-        ("vit", {"training"}, {"attention", "sinks", "within", "among"}),
-        ("wav2vec2", {"training"}, {"attention", "sinks", "within"}),
-        ("t5", {"training"}, {"attention", "sinks", "within"}),
+        ("gpt2", {"training"}, {"attention", "sinks", "contributions", "spikes", "interventions", "explorer"}),
+        (
+            "resnet-basic",
+            {"attention", "sinks", "contributions", "within", "interventions", "explorer"},
+            {"similarity", "drift", "among"},
+        ),
+        ("vit", {"training"}, {"attention", "sinks", "within", "among", "interventions", "explorer"}),
+        ("segformer", {"training", "interventions"}, {"attention", "explorer"}),
+        ("wav2vec2", {"training"}, {"attention", "sinks", "within", "interventions"}),
+        ("t5", {"training"}, {"attention", "sinks", "within", "interventions"}),
     ],
 )
 def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny_folder, tmp_path):
@@ -256,6 +322,59 @@ def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny
         text = (tmp_path / "root" / "book" / "report" / f"{page}.ipynb").read_text(encoding="utf-8")
         assert "What differs" not in text
         assert "headline_differences(" not in text or page == "training"
+
+
+# --- Models that nobody here has -------------------------------------------------------------------------------------
+
+
+SMILES = [
+    "CC(=O)OC1=CC=CC=C1C(=O)O",
+    "CN1C=NC2=C1C(=O)N(C(=O)N2C)C",
+    "CCO",
+    "C1=CC=CC=C1",
+    "CC(C)CC1=CC=C(C=C1)C(C)C(=O)O",
+]
+
+
+def chemist(folder: Path) -> None:
+    """A masked language model of molecules, with a tokenizer made up for their atoms and bonds."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {token: number for number, token in enumerate([*special, *"CNO=()123456Sn[]+-Hc"])}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder)
+    size = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("kind", ["chemistry", "albert"])
+def test_a_report_on_an_unseen_model_has_every_page_and_none_is_empty(kind, tmp_path, tiny_folder):
+    data, folder = tmp_path / "data.txt", tmp_path / "my model"
+    data.write_text("\n".join((SMILES if kind == "chemistry" else list(tiny.TEXTS)) * 3), encoding="utf-8")
+    if kind == "chemistry":
+        torch.manual_seed(0)
+        chemist(folder)
+    else:
+        shutil.copytree(tiny_folder("albert"), folder)
+    out = tmp_path / "out"
+    build_report([str(folder)], str(data), out)
+    about = json.loads((out / "report.json").read_text(encoding="utf-8"))
+    # Of random weights, no dimension may stand out.
+    assert {*about["pages"]} >= {*PAGES} - {"training", "dimensions"}
+    for page in about["pages"]:
+        said = words(out / "report" / f"{page}.html")
+        html = (out / "report" / f"{page}.html").read_text(encoding="utf-8")
+        assert "Finding" in said
+        assert re.search(r'<figure|class="figure"|<table', html)
+        assert not re.search(r"\bnan\b|Markdown object|Traceback", said)
+    first = words(out / "index.html")
+    assert ("BertModel" if kind == "chemistry" else "AlbertModel") in first
+    assert "my model" in first
+    unit = "loss of masked tokens" if kind == "chemistry" else "cosine of the outputs"
+    assert unit in words(out / "report" / "interventions.html")
 
 
 # --- Runs of training ------------------------------------------------------------------------------------------------
@@ -341,7 +460,14 @@ def test_a_page_is_written_as_the_pages_of_the_book_are(name):
     notebook = read_notebook(located(Path("report") / name))
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert notebook.cells[0].source.startswith("# ")
-    assert {*notebook_parameters(reports.HOME / f"{name}.ipynb")} <= {"models", "run", "data", "limit", "seed"}
+    assert {*notebook_parameters(reports.HOME / f"{name}.ipynb")} <= {
+        "models",
+        "run",
+        "data",
+        "limit",
+        "seed",
+        "sample",
+    }
     assert code[-1].metadata["tags"] == ["hide-input", "found"]
     known = {*dir(builtins), "__annotations__"}
     for number, cell in enumerate(code):
