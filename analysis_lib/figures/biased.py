@@ -43,29 +43,26 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
 
     base = alt.Chart(alt.NamedData("vectors"))
     across, up = (alt.Scale(domain=domain) for domain in ([-1.15, 4.15], [-1.17, 1.17]))
-    place = {"x": alt.X("across:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=up)}
-    middle = {"x": alt.X("all_x:Q", axis=None), "y": alt.Y("all_y:Q", axis=None)}
+    place = alt.X("across:Q", axis=None, scale=across), alt.Y("y:Q", axis=None, scale=up)
     origin = {"x2": alt.X2Datum(0), "y2": alt.Y2Datum(0)}
     thick = alt.StrokeWidth("weight:Q", scale=alt.Scale(domain=[0, 0.2], range=[0.5, 14]), legend=None)
     asking = alt.condition("datum.query == query", alt.value(COLOURS[1]), alt.value(COLOURS[0]))
-    tooltip = ["query:Q", alt.Tooltip("weight:Q", format=".3f")]
     mean = base.transform_filter("datum.query == 1").mark_rule(color=INK, strokeWidth=2, strokeDash=[5, 3])
+    tips = base.mark_point(filled=True, size=70, opacity=1).encode(
+        tooltip=["query:Q", alt.Tooltip("weight:Q", format=".3f")]
+    )
     chart = alt.layer(
-        base.mark_rule(color=COLOURS[0], opacity=0.7).encode(**place, **origin, strokeWidth=thick),
-        mean.encode(**middle, **origin),
-        base.mark_point(filled=True, size=70, opacity=1).encode(**place, color=asking, tooltip=tooltip),
+        base.mark_rule(color=COLOURS[0], opacity=0.7).encode(*place, **origin, strokeWidth=thick),
+        mean.encode(x=alt.X("all_x:Q", axis=None), y=alt.Y("all_y:Q", axis=None), **origin),
+        tips.encode(*place, color=asking),
     )
-    return View(
-        name,
-        caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: their mean.",
-        "Vectors from one origin, shifted by a bias that they share; their mean is dashed.",
-        {"rows": table},
-        [{"name": "vectors", "source": "rows", "transform": steps}],
-        [chart.properties(width=340, height=150, description="Vectors with a common bias")],
-        [
-            Control("bias", "Common bias", value=bias, ends=(0, 3, 0.1), kind="range"),
-            Control("query", "Query", value=1, ends=(1, points, 1), kind="range"),
-        ],
-        [("vectors", "datum.query == 1", words, "", "")],
-        still=still,
-    )
+    chart = chart.properties(width=340, height=150, description="Vectors with a common bias")
+    caption = caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: mean."
+    drawn = "Vectors from one origin, shifted by a bias that they share; their mean is dashed."
+    data = [{"name": "vectors", "source": "rows", "transform": steps}]
+    controls = [
+        Control("bias", "Common bias", None, bias, (0, 3, 0.1)),
+        Control("query", "Query", None, 1, (1, points, 1)),
+    ]
+    said = [("vectors", "datum.query == 1", words)]
+    return View(name, caption, drawn, {"rows": table}, data, [chart], controls, said, still=still)
