@@ -4,7 +4,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis_lib.figures.view import COLOURS, INK, Control, View
+from analysis_lib.figures.view import COLOURS, INK, Control, View, steps
 
 # By Vega's rules, of every vector: with the bias, of length one, and the attention of the chosen query to it.
 STEPS = {
@@ -30,12 +30,11 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
     """
     angles = 2 * np.pi * (np.arange(points) + 0.5) / points
     table = pd.DataFrame({"query": np.arange(1, points + 1), "x": np.cos(angles), "y": np.sin(angles)})
-    steps = {"angle": f"2 * PI * (query - 0.5) / {points}"} | STEPS
-    steps = [{"type": "formula", "as": name, "expr": expression} for name, expression in steps.items()]
     sums = {"sum_x": "unit_x", "sum_y": "unit_y", "total": "score", "all_x": "across", "all_y": "y", "most": "score"}
     ops = ["sum"] * 3 + ["mean"] * 2 + ["max"]
-    steps.append({"type": "joinaggregate", "fields": [*sums.values()], "ops": ops, "as": [*sums]})
-    steps.append({"type": "formula", "as": "weight", "expr": "datum.score / datum.total"})
+    added = {"type": "joinaggregate", "fields": [*sums.values()], "ops": ops, "as": [*sums]}
+    computed = steps(angle=f"2 * PI * (query - 0.5) / {points}", **STEPS)
+    computed += [added, *steps(weight="datum.score / datum.total")]
     # The closed form of the mean cosine of all pairs.
     pairs = f"(datum.sum_x * datum.sum_x + datum.sum_y * datum.sum_y - {points}) / {points * (points - 1)}"
     words = f"'Average cosine of two vectors: ' + format({pairs}, '.2f') + '. Of the attention of query ' + query + ', "
@@ -56,13 +55,14 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
         mean.encode(x=alt.X("all_x:Q", axis=None), y=alt.Y("all_y:Q", axis=None), **origin),
         tips.encode(*place, color=asking),
     )
-    chart = chart.properties(width=340, height=150, description="Vectors with a common bias")
+    chart = chart.properties(
+        width=340, height=150, description="Vectors from one origin with a common bias; dashed, their mean"
+    )
     caption = caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: mean."
-    drawn = "Vectors from one origin, shifted by a bias that they share; their mean is dashed."
-    data = [{"name": "vectors", "source": "rows", "transform": steps}]
+    data = [{"name": "vectors", "source": "rows", "transform": computed}]
     controls = [
         Control("bias", "Common bias", None, bias, (0, 3, 0.1)),
         Control("query", "Query", None, 1, (1, points, 1)),
     ]
     said = [("vectors", "datum.query == 1", words)]
-    return View(name, caption, drawn, {"rows": table}, data, [chart], controls, said, still=still)
+    return View(name, caption, {"rows": table}, data, [chart], controls, said, still=still)

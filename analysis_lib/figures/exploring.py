@@ -7,9 +7,10 @@ import pandas as pd
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.tables import NAMES
-from analysis_lib.figures.view import COLOURS, INK, Control, View, short
+from analysis_lib.figures.view import COLOURS, INK, Control, View, short, steps
 
 Tables = Mapping[str, pd.DataFrame]
+Measured = Tables | Mapping[str, Tables]
 TYPES = [name for name in NAMES if name != "all"]
 # Of the points of each, in the order of NAMES.
 LOOKS = [*COLOURS, INK], ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
@@ -47,9 +48,7 @@ HERE = "datum.layer == layer && datum.head == head"
 # --- Views --------------------------------------------------------------------------------------------
 
 
-def explorer(
-    measured: Tables | Mapping[str, Tables], name: str = "fig-explorer", caption: str = "", **start: str | float
-) -> View:
+def explorer(measured: Measured, name: str = "fig-explorer", caption: str = "", **start: str | float) -> View:
     """Layers by heads: a number of every head as a heat map; beside it what one head attends to, and by what.
 
     Args:
@@ -75,7 +74,7 @@ def explorer(
     weights, scores = ([c for c in quantities if c.startswith(kind)] for kind in ("weight_", "score_"))
     # A heat map of contributions is of one dimension.
     shown = "datum.quantity == quantity" + " && (datum.part != 'score' || datum.dimension == dimension)" * bool(scores)
-    panels, words = [_heat_map(quantities, shown)], f"{_chosen(quantities, 'quantity')} + ': ' + {WORDS}"
+    panels, words = [_heat_map(shown)], f"{QUANTITIES}[quantity] + ': ' + {WORDS}"
     said = [
         ("rows", f"datum.model == model && {HERE}", "model + ', layer ' + layer + ', head ' + head"),
         ("numbers", f"{HERE} && {shown}", words, "", "This is not among its largest"),
@@ -89,14 +88,13 @@ def explorer(
         title = "'Layer ' + layer + ', head ' + head + ': largest Cⱼ'"
         panels.append(_by_dimension(f"{HERE} && datum.part == 'score'", scores, title, "-datum.most"))
     caption = caption or "A number of every head by attention layer, and what one head attends to."
-    drawn = "A heat map of heads by attention layer; beside it what one head attends to, and by which dimensions."
     data = _data(rows, QUANTITIES, "datum.head > 0", f"(datum.dimension == dimension || ({HERE}))")
     moves = {0: ["head", "layer"]}
-    return View(name, caption, drawn, {"rows": rows}, data, panels, controls, said, limits, moves, start)
+    return View(name, caption, {"rows": rows}, data, panels, controls, said, limits, moves, start)
 
 
 def dimensions(
-    measured: Tables | Mapping[str, Tables],
+    measured: Measured,
     effects: pd.DataFrame | None = None,
     name: str = "fig-dimensions",
     caption: str = "",
@@ -119,27 +117,27 @@ def dimensions(
     """
     rows = rows_of(measured)
     lists = [c for c in COLUMNS if c in rows and c.partition("_")[0] in AMOUNTS]
-    limits = {}
+    limits, seen_in = {}, {"gap": "score_other"}
     for model, part in rows.groupby("model", sort=False):
-        there = {c.partition("_")[0] for c in lists if part[c].notna().any()}
-        there |= {"gap"} if "score_other" in lists else set()
-        if (part["head"] == 0).any():
-            limits[model] = {"amount": [a for a in AMOUNTS if a in there]} | _limits(part, "heads", 0)
+        there = [c for c in lists if part[c].notna().any()]
+        amounts = [a for a in AMOUNTS if any(c.startswith(seen_in.get(a, a)) for c in there)]
+        limits |= {model: {"amount": amounts} | _limits(part, "heads", 0)} if (part["head"] == 0).any() else {}
     if not limits:
         raise AnalysisError("no contributions of dimensions were measured: measure score_contributions")
     controls = [Control("model", "Model", {model: model for model in limits}), Control("amount", "Show", AMOUNTS)]
-    controls += [Control("layer", "Layer"), Control("heads", "Head (0: mean of all)")]
-    controls += [Control("dimension", "Dimension")]
-    controls += [Control("order", "Order", {"size": "largest first", "number": "by number"})]
+    controls += [
+        Control("layer", "Layer"),
+        Control("heads", "Head (0: mean of all)"),
+        Control("dimension", "Dimension"),
+    ]
+    controls.append(Control("order", "Order", {"size": "largest first", "number": "by number"}))
     # A mean is of a layer, not of a head.
     heads = "datum.head == (datum.part == 'score' || datum.part == 'gap' ? heads : 0)"
     shown, here = f"datum.part == amount && {heads}", "datum.layer == layer && datum.dimension == dimension"
-    title = f"'Layer ' + layer + ': ' + {_chosen(AMOUNTS, 'amount')}"
+    title = f"'Layer ' + layer + ': ' + {AMOUNTS}[amount]"
     rank = "order == 'size' ? -datum.most : datum.dimension"
-    panels = [
-        _by_dimension(f"{shown} && datum.layer == layer", lists, title, rank),
-        _by_layer(f"{shown} && datum.dimension == dimension", lists),
-    ]
+    panels = [_by_dimension(f"{shown} && datum.layer == layer", lists, title, rank)]
+    panels.append(_by_layer(f"{shown} && datum.dimension == dimension", lists))
     place = "datum.model == model && datum.layer == layer && datum.head == heads"
     where = "', layer ' + layer + ', ' + (heads ? 'head ' + heads : 'mean over heads') + ', dimension ' + dimension"
     said = [
@@ -158,15 +156,14 @@ def dimensions(
             otherwise = "What it does was not measured" if arm == "alone" else ""
             said.append(("numbers", f"datum.arm == '{arm}'", words, f"{ARMS[arm]}, attention changes: ", otherwise))
     caption = caption or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
-    drawn = "Dimensions that stand out in a layer, a marker for each type of token; beside it one dimension by layer."
     data = _data(rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects"))
-    return View(name, caption, drawn, tables, data, panels, controls, said, limits, start=start)
+    return View(name, caption, tables, data, panels, controls, said, limits, start=start)
 
 
 # --- Data ---------------------------------------------------------------------------------------------
 
 
-def rows_of(measured: Tables | Mapping[str, Tables]) -> pd.DataFrame:
+def rows_of(measured: Measured) -> pd.DataFrame:
     """All that the views show, compactly: one row per head, and one per attention layer, whose head is 0.
 
     Columns that begin with ``score``, ``mean`` or ``share``, and ``dimensions``, are lists with blanks between, of the
@@ -275,48 +272,37 @@ def _data(
     and type (of token). The filters, of rows and of what stands in their lists, keep it quick.
     """
 
-    def formula(name: str, expression: str) -> dict:
-        return {"type": "formula", "as": name, "expr": expression}
-
-    def kept(condition: str) -> dict:
-        return {"type": "filter", "expr": condition}
-
     def folded(columns: Iterable[str]) -> dict:
         return {"type": "fold", "fields": [*columns], "as": ["quantity", "number"]}
 
     columns, made = [c for c in columns if c in rows], {}
     lists = [c for c in columns if c.partition("_")[0] in AMOUNTS]
-    chosen = kept(f"datum.model == model && {of_rows}")
-    ends = [formula(end, f"datum[datum.quantity + '_{end}']") for end in ("low", "high")]
+    chosen = steps(f"datum.model == model && {of_rows}")
+    ends = steps(low="datum[datum.quantity + '_low']", high="datum[datum.quantity + '_high']")
     if scalars := [c for c in columns if c not in lists]:
-        made["of_heads"] = "rows", [chosen, folded(scalars), *ends]
+        made["of_heads"] = "rows", [*chosen, folded(scalars), *ends]
     if lists:
         names, numbers = ["dimensions", *lists], ["dimension", *lists]
         # With that of other tokens, what lies beyond it.
         less = {
             f"gap{c[5:]}": c for c in lists if c.startswith("score") and c != "score_other" and "score_other" in lists
         }
-        steps = [chosen, {"type": "project", "fields": ["model", *KEY, *names]}]
-        steps += [formula(c, f"split(datum.{c} || '', ' ')") for c in names]
-        steps += [{"type": "flatten", "fields": names, "as": numbers}]
-        steps += [*(formula(c, f"toNumber(datum.{c})") for c in numbers), kept(of_dimensions)]
-        steps += [formula(gap, f"isValid(datum.{c}) ? datum.{c} - datum.score_other : null") for gap, c in less.items()]
-        made["of_dimensions"] = "rows", [*steps, folded([*lists, *less])]
+        flat = [*chosen, {"type": "project", "fields": ["model", *KEY, *names]}]
+        flat += steps(**{c: f"split(datum.{c} || '', ' ')" for c in names})
+        flat += [{"type": "flatten", "fields": names, "as": numbers}]
+        flat += steps(**{c: f"toNumber(datum.{c})" for c in numbers}) + steps(of_dimensions)
+        flat += steps(**{gap: f"isValid(datum.{c}) ? datum.{c} - datum.score_other : null" for gap, c in less.items()})
+        made["of_dimensions"] = "rows", [*flat, folded([*lists, *less])]
     if effects is not None:
         here = (
             "datum.model == model && datum.layer == layer && indexof(split(datum.dimensions, ' '), dimension + '') >= 0"
         )
         changes = [c for c in (f"effect_{kind}" for kind in TYPES) if c in effects]
-        made["of_effects"] = "effects", [kept(here), folded(changes), *ends]
+        made["of_effects"] = "effects", [*steps(here), folded(changes), *ends]
     kind = f"{NAMES}[split(datum.quantity, '_')[1] || 'all']"
-    steps = [kept("isValid(datum.number)"), formula("part", "split(datum.quantity, '_')[0]"), formula("type", kind)]
-    data = [{"name": name, "source": source, "transform": steps} for name, (source, steps) in made.items()]
-    return [*data, {"name": "numbers", "source": [*made], "transform": steps}]
-
-
-def _chosen(names: Mapping[str, str], parameter: str) -> str:
-    """By Vega's rules, the words of what a parameter names."""
-    return f"{dict(names)}[{parameter}]"
+    every = steps("isValid(datum.number)", part="split(datum.quantity, '_')[0]", type=kind)
+    data = [{"name": name, "source": source, "transform": done} for name, (source, done) in made.items()]
+    return [*data, {"name": "numbers", "source": [*made], "transform": every}]
 
 
 # --- Panels -------------------------------------------------------------------------------------------
@@ -330,7 +316,7 @@ def _titled(title: str, height: object, description: str, *layers: alt.Chart) ->
     return alt.layer(*layers).properties(title=alt.Title(alt.expr(title)), height=height, description=description)
 
 
-def _heat_map(quantities: Mapping[str, str], chosen: str) -> alt.LayerChart:
+def _heat_map(chosen: str) -> alt.LayerChart:
     """The chosen number of every head: the deeper a cell, the larger."""
     scale = alt.Scale(padding=0.15)
     x = alt.X("head:O", axis=alt.Axis(labelAngle=0), scale=scale)
@@ -344,8 +330,8 @@ def _heat_map(quantities: Mapping[str, str], chosen: str) -> alt.LayerChart:
         opacity=alt.Opacity("size:Q", scale=alt.Scale(range=[0, 1], zero=True), legend=legend),
         tooltip=["layer:Q", "head:Q", alt.Tooltip("words:N", title="value")],
     )
-    layers = outlines.encode(x, y, strokeWidth=_outlined(HERE, 5, 1)), cells.encode(x, y)
-    return _titled(_chosen(quantities, "quantity"), {"step": 18}, "Heads by attention layer", *layers)
+    layers = outlines.encode(x, y, strokeWidth=alt.condition(HERE, alt.value(5), alt.value(1))), cells.encode(x, y)
+    return _titled(f"{QUANTITIES}[quantity]", {"step": 18}, "A number of heads by attention layer", *layers)
 
 
 def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Sequence[str] = ()) -> alt.LayerChart:
@@ -365,36 +351,33 @@ def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Seque
     return _titled(title, {"step": 14 if arms else 24}, f"Type of key: {number}", bars, rules)
 
 
-def _points(base: alt.Chart, chosen: str, columns: list[str], tooltip: str, **place: object) -> list[alt.Chart]:
-    """A point for each type of token in the columns, and an outline around those that are chosen."""
+def _points(
+    base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: bool = False
+) -> list[alt.Chart]:
+    """Markers for each type of token in the columns, and an outline around the chosen dimension or layer."""
     kinds, names = {c.partition("_")[2] or "all" for c in columns}, [*NAMES.values()]
     legend = alt.Legend(title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds])
     color, shape = (alt.Scale(domain=names, range=look) for look in LOOKS)
-    look = alt.Color("type:N", scale=color, legend=legend), alt.Shape("type:N", scale=shape, legend=legend)
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(*look, tooltip=[tooltip, "type:N", "number:Q"])
-    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(strokeWidth=_outlined(chosen, 1.5, 0))
-    return [outline, points.encode(**place)]
-
-
-def _outlined(chosen: str, width: float, otherwise: float) -> dict:
-    return alt.condition(chosen, alt.value(width), alt.value(otherwise))
+    color, shape = alt.Color("type:N", scale=color, legend=legend), alt.Shape("type:N", scale=shape, legend=legend)
+    points = base.mark_point(filled=True, size=70, opacity=1, tooltip={"content": "encoding"})
+    width = alt.condition(f"datum.{at} == {at}", alt.value(1.5), alt.value(0))
+    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(strokeWidth=width)
+    return [outline, *[base.mark_line().encode(number, color)] * lines, points.encode(number, color, shape)]
 
 
 def _by_dimension(chosen: str, columns: list[str], title: str, rank: str) -> alt.LayerChart:
-    """A row for each dimension, a marker for each type of token."""
+    """A row for each dimension."""
     base = _chart("numbers", chosen).transform_calculate(size="abs(datum.number)")
     base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"]).transform_calculate(rank=rank)
     base = base.encode(alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
     number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=alt.Axis(tickCount=5))
-    layers = _points(base, "datum.dimension == dimension", columns, "dimension:Q", x=number)
-    return _titled(title, {"step": 18}, "Dimensions of a layer", *layers)
+    return _titled(title, {"step": 18}, "Dimensions of a layer", *_points(base, "dimension", columns, number))
 
 
 def _by_layer(chosen: str, columns: list[str]) -> alt.LayerChart:
-    """One dimension through the layers, a line for each type of token."""
-    layer = alt.X("layer:O", title="attention layer", axis=alt.Axis(labelAngle=0, labelOverlap=True))
+    """One dimension through the layers, whose markers are joined."""
+    axis = alt.Axis(labelAngle=0, labelOverlap=True)
+    base = _chart("numbers", chosen).encode(alt.X("layer:O", title="attention layer", axis=axis))
     number = alt.Y("number:Q", title=None, scale=alt.Scale(zero=True, padding=8))
-    base = _chart("numbers", chosen).encode(layer)
-    outline, points = _points(base, "datum.layer == layer", columns, "layer:Q", y=number)
-    lines = base.mark_line().encode(number, color=points.encoding.color)
-    return _titled("'Dimension ' + dimension + ' by layer'", 220, "One dimension by layer", outline, lines, points)
+    layers = _points(base, "layer", columns, number, lines=True)
+    return _titled("'Dimension ' + dimension + ' by layer'", 220, "One dimension by layer", *layers)

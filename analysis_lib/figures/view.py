@@ -73,10 +73,10 @@ class View:
     Attributes:
         name: the id of the figure on its page.
         caption: a sentence below it.
-        alt: what is drawn, for who cannot see it.
         tables: by name what the page has as CSV, numbers with four digits.
         data: what Vega makes of them: its data sets.
-        panels: charts of Altair on ``alt.NamedData`` of these; as wide as the page allows, unless they say how wide.
+        panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot see them; as wide as
+            the page allows, unless they say how wide.
         controls: the fields.
         said: what is said of what is chosen, a sentence each: the data, which of its rows, the words of a row (both as
             expressions of Vega); then, if any, the words before them, and those where there is no row.
@@ -91,7 +91,6 @@ class View:
 
     name: str
     caption: str
-    alt: str
     tables: dict[str, pd.DataFrame]
     data: list[dict]
     panels: Sequence[alt.TopLevelMixin]
@@ -131,8 +130,7 @@ class View:
             kinds = {c: "number" if pd.api.types.is_numeric_dtype(k) else "string" for c, k in table.dtypes.items()}
             data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
         for number, (source, chosen, words, *_) in enumerate(self.said):
-            steps = [{"type": "filter", "expr": chosen}, {"type": "formula", "as": "said", "expr": words}]
-            data.append({"name": f"said{number}", "source": source, "transform": steps})
+            data.append({"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)})
         known = {made["name"] for made in data}
         # A group of no marks needs words, too.
         marks = [mark | {"description": spec.get("description", "")} for mark in spec["marks"]]
@@ -154,8 +152,9 @@ class View:
 
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
+        drawn = ". ".join(panel.description for panel in self.panels)
         picture = "" if self.still else base64.b64encode(self.svg.encode()).decode()
-        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
+        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(drawn)}">'
         keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
         given = {"panels": [self._vega(panel, "container") for panel in self.panels], "tables": keys}
@@ -208,6 +207,12 @@ PAGE = """<!doctype html>
 <main><h1>{title}</h1>
 {view}</main>
 """
+
+
+def steps(*kept: str, **computed: str) -> list[dict[str, str]]:
+    """What Vega does to rows: conditions of those that are kept, and what is computed of each, by name."""
+    kept = [{"type": "filter", "expr": condition} for condition in kept]
+    return kept + [{"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()]
 
 
 def short(number: float) -> str:

@@ -252,7 +252,9 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
     assert said(figure, "layer 3, head 2").startswith(f"{ODD}, layer 3, head 2. ")
     # The heat map: arrows show, Escape goes back, Enter chooses.
     window.keyboard.press("Tab")
-    assert window.evaluate("document.activeElement.ariaLabel").startswith("Heads by attention layer")
+    assert window.evaluate("document.activeElement.ariaLabel").startswith(
+        "A number of heads by attention layer. Arrow keys"
+    )
     for key in ("ArrowRight", "ArrowUp", "ArrowRight", "ArrowRight", "ArrowRight"):
         window.keyboard.press(key)
     said(figure, "layer 2, head 4")
