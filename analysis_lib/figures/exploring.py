@@ -284,9 +284,8 @@ def _data(
     if lists:
         names, numbers = ["dimensions", *lists], ["dimension", *lists]
         # With that of other tokens, what lies beyond it.
-        less = {
-            f"gap{c[5:]}": c for c in lists if c.startswith("score") and c != "score_other" and "score_other" in lists
-        }
+        less = {c.replace("score", "gap"): c for c in lists if c.startswith("score") and "score_other" in lists}
+        less.pop("gap_other", None)
         flat = [*chosen, {"type": "project", "fields": ["model", *KEY, *names]}]
         flat += steps(**{c: f"split(datum.{c} || '', ' ')" for c in names})
         flat += [{"type": "flatten", "fields": names, "as": numbers}]
@@ -295,10 +294,11 @@ def _data(
         made["of_dimensions"] = "rows", [*flat, folded([*lists, *less])]
     if effects is not None:
         here = (
-            "datum.model == model && datum.layer == layer && indexof(split(datum.dimensions, ' '), dimension + '') >= 0"
+            "datum.model == model && datum.layer == layer",
+            "indexof(split(datum.dimensions, ' '), dimension + '') >= 0",
         )
         changes = [c for c in (f"effect_{kind}" for kind in TYPES) if c in effects]
-        made["of_effects"] = "effects", [*steps(here), folded(changes), *ends]
+        made["of_effects"] = "effects", [*steps(*here), folded(changes), *ends]
     kind = f"{NAMES}[split(datum.quantity, '_')[1] || 'all']"
     every = steps("isValid(datum.number)", part="split(datum.quantity, '_')[0]", type=kind)
     data = [{"name": name, "source": source, "transform": done} for name, (source, done) in made.items()]
@@ -338,10 +338,8 @@ def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Seque
     """A bar with its interval for each type of key, and for each arm."""
     base = _chart("numbers", chosen).transform_calculate(done=f"{ARMS}[datum.arm] || '{DONE[0]}'")
     base = base.encode(alt.Y("type:N", title=None, sort=[*NAMES.values()]), alt.YOffset("done:N", sort=DONE))
-    scale, legend = (
-        alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]]),
-        alt.Legend(title=None, columns=1, labelLimit=0) if arms else None,
-    )
+    scale = alt.Scale(domain=DONE, range=[COLOURS[0], COLOURS[4]])
+    legend = alt.Legend(title=None, columns=1, labelLimit=0) if arms else None
     bars = base.mark_bar(height=10).encode(
         alt.X("number:Q", title=number, axis=alt.Axis(tickCount=5, format=digits)),
         alt.Color("done:N", scale=scale, legend=legend),
@@ -351,9 +349,7 @@ def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Seque
     return _titled(title, {"step": 14 if arms else 24}, f"Type of key: {number}", bars, rules)
 
 
-def _points(
-    base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: bool = False
-) -> list[alt.Chart]:
+def _points(base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: int = 0) -> list[alt.Chart]:
     """Markers for each type of token in the columns, and an outline around the chosen dimension or layer."""
     kinds, names = {c.partition("_")[2] or "all" for c in columns}, [*NAMES.values()]
     legend = alt.Legend(title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds])
@@ -379,5 +375,5 @@ def _by_layer(chosen: str, columns: list[str]) -> alt.LayerChart:
     axis = alt.Axis(labelAngle=0, labelOverlap=True)
     base = _chart("numbers", chosen).encode(alt.X("layer:O", title="attention layer", axis=axis))
     number = alt.Y("number:Q", title=None, scale=alt.Scale(zero=True, padding=8))
-    layers = _points(base, "layer", columns, number, lines=True)
+    layers = _points(base, "layer", columns, number, lines=1)
     return _titled("'Dimension ' + dimension + ' by layer'", 220, "One dimension by layer", *layers)

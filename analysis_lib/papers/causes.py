@@ -196,8 +196,9 @@ def removed(model: LoadedModel, corpus: Corpus, dimensions: Iterable[int]) -> pd
     ``together``; in one layer at a time.
 
     Returns:
-        Columns layer, dimension, arm, key_type, effect (the change of the mean weight of a key, over heads, as a part
-        of what that was), ci_low, ci_high, groups. What is done together has rows for each of its dimensions.
+        Columns model (its title), layer, dimension, arm, key_type, effect (the change of the mean weight of a key, over
+        heads, as a part of what that was), ci_low, ci_high, groups: what ``figures.dimensions`` takes. What is done
+        together has rows for each of its dimensions.
     """
     groups = outliers(measure(model, corpus, list(TABLES), progress=False))
     sets = {layer: {(d,) for d in (*dimensions, *group)} | {tuple(group)} - {()} for layer, group in groups.items()}
@@ -210,9 +211,9 @@ def removed(model: LoadedModel, corpus: Corpus, dimensions: Iterable[int]) -> pd
     found = found.reset_index().rename(columns={"quantity": "key_type", "value": "effect"})
     dimension = found["arm"].str.split()
     found["arm"] = dimension.str.len().gt(1).map({False: "alone", True: "together"})
-    found = found.assign(dimension=dimension).explode("dimension").astype({"dimension": int})
-    order = ["layer", "dimension", "arm", "key_type", "effect", "ci_low", "ci_high", "groups"]
-    return found[order].sort_values(order[:3], kind="stable", ignore_index=True)
+    found = found.assign(model=title(model.name), dimension=dimension).explode("dimension").astype({"dimension": int})
+    order = ["model", "layer", "dimension", "arm", "key_type", "effect", "ci_low", "ci_high", "groups"]
+    return found[order].sort_values(order[1:4], kind="stable", ignore_index=True)
 
 
 def record_removed(**given: tuple[Corpus, Iterable[int]]) -> None:

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 from analysis_lib import load_model, measure
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
+from analysis_lib.models import title
 from analysis_lib.papers import causes, recorded
 
 GROUPS = ["all", *map(str, range(4))]
@@ -145,6 +146,7 @@ def test_what_single_dimensions_do_is_the_change_of_a_weight_with_an_interval_of
     places = found[["layer", "dimension", "arm"]].drop_duplicates().to_records(index=False).tolist()
     alone = [(layer, 2, "alone") for layer in (1, 2)] + [(2, d, arm) for d in (3, 5) for arm in ("alone", "together")]
     assert places == alone
+    assert [*found["model"].unique()] == [title(bert.name)]
     found = found.set_index(["layer", "dimension", "arm", "key_type"])
     for dimensions, arm in (((5,), "alone"), ((3, 5), "together")):
         weights = {}
