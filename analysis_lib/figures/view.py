@@ -121,15 +121,15 @@ class View:
         """The tables as the page has them."""
         return {name: table.to_csv(index=False, float_format=short) for name, table in self.tables.items()}
 
-    def _vega(self, panel: alt.TopLevelMixin, width: int | str) -> dict:
-        """A panel as Vega, with all data but the tables."""
+    def _vega(self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()) -> dict:
+        """A panel as Vega, with all data but the tables, and what is said."""
         chart = _wide(panel, width).add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
         spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
         data = [*self.data]
         for name, table in self.tables.items():
             kinds = {c: "number" if pd.api.types.is_numeric_dtype(k) else "string" for c, k in table.dtypes.items()}
             data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
-        for number, (source, chosen, words, *_) in enumerate(self.said):
+        for number, (source, chosen, words, *_) in enumerate(said):
             data.append({"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)})
         known = {made["name"] for made in data}
         # A group of no marks needs words, too.
@@ -157,7 +157,10 @@ class View:
         still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(drawn)}">'
         keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
-        given = {"panels": [self._vega(panel, "container") for panel in self.panels], "tables": keys}
+        # One of them says it.
+        said = [self.said, *[()] * len(self.panels)]
+        panels = [self._vega(panel, "container", of_it) for panel, of_it in zip(self.panels, said, strict=False)]
+        given = {"panels": panels, "tables": keys}
         given |= {"said": [(*around, "", "")[:2] for _, _, _, *around in self.said]}
         given |= {"limits": self.limits, "moves": self.moves}
         return f"""<figure id="{escape(self.name)}" class="view">

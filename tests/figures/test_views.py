@@ -542,8 +542,9 @@ def test_it_fits_a_phone(window, saved):
 
 
 @pytest.mark.browser
-def test_paper_has_the_picture(window, saved):
-    figure = opened(window, saved / "fig-explorer.html")
+@pytest.mark.parametrize("name", ["fig-explorer", "fig-dimensions", "cone"])
+def test_paper_has_the_picture(window, saved, name):
+    figure = opened(window, saved / f"{name}.html", name)
     assert not figure.locator(".still").is_visible()
     window.emulate_media(media="print")
     assert figure.locator(".still img").is_visible()
@@ -589,6 +590,16 @@ def test_what_a_notebook_adds_later_comes_to_life_and_leaves_its_address_alone(w
     figure.locator("[name=head]").fill("2")
     said(figure, "layer 1, head 2")
     assert "#" not in window.url
+
+
+def test_the_picture_has_the_colours_of_the_panels():
+    picture = figures.dimensions(planted(), effects(), layer=2, dimension=7).svg
+    for named, colour in (("type: [CLS]", COLOURS[0]), ("type: punctuation", COLOURS[3])):
+        points = re.findall(rf'<path aria-label="[^"]*{re.escape(named)}[^"]*"[^>]*description="point"[^>]*>', picture)
+        assert points
+        assert all(f'fill="{colour}"' in point for point in points)
+    bars = re.findall(r'<path aria-label="[^"]*done: (\w+ \w+)[^"]*"[^>]*description="bar"[^>]*fill="(\S+)"', picture)
+    assert {*bars} == {("Without it", COLOURS[0]), ("Without all", COLOURS[4])}
 
 
 def test_the_picture_and_the_page_are_written_and_shown_in_jupyter(tmp_path):
