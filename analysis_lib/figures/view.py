@@ -139,13 +139,9 @@ class View:
     @functools.cached_property
     def svg(self) -> str:
         """The panels as they begin, as one picture in black ink."""
-        first, *others = (_wide(panel, 300) for panel in self.panels)
         # Scales of the same channel mean other things in other panels.
-        apart = {"color": "independent", "shape": "independent"}
-        whole = (
-            alt.hconcat(first, alt.vconcat(*others).resolve_scale(**apart)).resolve_scale(**apart) if others else first
-        )
-        spec = self._vega(whole, 300)
+        whole = alt.concat(*(_wide(panel, 300) for panel in self.panels), columns=2)
+        spec = self._vega(whole.resolve_scale(color="independent", shape="independent"), 300)
         for made in spec["data"]:
             made |= {"values": self.csv[made["name"]]} if made["name"] in self.tables else {}
         return vl_convert.vega_to_svg(spec)
@@ -158,11 +154,10 @@ class View:
         keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
         # One of them says it.
-        said = [self.said, *[()] * len(self.panels)]
-        panels = [self._vega(panel, "container", of_it) for panel, of_it in zip(self.panels, said, strict=False)]
-        given = {"panels": panels, "tables": keys}
-        given |= {"said": [(*around, "", "")[:2] for _, _, _, *around in self.said]}
-        given |= {"limits": self.limits, "moves": self.moves}
+        saying = [self.said, *[()] * (len(self.panels) - 1)]
+        panels = [self._vega(panel, "container", said) for panel, said in zip(self.panels, saying, strict=True)]
+        given = {"panels": panels, "tables": keys, "limits": self.limits, "moves": self.moves}
+        given["said"] = [(*around, "", "")[:2] for _, _, _, *around in self.said]
         return f"""<figure id="{escape(self.name)}" class="view">
 <style>{STYLE}</style>
 <div class="still">{still}</div>
