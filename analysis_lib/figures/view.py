@@ -148,9 +148,8 @@ class View:
 
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
-        drawn = ". ".join(panel.description for panel in self.panels)
         picture = "" if self.still else base64.b64encode(self.svg.encode()).decode()
-        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(drawn)}">'
+        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
         keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
         # One of them says it.
@@ -196,6 +195,11 @@ class View:
             path.write_text(PAGE.format(title=title, view=self._repr_html_()) if page else self.svg, encoding="utf-8")
         except OSError as error:
             raise AnalysisError(f"{path} cannot be written: {error.strerror}") from error
+
+    @property
+    def alt(self) -> str:
+        """What is drawn, for who cannot see it."""
+        return ". ".join(panel.description for panel in self.panels)
 
 
 TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</script>'
