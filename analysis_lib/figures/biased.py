@@ -4,7 +4,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis_lib.figures.view import COLOURS, INK, Control, View
+from analysis_lib.figures.view import COLOURS, INK, Control, View, steps
 
 # By Vega's rules, of every vector: with the bias, of length one, and the attention of the chosen query to it.
 STEPS = {
@@ -30,12 +30,11 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
     """
     angles = 2 * np.pi * (np.arange(points) + 0.5) / points
     table = pd.DataFrame({"query": np.arange(1, points + 1), "x": np.cos(angles), "y": np.sin(angles)})
-    steps = {"angle": f"2 * PI * (query - 0.5) / {points}"} | STEPS
-    steps = [{"type": "formula", "as": name, "expr": expression} for name, expression in steps.items()]
     sums = {"sum_x": "unit_x", "sum_y": "unit_y", "total": "score", "all_x": "across", "all_y": "y", "most": "score"}
     ops = ["sum"] * 3 + ["mean"] * 2 + ["max"]
-    steps.append({"type": "joinaggregate", "fields": [*sums.values()], "ops": ops, "as": [*sums]})
-    steps.append({"type": "formula", "as": "weight", "expr": "datum.score / datum.total"})
+    added = {"type": "joinaggregate", "fields": [*sums.values()], "ops": ops, "as": [*sums]}
+    computed = steps(angle=f"2 * PI * (query - 0.5) / {points}", **STEPS)
+    computed += [added, *steps(weight="datum.score / datum.total")]
     # The closed form of the mean cosine of all pairs.
     pairs = f"(datum.sum_x * datum.sum_x + datum.sum_y * datum.sum_y - {points}) / {points * (points - 1)}"
     words = f"'Average cosine of two vectors: ' + format({pairs}, '.2f') + '. Of the attention of query ' + query + ', "
@@ -43,29 +42,27 @@ def cone(points: int = 24, bias: float = 0, name: str = "cone", caption: str = "
 
     base = alt.Chart(alt.NamedData("vectors"))
     across, up = (alt.Scale(domain=domain) for domain in ([-1.15, 4.15], [-1.17, 1.17]))
-    place = {"x": alt.X("across:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=up)}
-    middle = {"x": alt.X("all_x:Q", axis=None), "y": alt.Y("all_y:Q", axis=None)}
+    place = alt.X("across:Q", axis=None, scale=across), alt.Y("y:Q", axis=None, scale=up)
     origin = {"x2": alt.X2Datum(0), "y2": alt.Y2Datum(0)}
     thick = alt.StrokeWidth("weight:Q", scale=alt.Scale(domain=[0, 0.2], range=[0.5, 14]), legend=None)
     asking = alt.condition("datum.query == query", alt.value(COLOURS[1]), alt.value(COLOURS[0]))
-    tooltip = ["query:Q", alt.Tooltip("weight:Q", format=".3f")]
     mean = base.transform_filter("datum.query == 1").mark_rule(color=INK, strokeWidth=2, strokeDash=[5, 3])
+    tips = base.mark_point(filled=True, size=70, opacity=1).encode(
+        tooltip=["query:Q", alt.Tooltip("weight:Q", format=".3f")]
+    )
     chart = alt.layer(
-        base.mark_rule(color=COLOURS[0], opacity=0.7).encode(**place, **origin, strokeWidth=thick),
-        mean.encode(**middle, **origin),
-        base.mark_point(filled=True, size=70, opacity=1).encode(**place, color=asking, tooltip=tooltip),
+        base.mark_rule(color=COLOURS[0], opacity=0.7).encode(*place, **origin, strokeWidth=thick),
+        mean.encode(x=alt.X("all_x:Q", axis=None), y=alt.Y("all_y:Q", axis=None), **origin),
+        tips.encode(*place, color=asking),
     )
-    return View(
-        name,
-        caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: their mean.",
-        "Vectors from one origin, shifted by a bias that they share; their mean is dashed.",
-        {"rows": table},
-        [{"name": "vectors", "source": "rows", "transform": steps}],
-        [chart.properties(width=340, height=150, description="Vectors with a common bias")],
-        [
-            Control("bias", "Common bias", value=bias, ends=(0, 3, 0.1), kind="range"),
-            Control("query", "Query", value=1, ends=(1, points, 1), kind="range"),
-        ],
-        [("vectors", "datum.query == 1", words, "", "")],
-        still=still,
+    chart = chart.properties(
+        width=340, height=150, description="Vectors from one origin with a common bias; dashed, their mean"
     )
+    caption = caption or "Thickness: attention of the orange query, if queries and keys are the vectors. Dashed: mean."
+    data = [{"name": "vectors", "source": "rows", "transform": computed}]
+    controls = [
+        Control("bias", "Common bias", None, bias, (0, 3, 0.1)),
+        Control("query", "Query", None, 1, (1, points, 1)),
+    ]
+    said = [("vectors", "datum.query == 1", words)]
+    return View(name, caption, {"rows": table}, data, [chart], controls, said, still=still)

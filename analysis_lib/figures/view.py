@@ -19,7 +19,7 @@ from analysis_lib.errors import AnalysisError
 
 SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
 # Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
-COLOURS = ("#0173b2", "#d55e00", "#029e73", "#8c8c8c", "#b56bab")
+COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 INK = "currentColor"
 _INKED = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
 CONFIG = {
@@ -40,26 +40,25 @@ class Control:
     Attributes:
         options: of a list, by value what is shown; without them it is a number.
         value: with which it begins; unless given, the first that the view allows.
-        ends: of a number, the least, the largest, and the step.
-        kind: of a number, ``number`` to type it or ``range`` to drag it.
+        ends: of a number that is dragged, the least, the largest, and the step; without them it is typed.
     """
 
     name: str
     label: str
     options: Mapping[str, str] | None = None
     value: str | float | None = None
-    ends: tuple[float, float, float] = (0, 99999, 1)
-    kind: str = "number"
+    ends: tuple[float, float, float] | None = None
 
     def html(self) -> str:
         """The field in its label."""
         if self.options is None:
-            ends = 'min="{}" max="{}" step="{}"'.format(*self.ends)
-            made = f'<input type="{self.kind}" name="{self.name}" {ends} value="{self.value}">'
+            ends = ' min="{}" max="{}" step="{}"'.format(*self.ends) if self.ends else ""
+            kind = "range" if self.ends else "number"
+            made = f'<input type="{kind}" name="{self.name}"{ends} value="{self.value}">'
         else:
-            marks = {value: " selected" * (value == self.value) for value in self.options}
+            marks = {self.value: " selected"}
             lines = (
-                f'<option value="{escape(v)}"{marks[v]}>{escape(words)}</option>' for v, words in self.options.items()
+                f'<option value="{escape(v)}"{marks.get(v, "")}>{escape(w)}</option>' for v, w in self.options.items()
             )
             made = f'<select name="{self.name}">{"".join(lines)}</select>'
         return f"<label>{self.label} {made}</label>"
@@ -74,13 +73,13 @@ class View:
     Attributes:
         name: the id of the figure on its page.
         caption: a sentence below it.
-        alt: what is drawn, for who cannot see it.
         tables: by name what the page has as CSV, numbers with four digits.
         data: what Vega makes of them: its data sets.
-        panels: charts of Altair on ``alt.NamedData`` of these; as wide as the page allows, unless they say how wide.
+        panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot see them; as wide as
+            the page allows, unless they say how wide.
         controls: the fields.
         said: what is said of what is chosen, a sentence each: the data, which of its rows, the words of a row (both as
-            expressions of Vega), the words before them, and those where there is no row.
+            expressions of Vega); then, if any, the words before them, and those where there is no row.
         limits: by the value of the first field and by field, its options, or the least, largest and first number.
         moves: by the number of a panel, the fields that its arrow keys move, to the right and down.
         start: other values to begin with, by the name of a field.
@@ -92,53 +91,46 @@ class View:
 
     name: str
     caption: str
-    alt: str
     tables: dict[str, pd.DataFrame]
     data: list[dict]
     panels: Sequence[alt.TopLevelMixin]
     controls: Sequence[Control]
-    said: Sequence[tuple[str, str, str, str, str]]
+    said: Sequence[tuple[str, ...]]
     limits: dict = field(default_factory=dict)
     moves: dict = field(default_factory=dict)
     start: Mapping[str, str | float] = field(default_factory=dict)
     still: str = ""
 
     def __post_init__(self):
-        known = {control.name: control for control in self.controls}
-        first = self.controls[0]
+        known, first = {control.name: control for control in self.controls}, self.controls[0]
+        self.limits = {v: {name: of[name] for name in of if name in known} for v, of in self.limits.items()}
         begins = self.limits.get(self.start.get(first.name) or next(iter(first.options or [None])), {})
-        for name, control in known.items():
-            allowed = begins.get(name) or [*(control.options or ())]
-            control.value = (
-                allowed[0 if control.options or len(allowed) < 3 else 2] if control.value is None else control.value
-            )
         for name, value in self.start.items():
             if name not in known:
                 raise AnalysisError(f"{self.name} has no field {name!r}: it has {', '.join(known)}")
-            if known[name].options is not None and value not in known[name].options:
-                raise AnalysisError(f"{name} is {value!r}: give one of {', '.join(map(repr, known[name].options))}")
+            if (options := known[name].options) is not None and value not in options:
+                raise AnalysisError(f"{name} is {value!r}: give one of {', '.join(map(repr, options))}")
             known[name].value = value
+        for name, control in known.items():
+            if control.value is None:
+                allowed = begins.get(name) or [*control.options]
+                control.value = allowed[0 if control.options or len(allowed) < 3 else 2]
 
     @functools.cached_property
     def csv(self) -> dict[str, str]:
         """The tables as the page has them."""
-        floats = {name: table.select_dtypes("floating").map(short) for name, table in self.tables.items()}
-        return {name: table.assign(**floats[name]).to_csv(index=False) for name, table in self.tables.items()}
+        return {name: table.to_csv(index=False, float_format=short) for name, table in self.tables.items()}
 
-    def _vega(self, panel: alt.TopLevelMixin, width: int | str) -> dict:
-        """A panel as Vega, with all data but the tables."""
-        chart = panel if isinstance(panel, alt.HConcatChart) else _wide(panel, width)
-        chart = chart.add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
+    def _vega(self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()) -> dict:
+        """A panel as Vega, with all data but the tables, and what is said."""
+        chart = _wide(panel, width).add_params(*(alt.param(name=c.name, value=c.value) for c in self.controls))
         spec = vl_convert.vegalite_to_vega(chart.configure(**CONFIG).to_dict(validate=False))
         data = [*self.data]
         for name, table in self.tables.items():
-            kinds = {
-                c: "number" if pd.api.types.is_numeric_dtype(kind) else "string" for c, kind in table.dtypes.items()
-            }
+            kinds = {c: "number" if pd.api.types.is_numeric_dtype(k) else "string" for c, k in table.dtypes.items()}
             data.insert(0, {"name": name, "values": "", "format": {"type": "csv", "parse": kinds}})
-        for number, (source, chosen, words, *_) in enumerate(self.said):
-            steps = [{"type": "filter", "expr": chosen}, {"type": "formula", "as": "said", "expr": words}]
-            data.append({"name": f"said{number}", "source": source, "transform": steps})
+        for number, (source, chosen, words, *_) in enumerate(said):
+            data.append({"name": f"said{number}", "source": source, "transform": steps(chosen, said=words)})
         known = {made["name"] for made in data}
         # A group of no marks needs words, too.
         marks = [mark | {"description": spec.get("description", "")} for mark in spec["marks"]]
@@ -147,26 +139,29 @@ class View:
     @functools.cached_property
     def svg(self) -> str:
         """The panels as they begin, as one picture in black ink."""
-        first, *others = (_wide(panel, 300) for panel in self.panels)
-        spec = self._vega(alt.hconcat(first, alt.vconcat(*others)) if others else first, 300)
+        # Scales of the same channel mean other things in other panels.
+        whole = alt.concat(*(_wide(panel, 300) for panel in self.panels), columns=2)
+        spec = self._vega(whole.resolve_scale(color="independent", shape="independent"), 300)
         for made in spec["data"]:
             made |= {"values": self.csv[made["name"]]} if made["name"] in self.tables else {}
         return vl_convert.vega_to_svg(spec)
 
     def figure(self) -> str:
         """The figure as HTML, which ``SCRIPT`` brings to life."""
-        picture = f"data:image/svg+xml;base64,{base64.b64encode(self.svg.encode()).decode()}" if not self.still else ""
-        still = self.still or f'<img src="{picture}" alt="{escape(self.alt)}">'
+        picture = "" if self.still else base64.b64encode(self.svg.encode()).decode()
+        still = self.still or f'<img src="data:image/svg+xml;base64,{picture}" alt="{escape(self.alt)}">'
         keys = {name: hashlib.sha256(csv.encode()).hexdigest()[:12] for name, csv in self.csv.items()}
         tables = (TABLE.format(key=keys[name], csv=_json(csv)) for name, csv in self.csv.items())
-        panels = [self._vega(panel, "container") for panel in self.panels]
+        # One of them says it.
+        saying = [self.said, *[()] * (len(self.panels) - 1)]
+        panels = [self._vega(panel, "container", said) for panel, said in zip(self.panels, saying, strict=True)]
         given = {"panels": panels, "tables": keys, "limits": self.limits, "moves": self.moves}
-        given["said"] = [words for *_, before, otherwise in self.said for words in [[before, otherwise]]]
-        fields = "".join(control.html() for control in self.controls)
+        given["said"] = [(*around, "", "")[:2] for _, _, _, *around in self.said]
         return f"""<figure id="{escape(self.name)}" class="view">
 <style>{STYLE}</style>
 <div class="still">{still}</div>
-<div class="live" hidden><form>{fields}</form><div class="panels"></div><output aria-live="polite"></output></div>
+<div class="live" hidden><form>{"".join(control.html() for control in self.controls)}</form>
+<div class="panels"></div><output aria-live="polite"></output></div>
 {"".join(tables)}
 <script class="given" type="application/json">{_json(given)}</script>
 <figcaption style="color: inherit">{escape(self.caption)}</figcaption>
@@ -176,9 +171,8 @@ class View:
         return f"{self.figure()}\n<script>{vega()}</script>\n<script>{SCRIPT}</script>"
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        csv = next(iter(self.csv.values()))
-        bundle = {"text/html": self._repr_html_(), "image/svg+xml": self.svg, "text/csv": csv}
-        return bundle | {"text/plain": repr(self)}
+        bundle = {"text/html": self._repr_html_(), "image/svg+xml": self.svg, "text/plain": repr(self)}
+        return bundle | {"text/csv": next(iter(self.csv.values()))}
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
@@ -193,33 +187,34 @@ class View:
         Raises:
             AnalysisError: the file has another ending, or cannot be written.
         """
-        path = Path(path)
+        path, title = Path(path), escape(self.name.removeprefix("fig-"))
         if path.suffix not in (".html", ".svg"):
             raise AnalysisError(f"a view is saved as .html or .svg, not as {path.name}")
-        text = (
-            self.svg
-            if path.suffix == ".svg"
-            else PAGE.format(title=escape(self.name.removeprefix("fig-")), view=self._repr_html_())
-        )
         try:
-            path.write_text(text, encoding="utf-8")
+            page = path.suffix == ".html"
+            path.write_text(PAGE.format(title=title, view=self._repr_html_()) if page else self.svg, encoding="utf-8")
         except OSError as error:
             raise AnalysisError(f"{path} cannot be written: {error.strerror}") from error
+
+    @property
+    def alt(self) -> str:
+        """What is drawn, for who cannot see it."""
+        return ". ".join(panel.description for panel in self.panels)
 
 
 TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</script>'
 PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
 <style>:root {{ color-scheme: light dark; font-family: sans-serif }}</style>
-<main>
-<h1>{title}</h1>
-{view}
-</main>
-</html>
+<main><h1>{title}</h1>
+{view}</main>
 """
+
+
+def steps(*kept: str, **computed: str) -> list[dict[str, str]]:
+    """What Vega does to rows: conditions of those that are kept, and what is computed of each, by name."""
+    kept = [{"type": "filter", "expr": condition} for condition in kept]
+    return kept + [{"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()]
 
 
 def short(number: float) -> str:
@@ -237,7 +232,8 @@ def _json(given: object) -> str:
 
 
 def _wide(panel: alt.TopLevelMixin, width: int | str) -> alt.TopLevelMixin:
-    return panel.properties(width=panel.to_dict(validate=False).get("width", width))
+    """As wide, unless it says how wide it is, or is several."""
+    return panel.properties(width=width) if getattr(panel, "width", None) is alt.Undefined else panel
 
 
 @functools.cache

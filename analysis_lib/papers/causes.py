@@ -1,7 +1,7 @@
 """Causes: what attention and vectors become when dimensions or directions are changed, one layer at a time."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,15 @@ from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.measurement.interventions import changes_of
 from analysis_lib.metrics.accumulator import GROUPS, Columns, Metric, Sums, crossed, tabulated
 from analysis_lib.metrics.intervals import Estimate, jackknife
-from analysis_lib.models import TOKEN_TYPES, LoadedModel
-from analysis_lib.papers import maruta
+from analysis_lib.models import TOKEN_TYPES, LoadedModel, load_model, title
+from analysis_lib.papers import maruta, recorded
 from analysis_lib.papers.fosse import directions
 
 # Of as many dimensions of nearest variance, one is drawn.
 NEAREST = 10
 WHOLE = "all"
+# The file of what single dimensions do.
+REMOVED = "dimensions"
 # What the arms are chosen by.
 TABLES = ("dimension_means", "score_contributions", "attention_by_token_type", "attention_entropy")
 # Replacements by arm, and by the layer whose attention is measured.
@@ -185,6 +187,46 @@ def random_arms(
                     drawn[layer].append(int(draws.choice(near.index)))
             found[f"{kind} {number}"] = arm(where, drawn, **how)
     return found
+
+
+def removed(model: LoadedModel, corpus: Corpus, dimensions: Iterable[int]) -> pd.DataFrame:
+    """What a layer attends to when its keys are made without a dimension, which has its mean over other articles there.
+
+    Taken away are some dimensions and the :func:`outliers` of the layer, ``alone``, and all of these outliers
+    ``together``; in one layer at a time.
+
+    Returns:
+        Columns model (its title), layer, dimension, arm, key_type, effect (the change of the mean weight of a key, over
+        heads, as a part of what that was), ci_low, ci_high, groups: what ``figures.dimensions`` takes. What is done
+        together has rows for each of its dimensions.
+    """
+    groups = outliers(measure(model, corpus, list(TABLES), progress=False))
+    sets = {layer: {(d,) for d in (*dimensions, *group)} | {tuple(group)} - {()} for layer, group in groups.items()}
+    arms = {"": arm("key_side", groups, by="nothing")}
+    for one in sorted(set().union(*sets.values())):
+        arms[" ".join(map(str, one))] = arm("key_side", {i: [*one] for i in sets if one in sets[i]}, by="mean")
+    rows = layer_by_layer(model, corpus, arms).drop("entropy", level="quantity").dropna()
+    changes = (rows / rows.groupby(["quantity", "layer"]).transform("first") - 1).drop("", level="arm")
+    found = pd.DataFrame([recorded.as_columns(interval(change)) for _, change in changes.iterrows()], changes.index)
+    found = found.reset_index().rename(columns={"quantity": "key_type", "value": "effect"})
+    dimension = found["arm"].str.split()
+    found["arm"] = dimension.str.len().gt(1).map({False: "alone", True: "together"})
+    found = found.assign(model=title(model.name), dimension=dimension).explode("dimension").astype({"dimension": int})
+    order = ["model", "layer", "dimension", "arm", "key_type", "effect", "ci_low", "ci_high", "groups"]
+    return found[order].sort_values(order[1:4], kind="stable", ignore_index=True)
+
+
+def record_removed(**given: tuple[Corpus, Iterable[int]]) -> None:
+    """Write what comes with the book of :func:`removed`: by model, the corpus that it reads, and dimensions."""
+    place = {name: {"model": name, "texts": corpus.sha256[:12]} for name, (corpus, _) in given.items()}
+    recorded.write(REMOVED, [(removed(load_model(name), *given[name]), place[name]) for name in given])
+
+
+def effects(names: Iterable[str], corpus: Corpus) -> pd.DataFrame:
+    """What comes with the book of :func:`removed`, of some models on some texts, as ``figures.dimensions`` takes it."""
+    rows = recorded.read(REMOVED)
+    rows = rows[rows["model"].isin([*names]) & rows["texts"].eq(corpus.sha256[:12])]
+    return rows.assign(model=rows["model"].map(title)).drop(columns=["groups", "texts"])
 
 
 def same_article(model: LoadedModel, corpus: Corpus, change: Replace, _layer: int) -> pd.DataFrame:

@@ -17,9 +17,14 @@ def as_columns(found: Estimate) -> dict[str, float]:
     return dict(zip(COLUMNS, (*found.row, found.draws), strict=True))
 
 
+def read(name: str) -> pd.DataFrame:
+    """All rows of a file."""
+    return packages.read(_path(name), pd.read_csv)
+
+
 def rows_of(name: str, **place: object) -> pd.DataFrame | None:
     """The rows of a file whose columns say what they are of, without these columns; None where there are none."""
-    rows = packages.read(_path(name), pd.read_csv)
+    rows = read(name)
     rows = rows[(rows[[*place]] == pd.Series(place)).all(axis=1)].drop(columns=[*place])
     return rows.reset_index(drop=True) if len(rows) else None
 

@@ -58,6 +58,7 @@ def test_a_view_is_the_picture_that_stands_for_it():
     view = cone(name="fig-cone", caption="A < B.")
     found = figures(new_notebook(cells=[shown(view._repr_mimebundle_(), tags=["lead"])]))["fig-cone"]
     assert (found.caption, found.alt, found.leads) == ("A < B.", view.alt, True)
+    assert view.alt == "Vectors from one origin with a common bias; dashed, their mean"
     assert found.files["svg"] == view.svg.encode()
     assert found.files["png"].startswith(b"\x89PNG")
     assert found.files["csv"].startswith(b"query,x,y\n1,")

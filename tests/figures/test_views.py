@@ -12,7 +12,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from analysis_lib import AnalysisError, figures
-from analysis_lib.figures.exploring import NAMES, rows_of
+from analysis_lib.figures.exploring import ARMS, NAMES, rows_of
 from analysis_lib.figures.view import COLOURS, SCRIPT, short
 from analysis_lib.papers import maruta
 
@@ -56,10 +56,10 @@ def planted() -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def effects() -> pd.DataFrame:
-    """What removing dimension 7 from layer 2 of the first model did."""
-    place = {"model": ODD, "layer": 2, "dimension": 7}
-    arms = {"arm": ["zero", "mean"], "effect": [-0.5, -0.25], "ci_low": [-0.6, -0.3], "ci_high": [-0.4, -0.2]}
-    return pd.DataFrame(place | arms, index=[0, 1])
+    """What keys without dimension 7 do in layer 2 of the first model, alone and with another; without 8 only so."""
+    rows = pd.DataFrame({"key_type": ["cls", "punct"] * 3, "arm": ["alone"] * 2 + ["together"] * 4})
+    rows = rows.assign(model=ODD, layer=2, dimension=[7] * 4 + [8] * 2, effect=[-0.92, 2.06, *[-0.14, 0.21] * 2])
+    return rows.assign(ci_low=rows["effect"] - 0.05, ci_high=rows["effect"] + 0.05)
 
 
 def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
@@ -252,7 +252,9 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
     assert said(figure, "layer 3, head 2").startswith(f"{ODD}, layer 3, head 2. ")
     # The heat map: arrows show, Escape goes back, Enter chooses.
     window.keyboard.press("Tab")
-    assert window.evaluate("document.activeElement.ariaLabel").startswith("Heads by attention layer")
+    assert window.evaluate("document.activeElement.ariaLabel").startswith(
+        "A number of heads by attention layer. Arrow keys"
+    )
     for key in ("ArrowRight", "ArrowUp", "ArrowRight", "ArrowRight", "ArrowRight"):
         window.keyboard.press(key)
     said(figure, "layer 2, head 4")
@@ -263,6 +265,97 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
     window.keyboard.press("Enter")
     said(figure, "layer 2, head 2")
     assert (address(window)["layer"], address(window)["head"]) == ("2", "2")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        (
+            "fig-dimensions",
+            {
+                "model": [("ArrowDown", "single"), ("ArrowUp", ODD)],
+                "amount": [("End", "share"), ("ArrowUp", "mean"), ("Home", "gap")],
+                "layer": [("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3"), ("ArrowDown", "2")],
+                "heads": [("ArrowUp", "1"), ("ArrowUp", "2"), ("ArrowDown", "1"), ("ArrowDown", "0")],
+                "dimension": [("Control+a", None), ("8", "8"), ("ArrowDown", "7")],
+                "order": [("End", "number"), ("Home", "size")],
+            },
+        ),
+        (
+            "cone",
+            {
+                "bias": [("End", "3"), ("ArrowLeft", "2.9"), ("Home", "0")],
+                "query": [("End", "24"), ("Home", "1"), ("ArrowRight", "2")],
+            },
+        ),
+    ],
+)
+def test_every_field_is_reached_by_tab_and_every_value_by_keys(window, saved, name, steps):
+    figure = opened(window, saved / f"{name}.html", name)
+    for field, keys in steps.items():
+        window.keyboard.press("Tab")
+        assert window.evaluate("document.activeElement.name") == field
+        for key, wanted in keys:
+            window.keyboard.press(key)
+            assert wanted is None or address(window)[field] == figure.locator(f"[name={field}]").input_value() == wanted
+    # Whose label says what it is, to whom reads it aloud.
+    labels = figure.locator("label").evaluate_all("(all) => all.map((label) => label.control.name)")
+    assert labels == [*steps]
+    said(figure, "layer 2, mean over heads, dimension 7" if name == "fig-dimensions" else "Of the attention of query 2")
+
+
+@pytest.mark.browser
+def test_an_address_with_model_layer_and_head_restores_them(window, saved):
+    state = {"model": ODD, "quantity": "value", "layer": 3, "head": 4, "dimension": 7}
+    figure = opened(window, saved / "fig-explorer.html", **state)
+    row = tables()["anisotropy"].query("space == 'value' and layer == 3 and head == 4").iloc[0]
+    number, low, high = (told(row[name]) for name in ("cosine", "ci_low", "ci_high"))
+    said(figure, f"{ODD}, layer 3, head 4. Average cosine of the values: {number} [{low}, {high}].")
+    assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {k: str(v) for k, v in state.items()}
+    # Copied from one window into another, after a choice.
+    figure.locator("[name=head]").fill("2")
+    copied, text = window.url, said(figure, "layer 3, head 2. ")
+    window.goto("about:blank")
+    window.goto(copied)
+    assert said(window.locator("figure#fig-explorer"), "layer 3, head 2. ") == text
+
+
+def labelled(panel) -> list[dict[str, str]]:
+    """What is read of each mark with a name: its fields."""
+    labels = panel.locator("[aria-roledescription]").evaluate_all("(all) => all.map((mark) => mark.ariaLabel)")
+    return [dict(part.split(": ", 1) for part in label.split("; ")) for label in labels if "number: " in (label or "")]
+
+
+def read(text: str) -> float:
+    return float(text.replace("−", "-").replace(",", ""))
+
+
+@pytest.mark.browser
+def test_every_number_of_the_view_of_dimensions_is_that_of_the_tables(window, saved):
+    state = {"amount": "gap", "layer": 2, "heads": 3, "dimension": 7}
+    figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", **state)
+    said(figure, "layer 2, head 3, dimension 7")
+    first, second, third = (figure.locator(".panels > div").nth(i) for i in range(3))
+    scores = tables()["score_contributions"].query("head == 3 and key_type != 'all'")
+    wide = scores.pivot(index=["layer", "dimension"], columns="key_type", values="contribution")
+    beyond = wide.sub(wide["other"], axis=0).rename(columns=NAMES)
+    listed = scores.query("layer == 2").groupby("dimension")["contribution"].agg(lambda c: c.abs().max()).nlargest(12)
+    points = labelled(first)
+    assert {int(point["dimension"]) for point in points} == {*listed.index}
+    assert len(points) == 2 * len(listed)
+    for point in points:
+        expected = beyond.loc[(2, int(point["dimension"])), point["type"]]
+        assert read(point["number"]) == pytest.approx(expected, rel=1e-3, abs=2e-5)
+    points = labelled(second)
+    # A dimension is in the list of layer 2; in others, where it is among the twelve.
+    assert (2, "[CLS]") in {(int(point["attention layer"]), point["type"]) for point in points}
+    for point in points:
+        expected = beyond.loc[(int(point["attention layer"]), 7), point["type"]]
+        assert read(point["number"]) == pytest.approx(expected, rel=1e-3, abs=2e-5)
+    bars = {(bar["done"], bar["type"]): read(bar["number"]) for bar in labelled(third)}
+    known = effects().query("dimension == 7").replace({"arm": ARMS, "key_type": NAMES})
+    assert bars == {(row.arm, row.key_type): row.effect for row in known.itertuples()}
 
 
 @pytest.mark.browser
@@ -371,11 +464,16 @@ def test_a_dimension_that_draws_attention_stands_first_and_a_click_follows_it(wi
 @pytest.mark.browser
 def test_what_interventions_did_is_shown_where_it_was_measured(window, saved):
     figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", layer=2, dimension=7)
-    said(figure, "Removing it: zero −0.5 [−0.6, −0.4]; mean −0.25 [−0.3, −0.2].")
-    marks = figure.locator(".panels > div").nth(2).locator("[aria-roledescription=point]")
-    assert marks.count() == 2
+    text = said(figure, "Without it, attention changes: [CLS] −92% [−97%, −87%]; punctuation +206% [+201%, +211%].")
+    assert "outliers of the layer, attention changes: [CLS] −14% [−19%, −9%]; punctuation +21% [+16%, +26%]." in text
+    panel = figure.locator(".panels > div").nth(2)
+    assert panel.locator("[aria-roledescription=bar]").count() == 4
+    assert "Keys of layer 2 without dimension 7" in panel.inner_text()
+    figure.locator("[name=dimension]").fill("8")
+    assert "What it does was not measured. Without all outliers" in said(figure, "dimension 8", "[CLS] −14%")
+    assert panel.locator("[aria-roledescription=bar]").count() == 2
     figure.locator("[name=dimension]").fill("3")
-    assert "Removing" not in said(figure, "dimension 3")
+    assert "Without" not in said(figure, "dimension 3", "What it does was not measured.")
     assert len(figures.dimensions(planted()).panels) == 2
 
 
@@ -444,8 +542,9 @@ def test_it_fits_a_phone(window, saved):
 
 
 @pytest.mark.browser
-def test_paper_has_the_picture(window, saved):
-    figure = opened(window, saved / "fig-explorer.html")
+@pytest.mark.parametrize("name", ["fig-explorer", "fig-dimensions", "cone"])
+def test_paper_has_the_picture(window, saved, name):
+    figure = opened(window, saved / f"{name}.html", name)
     assert not figure.locator(".still").is_visible()
     window.emulate_media(media="print")
     assert figure.locator(".still img").is_visible()
@@ -491,6 +590,16 @@ def test_what_a_notebook_adds_later_comes_to_life_and_leaves_its_address_alone(w
     figure.locator("[name=head]").fill("2")
     said(figure, "layer 1, head 2")
     assert "#" not in window.url
+
+
+def test_the_picture_has_the_colours_of_the_panels():
+    picture = figures.dimensions(planted(), effects(), layer=2, dimension=7).svg
+    for named, colour in (("type: [CLS]", COLOURS[0]), ("type: punctuation", COLOURS[3])):
+        points = re.findall(rf'<path aria-label="[^"]*{re.escape(named)}[^"]*"[^>]*description="point"[^>]*>', picture)
+        assert points
+        assert all(f'fill="{colour}"' in point for point in points)
+    bars = re.findall(r'<path aria-label="[^"]*done: (\w+ \w+)[^"]*"[^>]*description="bar"[^>]*fill="(\S+)"', picture)
+    assert {*bars} == {("Without it", COLOURS[0]), ("Without all", COLOURS[4])}
 
 
 def test_the_picture_and_the_page_are_written_and_shown_in_jupyter(tmp_path):

@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 from analysis_lib import load_model, measure
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
-from analysis_lib.papers import causes
+from analysis_lib.models import title
+from analysis_lib.papers import causes, recorded
 
 GROUPS = ["all", *map(str, range(4))]
 
@@ -137,3 +138,35 @@ def test_what_ships_is_read_for_the_same_texts_alone(tmp_path, monkeypatch, corp
     pd.testing.assert_frame_equal(known, rows, rtol=1e-5)
     assert causes.shipped("key-side-some/model", corpus.take([0, 1])) is None
     assert causes.shipped("other", corpus) is None
+
+
+def test_what_single_dimensions_do_is_the_change_of_a_weight_with_an_interval_of_pairs(bert, corpus, monkeypatch):
+    monkeypatch.setattr(causes, "outliers", lambda _: {1: [2], 2: [3, 5]})
+    found = causes.removed(bert, corpus, [2])
+    places = found[["layer", "dimension", "arm"]].drop_duplicates().to_records(index=False).tolist()
+    alone = [(layer, 2, "alone") for layer in (1, 2)] + [(2, d, arm) for d in (3, 5) for arm in ("alone", "together")]
+    assert places == alone
+    assert [*found["model"].unique()] == [title(bert.name)]
+    found = found.set_index(["layer", "dimension", "arm", "key_type"])
+    for dimensions, arm in (((5,), "alone"), ((3, 5), "together")):
+        weights = {}
+        for by in ("nothing", "mean"):
+            change = Replace("key_side", layers=(2,), dimensions=dimensions, by=by, of="others")
+            weights[by] = causes.attention(bert, corpus, change, 2).loc["cls"]
+        expected = causes.interval(weights["mean"] / weights["nothing"] - 1)
+        assert abs(expected.value) > 1e-5
+        for dimension in dimensions:
+            row = found.loc[2, dimension, arm, "cls"]
+            assert row[["effect", "ci_low", "ci_high"]].tolist() == pytest.approx(expected.row)
+
+
+def test_effects_are_those_of_the_same_texts_and_models(tmp_path, monkeypatch, corpus):
+    monkeypatch.setattr(recorded, "data_directory", lambda: tmp_path)
+    (tmp_path / "measurements" / "causes").mkdir(parents=True)
+    place = {"layer": 2, "dimension": 99, "arm": "alone", "key_type": "cls"}
+    rows = pd.DataFrame([place | {"effect": -0.9, "ci_low": -0.95, "ci_high": -0.85, "groups": 4}])
+    named = [{"model": name, "texts": texts.sha256[:12]} for name, texts in (("minilm", corpus), ("bert-4", corpus))]
+    recorded.write(causes.REMOVED, [(rows, named[0]), (rows, named[1]), (rows, named[0] | {"texts": "other"})])
+    found = causes.effects(["minilm", "path/to/model"], corpus)
+    assert found.to_dict("records") == [{"model": "MiniLM", **rows.drop(columns="groups").iloc[0]}]
+    assert causes.effects(["minilm"], corpus.take([0, 1])).empty
