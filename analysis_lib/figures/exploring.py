@@ -149,7 +149,8 @@ def dimensions(
     limits = {}
     for model, part in layers.groupby("model", sort=False):
         there = {c.partition("_")[0] for c in lists if part[c].notna().any()}
-        there |= {"gap"} if "score_other" in lists else set()
+        scored = [c for c in lists if c.startswith("score_") and part[c].notna().any()]
+        there |= {"gap"} if "score_other" in scored and len(scored) > 1 else set()
         limits[model] = {
             "amount": [amount for amount in AMOUNTS if amount in there],
             "layer": _ends(part["layer"]),
