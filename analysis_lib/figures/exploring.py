@@ -117,10 +117,13 @@ def dimensions(
     """
     rows = rows_of(measured)
     lists = [c for c in COLUMNS if c in rows and c.partition("_")[0] in AMOUNTS]
-    limits, seen_in = {}, {"gap": "score_other"}
+    limits: dict[str, dict] = {}
     for model, part in rows.groupby("model", sort=False):
         there = [c for c in lists if part[c].notna().any()]
-        amounts = [a for a in AMOUNTS if any(c.startswith(seen_in.get(a, a)) for c in there)]
+        amounts = {c.partition("_")[0] for c in there}
+        # From keys of another type to ordinary ones.
+        amounts |= {"gap"} if "score_other" in there and sum(c.startswith("score_") for c in there) > 1 else set()
+        amounts = [amount for amount in AMOUNTS if amount in amounts]
         limits |= {model: {"amount": amounts} | _limits(part, "heads", 0)} if (part["head"] == 0).any() else {}
     if not limits:
         raise AnalysisError("no contributions of dimensions were measured: measure score_contributions")

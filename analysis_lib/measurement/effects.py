@@ -49,7 +49,7 @@ class Effects:
                 several = [measure(model, corpus, self._table, intervention=c, progress=False) for c in changes]
                 self._changed[arm] = several
             except AnalysisError as error:
-                self.left_out[arm] = str(error)
+                self.left_out[arm] = str(error).replace(model.name, "the model")
 
     def table(self) -> pd.DataFrame:
         """Columns arm, effect, and the ends of its 95 % interval, paired over texts."""

@@ -324,6 +324,17 @@ def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny
         assert "headline_differences(" not in text or page == "training"
 
 
+def test_the_claims_can_be_asked_of_an_encoder_with_a_decoder(tiny_folder):
+    """Whose attention to the encoder is a layer without hidden states."""
+    from analysis_lib.papers.godey.anisotropy import cosines, isotropic_excess
+
+    tables = measure_sensible(load_model(str(tiny_folder("t5"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
+    assert tables.layers["width"].isna().any()
+    excess = isotropic_excess(tables)
+    assert [*excess.index] == [*cosines(tables).index]
+    assert excess.notna().all()
+
+
 # --- Models that nobody here has -------------------------------------------------------------------------------------
 
 

@@ -610,3 +610,12 @@ def test_the_picture_and_the_page_are_written_and_shown_in_jupyter(tmp_path):
     assert bundle["image/svg+xml"] == view.svg
     assert "save" in bundle["text/plain"]
     assert "http" not in re.sub(r"http://www\.w3\.org/\S+|https://vega\.github\.io/schema/\S+", "", view.figure())
+
+
+def test_where_all_keys_are_of_one_type_none_has_more_than_others():
+    of_all = tables()
+    scores = of_all["score_contributions"]
+    one = {**of_all, "score_contributions": scores[scores["key_type"].isin(["other", "all"])]}
+    for measured, first in ((of_all, "gap"), (one, "score")):
+        (limits,) = figures.dimensions({"x": measured}).limits.values()
+        assert limits["amount"][0] == first

@@ -47,6 +47,7 @@ def test_of_a_model_without_a_head_it_is_how_far_its_vectors_turn(bare, corpus):
     assert "cosine" in effect["unit"]
     assert "nowhere" not in table.index
     assert "layer 99" in found.left_out["nowhere"]
+    assert bare.name not in found.left_out["nowhere"]
 
 
 def test_of_a_model_that_predicts_it_is_what_is_added_to_its_loss(predicting, corpus):

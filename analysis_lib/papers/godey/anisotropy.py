@@ -113,7 +113,7 @@ def isotropic_excess(tables: LazyTables, name: str = "anisotropy") -> pd.Series:
     Args:
         tables, name: as for :func:`cosines`.
     """
-    return cosines(tables, name) - isotropic(tables.layers.set_index("layer")["width"])
+    return cosines(tables, name) - isotropic(tables.layers.set_index("layer")["width"].dropna())
 
 
 def isotropic(dimensions: pd.Series) -> pd.Series:
