@@ -56,8 +56,10 @@ def captured_pass(
             blocks.finish(output)
         if comparing:
             plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
-            vectors = [given_out(part.output) for part in (given, plain)]
-            found = compared(given, plain, vectors, ids, last.tokens.on(vectors[0].device))
+            vectors = [_by_token(given_out(part.output)) for part in (given, plain)]
+            count = vectors[0].shape[1]
+            tokens = last.tokens if last.tokens.mask.shape[1] == count else blocks.layer.unpadded(count)
+            found = compared(given, plain, vectors, ids, tokens.on(vectors[0].device))
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
         if MASKED in needs:
             last = blocks.layer.activations
@@ -86,6 +88,11 @@ def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | 
 def given_out(output: ModelOutput) -> Tensor:
     """The last vectors that a model gives out; of a backbone, its last map of features."""
     return output.last_hidden_state if "last_hidden_state" in output else output.feature_maps[-1]
+
+
+def _by_token(output: Tensor) -> Tensor:
+    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out."""
+    return output.flatten(2).transpose(1, 2) if output.dim() == 4 else output
 
 
 @contextmanager

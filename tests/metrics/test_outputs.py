@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch.nn import functional
 
-from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace
 
 TEXTS = list(tiny.TEXTS[:6])
@@ -211,3 +211,35 @@ def test_a_head_that_calls_the_decoder_of_its_body(folder, tmp_path):
     np.testing.assert_allclose(plain["loss"], [wanted], rtol=1e-5)
     assert found["next_token_loss"]["kl"][0] > 0
     assert found["output_change"]["cosine"][0] < 0.9999
+
+
+def test_what_gives_out_a_map_is_compared_at_its_positions(tmp_path):
+    loaded = load_model(tiny.save(tmp_path / "segformer", "segformer"), dtype="float64")
+    images = load_corpus("digits:test", limit=4)
+    change = Replace("residual", layers=[1], dimensions=[0, 1], by="zero")
+    found = measure(loaded, images, "output_change", intervention=change, progress=False)["output_change"]
+    first, *_ = next(iter(loaded.stacks.values()))
+
+    def cut_first(_module, _args, output):
+        return cut_two(output) if isinstance(output, torch.Tensor) else (cut_two(output[0]), *output[1:])
+
+    def cut_two(hidden):
+        return hidden * (torch.arange(hidden.shape[-1]) > 1)
+
+    cosines = []
+    for item in images.items:
+        pixels = loaded.processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"].double()
+        with torch.no_grad():
+            plain = loaded.model(pixels).last_hidden_state
+            handle = first.register_forward_hook(cut_first)
+            changed = loaded.model(pixels).last_hidden_state
+            handle.remove()
+        cosines.append(functional.cosine_similarity(plain, changed, dim=1).flatten())
+    np.testing.assert_allclose(found["cosine"], [torch.cat(cosines).mean()], atol=1e-9)
+    assert found["tokens"].item() == sum(map(len, cosines))
+    assert found["cosine"].item() < 0.999
+    unchanged = load_model(tiny.save(tmp_path / "cvt", "cvt"))
+    row = measure(unchanged, images, "output_change", progress=False)["output_change"].iloc[0]
+    pixels = unchanged.processor(images.items[0].load().convert("RGB"), return_tensors="pt")["pixel_values"]
+    assert row["tokens"] == len(images) * unchanged.model(pixels).last_hidden_state[0, 0].numel()
+    assert row["cosine"] == pytest.approx(1)
