@@ -1,4 +1,4 @@
-"""Several runs of training on one page, and the verdicts on each of them, over its seeds."""
+"""Several runs of training on one page, and the verdicts on the first of them, over its seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,15 +37,13 @@ def load_runs(
 def verdicts(
     runs: Mapping[str, Dynamics], numbers: Callable[[Dynamics], Mapping[str, pd.Series | pd.DataFrame | Estimate]]
 ) -> pd.DataFrame:
-    """The verdicts on every run.
+    """The verdicts on the first run; the others stand beside it in figures and tables.
 
     Args:
         runs: by what they are called.
         numbers: gives those of a run by the ids of claims, as :func:`~analysis_lib.papers.claims.verdicts_over_seeds`
             takes them.
     """
-    rows = []
-    for name, run in runs.items():
-        sample = f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, steps: {run.steps[-1]:,}"
-        rows.append(claims.verdicts_over_seeds(numbers(run), sample).assign(model=name))
-    return pd.concat(rows, ignore_index=True)
+    name, run = next(iter(runs.items()))
+    sample = f"{run.about['limit']} texts of {run.about['data']}, seeds: {len(run.seeds)}, steps: {run.steps[-1]:,}"
+    return claims.verdicts_over_seeds(numbers(run), sample).assign(model=name)
