@@ -1,8 +1,6 @@
 """Causes: what attention and vectors become when dimensions or directions are changed, one layer at a time."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,8 +8,7 @@ import pandas as pd
 from analysis_lib import capture
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
-from analysis_lib.corpora import Corpus, packages
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.measurement.interventions import changes_of
 from analysis_lib.metrics.accumulator import GROUPS, Columns, Metric, Sums, crossed, tabulated
@@ -104,20 +101,16 @@ def layer_by_layer(
 
 def shipped(name: str, corpus: Corpus) -> pd.DataFrame | None:
     """The rows of a file in ``data/measurements/causes``; None where there is none, or of other texts."""
-    path = _path(name)
-    rows = packages.read(path, pd.read_csv) if path.is_file() else pd.DataFrame({"texts": [""]})
-    same = rows.pop("texts").eq(corpus.sha256[:12]).all()
+    if not recorded.path(name).is_file():
+        return None
+    rows = recorded.read(name)
+    same = rows.pop("texts").eq(recorded.texts_of(corpus)).all()
     return rows.set_index(["arm", "quantity", "layer"]) if same else None
 
 
 def ship(rows: pd.DataFrame, name: str, corpus: Corpus) -> None:
     """Write the file that :func:`shipped` reads."""
-    rows = rows.dropna().reset_index().assign(texts=corpus.sha256[:12])
-    rows.to_csv(_path(name), index=False, float_format="%.6g")
-
-
-def _path(name: str) -> Path:
-    return data_directory() / "measurements" / "causes" / f"{re.sub('[^a-z0-9]+', '-', name)}.csv"
+    recorded.write(name, [(rows.dropna().reset_index(), {"texts": recorded.texts_of(corpus)})])
 
 
 def interval(values: pd.Series) -> Estimate:
@@ -218,14 +211,14 @@ def removed(model: LoadedModel, corpus: Corpus, dimensions: Iterable[int]) -> pd
 
 def record_removed(**given: tuple[Corpus, Iterable[int]]) -> None:
     """Write what comes with the book of :func:`removed`: by model, the corpus that it reads, and dimensions."""
-    place = {name: {"model": name, "texts": corpus.sha256[:12]} for name, (corpus, _) in given.items()}
-    recorded.write(REMOVED, [(removed(load_model(name), *given[name]), place[name]) for name in given])
+    found = ((removed(load_model(name), *of), recorded.place_of(name, of[0])) for name, of in given.items())
+    recorded.write(REMOVED, found)
 
 
 def effects(names: Iterable[str], corpus: Corpus) -> pd.DataFrame:
     """What comes with the book of :func:`removed`, of some models on some texts, as ``figures.dimensions`` takes it."""
     rows = recorded.read(REMOVED)
-    rows = rows[rows["model"].isin([*names]) & rows["texts"].eq(corpus.sha256[:12])]
+    rows = rows[rows["model"].isin([*names]) & rows["texts"].eq(recorded.texts_of(corpus))]
     return rows.assign(model=rows["model"].map(title)).drop(columns=["groups", "texts"])
 
 

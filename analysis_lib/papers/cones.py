@@ -94,17 +94,13 @@ def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
         and without three random ones. Of embeddings of tokens, partition and partition_both,
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
-    known = recorded.rows_of(RECORDED, **_place(name, corpus))
+    known = recorded.rows_of(RECORDED, **recorded.place_of(name, corpus))
     return _measured(name, corpus) if known is None else known
 
 
 def record(**corpora: Corpus) -> None:
     """Write what comes with the book: by model, the corpus that it reads."""
-    recorded.write(RECORDED, [(_measured(m, corpus), _place(m, corpus)) for m, corpus in corpora.items()])
-
-
-def _place(name: str, corpus: Corpus) -> dict[str, object]:
-    return {"model": name, "texts": corpus.sha256[:12]}
+    recorded.write(RECORDED, [(_measured(m, corpus), recorded.place_of(m, corpus)) for m, corpus in corpora.items()])
 
 
 def _measured(name: str, corpus: Corpus) -> pd.DataFrame:

@@ -1,11 +1,12 @@
 """What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one row per number."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib.corpora import packages
+from analysis_lib.corpora import Corpus, packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.metrics.intervals import Estimate
 
@@ -17,9 +18,19 @@ def as_columns(found: Estimate) -> dict[str, float]:
     return dict(zip(COLUMNS, (*found.row, found.draws), strict=True))
 
 
+def place_of(model: str, corpus: Corpus, **more: object) -> dict[str, object]:
+    """The columns that say what rows are of: a model, its texts, and more."""
+    return {"model": model, "texts": texts_of(corpus), **more}
+
+
+def texts_of(corpus: Corpus) -> str:
+    """What stands for the texts in a column."""
+    return corpus.sha256[:12]
+
+
 def read(name: str) -> pd.DataFrame:
     """All rows of a file."""
-    return packages.read(_path(name), pd.read_csv)
+    return packages.read(path(name), pd.read_csv)
 
 
 def rows_of(name: str, **place: object) -> pd.DataFrame | None:
@@ -32,8 +43,9 @@ def rows_of(name: str, **place: object) -> pd.DataFrame | None:
 def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
     """Write the file that :func:`rows_of` reads, of rows and what they are of."""
     rows = pd.concat([rows.assign(**place) for rows, place in found])
-    rows.to_csv(_path(name), index=False, float_format="%.6g")
+    rows.to_csv(path(name), index=False, float_format="%.6g")
 
 
-def _path(name: str) -> Path:
-    return data_directory() / "measurements" / "causes" / f"{name}.csv"
+def path(name: str) -> Path:
+    """The file of a name, in which all but letters and digits become hyphens."""
+    return data_directory() / "measurements" / "causes" / f"{re.sub('[^a-z0-9]+', '-', name)}.csv"

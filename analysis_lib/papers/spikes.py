@@ -202,18 +202,17 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         Columns spike (the name of a height, of which the :func:`spike_layer` has all arms, unless it is that of another
         height), layer, dimensions, arm, draw, quantity, value, ci_low, ci_high, groups.
     """
-    known = recorded.rows_of(RECORDED, **_place(model, corpus, draws))
+    known = recorded.rows_of(RECORDED, **recorded.place_of(model, corpus, draws=draws))
     return _measured(load_model(model), corpus, draws) if known is None else known
 
 
 def record(**of_models: tuple[Corpus, int]) -> None:
     """Write what comes with the book: by model, the corpus that it reads, and how many draws."""
-    found = ((_measured(load_model(model), *given), _place(model, *given)) for model, given in of_models.items())
+    found = (
+        (_measured(load_model(model), corpus, draws), recorded.place_of(model, corpus, draws=draws))
+        for model, (corpus, draws) in of_models.items()
+    )
     recorded.write(RECORDED, found)
-
-
-def _place(model: str, corpus: Corpus, draws: int) -> dict[str, object]:
-    return {"model": model, "texts": corpus.sha256[:12], "draws": draws}
 
 
 def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:

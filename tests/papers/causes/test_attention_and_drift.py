@@ -130,7 +130,7 @@ def test_texts_of_one_article_are_told_by_their_mean_vectors(bert, corpus):
 
 
 def test_what_ships_is_read_for_the_same_texts_alone(tmp_path, monkeypatch, corpus):
-    monkeypatch.setattr(causes, "data_directory", lambda: tmp_path)
+    monkeypatch.setattr(recorded, "data_directory", lambda: tmp_path)
     (tmp_path / "measurements" / "causes").mkdir(parents=True)
     rows = planted({"mean": [0.1, 0.2]})
     causes.ship(rows, "key-side-some/model", corpus)
