@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from analysis_lib import corpora
+from analysis_lib.capture.outputs import PREDICTED
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement import processes
@@ -58,8 +59,6 @@ ENCODERS = (
 HELD_OUT_SEQUENCES = 256
 # A model of more parameters takes half a minute and more to begin with.
 LARGE = 50_000_000
-# The share of the tokens that are predicted, as in BERT.
-PREDICTED = 0.15
 
 
 def pretrain(
