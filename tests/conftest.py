@@ -41,6 +41,7 @@ from waiting import PATIENCE  # noqa: E402
 
 from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
 from analysis_lib.book import build_book  # noqa: E402
+from analysis_lib.measurement import interventions, shards, stored  # noqa: E402
 
 # Every test measures anew what it measures; those of the store name a folder of their own.
 os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
@@ -140,3 +141,12 @@ def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(accept_downloads=True) as context:
         context.set_default_timeout(200 * PATIENCE)
         yield context.new_page()
+
+
+@pytest.fixture
+def small_shards(monkeypatch) -> int:
+    """So many texts make a shard, what is done is kept at once, and what an intervention needs is gathered anew."""
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 8)
+    monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
+    monkeypatch.setattr(interventions, "_latest", {})
+    return 8

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from analysis_lib import AnalysisError, LoadedModel, Replace, Tables, load_model, measure, metrics
 from analysis_lib.__main__ import main
 from analysis_lib.corpora import Corpus
-from analysis_lib.measurement import interventions, measuring, shards, stored
+from analysis_lib.measurement import interventions, measuring, shards
 
 CORPUS = Corpus("texts", tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS))
 FEW = "anisotropy,attention_entropy,attention_by_token_type"
@@ -33,14 +33,6 @@ every_arm = pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
 @pytest.fixture(scope="module")
 def model(tiny_folder) -> LoadedModel:
     return load_model(str(tiny_folder("bert")))
-
-
-@pytest.fixture
-def small_shards(monkeypatch) -> None:
-    """Eight shards, and what is gathered is gathered anew."""
-    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 8)
-    monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
-    monkeypatch.setattr(interventions, "_latest", {})
 
 
 def changed(model: LoadedModel, arm: object = None, **settings) -> Tables:

@@ -37,7 +37,7 @@ from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_m
 from analysis_lib.__main__ import main
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, loading
-from analysis_lib.measurement import execution, merging, shards, stored
+from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums
 
@@ -51,14 +51,6 @@ OF_ATTENTION = [name for name in COLUMNS if name not in OF_HIDDEN_STATES]
 @pytest.fixture(scope="module")
 def model(tiny_folder) -> LoadedModel:
     return load_model(str(tiny_folder("bert")))
-
-
-@pytest.fixture
-def small_shards(monkeypatch) -> int:
-    """Eight shards for the 64 texts of ``CORPUS``."""
-    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 8)
-    monkeypatch.setattr(stored, "SECONDS_AT_RISK", 0)
-    return 8
 
 
 def merged(folder: Path) -> int:
