@@ -4,28 +4,36 @@ A Sphinx extension adds the button to the pages of notebooks (``_config.yml`` na
 answers a click.
 """
 
-import ast
-import dis
 import html
-import inspect
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 
+import gast
+from beniget import DefUseChains
 from docutils import nodes
 from sphinx.application import Sphinx
 
 from analysis_lib.book.parameters import read_notebook
 
-COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
-CONDITIONAL = ast.If | ast.While | ast.Try | ast.Match
-IMPORT = ast.Import | ast.ImportFrom
+IMPORT = gast.Import | gast.ImportFrom
 LABEL = "Copy with everything it needs"
 BUTTON = f"""<button class="copy-everything o-tooltip--left" type="button" aria-label="{LABEL}"
  data-tooltip="{LABEL}" data-script="%s"><svg viewBox="0 0 24 24" aria-hidden="true"><path
  d="M4 8l8-4 8 4-8 4zM4 12l8 4 8-4M4 16l8 4 8-4"/></svg></button>"""
+
+
+@dataclass(eq=False)
+class Statement:
+    """A statement of a cell, or an import of one name."""
+
+    source: str
+    number: int  # of the cell of the notebook
+    trees: Sequence[gast.AST]
+    imported: bool = False
+    sets_up: bool = False  # whether it is a call in a cell of imports
 
 
 def scripts(cells: Sequence[str]) -> list[str]:
@@ -44,20 +52,21 @@ def scripts(cells: Sequence[str]) -> list[str]:
     print(math.pi * r**2)
     """
     units = [unit for number, source in enumerate(cells) for unit in statements(number, source)]
-    imported = {name for unit in units for name in unit.imports}
-    for unit in units:
-        unit.changes |= unit.called - imported
-    return [_script(units, number) for number in range(len(cells))]
+    return [_script([unit for unit in units if unit.number <= number], number) for number in range(len(cells))]
 
 
-def _script(units: Sequence["Cell"], number: int) -> str:
-    own = [i for i, unit in enumerate(units) if unit.number == number]
-    kept = [i for i, unit in enumerate(units) if unit.sets_up and unit.number < number] + own if own else []
-    needed = sorted({*kept, *itertools.chain(*(_needs(units, i, kept[-1] + 1) for i in kept))})
-    first = [units[i] for i in needed if units[i].imports]
-    parts = [_merged([unit.source for unit in first])] if first else []
-    rest = [units[i] for i in needed if not units[i].imports]
+def _script(units: Sequence[Statement], number: int) -> str:
+    if not any(unit.number == number for unit in units):
+        return ""
+    needed, queue, needs = set(), {unit for unit in units if unit.sets_up or unit.number == number}, _needs(units)
+    while queue:
+        needed |= queue
+        queue = set().union(*(needs[unit] for unit in queue)) - needed
+    needed = sorted(needed, key=units.index)
+    first = [unit.source for unit in needed if unit.imported]
+    parts = [_merged(first)] if first else []
     # What is set up stands with the imports.
+    rest = [unit for unit in needed if not unit.imported]
     for (sets_up, _), group in itertools.groupby(rest, lambda unit: (unit.sets_up, unit.number)):
         text = "\n".join(unit.source for unit in group).strip("\n")
         parts = [f"{parts[0]}\n{text}", *parts[1:]] if sets_up and parts else [*parts, text]
@@ -73,124 +82,72 @@ def _merged(imports: Sequence[str]) -> str:
     return "\n".join(start + ", ".join(dict.fromkeys(names)) for start, names in lines.items())
 
 
-def statements(number: int, source: str) -> Iterator["Cell"]:
-    """The statements of a cell, and what each does to the names of its notebook; imports of one name each."""
+def statements(number: int, source: str) -> Iterator[Statement]:
+    """The statements of a cell, with the lines between them; imports of one name each."""
     try:
-        lines, tree, end = source.splitlines(), ast.parse(source), 0
+        lines, tree, end = source.splitlines(), gast.parse(source), 0
     except SyntaxError:  # Lines of IPython, or another language.
         return
     # What a cell calls right after its imports sets the notebook up.
-    opening = list(itertools.takewhile(lambda node: isinstance(node, IMPORT | ast.Expr), tree.body))
+    opening = list(itertools.takewhile(lambda node: isinstance(node, IMPORT | gast.Expr), tree.body))
     opening = opening if any(isinstance(node, IMPORT) for node in opening) else []
     for _, group in itertools.groupby(tree.body, lambda node: node.lineno):
-        *_, node = nodes = [*group]
+        *_, node = trees = [*group]
         part = "\n".join(lines[end : node.end_lineno])
         end = node.end_lineno
-        if isinstance(node, IMPORT) and len(nodes) == 1:
+        if isinstance(node, IMPORT) and len(trees) == 1:
             for alias in node.names:
-                one = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
-                yield Cell(one, number, binds={(alias.asname or alias.name).partition(".")[0]}, imported=True)
+                one = type(node)(**{**{name: getattr(node, name) for name in node._fields}, "names": [alias]})
+                yield Statement(gast.unparse(one).strip(), number, [one], imported=True)
         else:
-            yield analyse(part, number, sets_up=node in opening)
+            yield Statement(part, number, trees, sets_up=node in opening)
 
 
-@dataclass
-class Cell:
-    """What a statement of a cell does to the names of its notebook."""
+class _Chains(DefUseChains):
+    """Where each value is given and read; names without a value are those of the builtins, or of later cells."""
 
-    source: str = ""
-    number: int = 0  # of the cell of the notebook
-    reads: set[str] = field(default_factory=set)  # names whose earlier value it needs
-    deferred: set[str] = field(default_factory=set)  # names that its functions read whenever they are called
-    binds: set[str] = field(default_factory=set)  # names that have a value from here on
-    changes: set[str] = field(default_factory=set)  # names whose value it changes, or may replace
-    called: set[str] = field(default_factory=set)  # names with a method called as a statement: rows.append(1)
-    imported: bool = False  # whether it is an import
-    sets_up: bool = False  # whether it is a call in a cell of imports
-
-    @property
-    def imports(self) -> set[str]:
-        """The names that it imports."""
-        return self.binds if self.imported else set()
+    def unbound_identifier(self, name: str, node: gast.AST) -> None: ...
 
 
-def _needs(cells: Sequence[Cell], index: int, end: int) -> set[int]:
-    """The statements above that a statement depends on; what its functions read, they read at ``end``."""
-    found: set[int] = set()
-    seen: set[tuple[str, int]] = set()
-    queue = [(name, index) for name in cells[index].reads] + [(name, end) for name in cells[index].deferred]
-    while queue:
-        name, before = wanted = queue.pop()
-        if wanted in seen:
+def _needs(units: Sequence[Statement]) -> dict[Statement, set[Statement]]:
+    """By statement, those that give a value which it reads, and those before it that change this value."""
+    module, chains = gast.Module([tree for unit in units for tree in unit.trees], []), _Chains()
+    chains.visit(module)
+    places = {node: i for i, unit in enumerate(units) for tree in unit.trees for node in gast.walk(tree)}
+    changed, needs = _changed(module), defaultdict(set)
+    for value in chains.chains.values():
+        if (giver := places.get(value.node)) is None:  # A builtin.
             continue
-        seen.add(wanted)
-        for i in reversed(range(before)):
-            if name in cells[i].binds | cells[i].changes:
-                found.add(i)
-                queue += [(read, i) for read in cells[i].reads] + [(read, before) for read in cells[i].deferred]
-                if name in cells[i].binds:
-                    break
+        readers = [user.node for user in value.users() if user.node in places]
+        changing = {places[node] for node in readers if node in changed and not units[giver].imported}
+        for place in map(places.get, readers):
+            needs[units[place]] |= {units[giver]} | {units[one] for one in changing if one < place}
+    return needs
+
+
+def _changed(tree: gast.AST) -> set[gast.Name]:
+    """The names whose value a statement changes, where they stand."""
+    found: set = set()
+    # From the inside out: what changes an item in an inner loop changes what the outer loop runs over.
+    for node in reversed(list(gast.walk(tree))):
+        if isinstance(node, gast.Attribute | gast.Subscript) and not isinstance(node.ctx, gast.Load):
+            found |= _base(node)
+        elif isinstance(node, gast.Expr) and isinstance(node.value, gast.Call):
+            found |= _base(node.value.func) if isinstance(node.value.func, gast.Attribute) else set()
+        elif isinstance(node, gast.For):
+            items = {name.id for name in gast.walk(node.target) if isinstance(name, gast.Name)}
+            if items & {name.id for name in found}:
+                found |= {name for name in gast.walk(node.iter) if isinstance(name, gast.Name)}
     return found
 
 
-def analyse(source: str, number: int, sets_up: bool) -> Cell:
-    """What a statement of a cell does to the names of its notebook."""
-    tree = ast.parse(source)
-    reads, stores, deferred = _names(compile(tree, "cell", "exec"))
-    branches = [node for node in ast.walk(tree) if isinstance(node, CONDITIONAL)]
-    # What a branch stores may keep its earlier value.
-    perhaps = stores & {name for branch in branches for name in _named(branch, ast.Store)}
-    reads |= perhaps & _named(tree, ast.Load)
-    cell = Cell(source, number, reads, deferred, stores - perhaps, perhaps, sets_up=sets_up)
-    # A function that is only defined here reads when it is called.
-    if not isinstance(tree.body[-1], ast.FunctionDef):
-        cell.reads |= cell.deferred - cell.binds
-    # From the inside out: what changes an item in an inner loop changes what the outer loop runs over.
-    for node in reversed(list(ast.walk(tree))):
-        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            cell.changes |= _base(node)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            cell.called |= _base(node.value.func) if isinstance(node.value.func, ast.Attribute) else set()
-        elif isinstance(node, ast.For):
-            over = {part.id for part in ast.walk(node.iter) if isinstance(part, ast.Name)}
-            cell.changes |= over if _named(node.target, ast.Store) & cell.changes else set()
-            cell.called |= over if _named(node.target, ast.Store) & cell.called else set()
-    return cell
-
-
-def _names(code: CodeType) -> tuple[set[str], set[str], set[str]]:
-    """The global names that the code loads before it stores them, those it stores, and those its functions load."""
-    loads, stores, deferred = set(), set(), set()
-    for instruction in dis.get_instructions(code):
-        operation, value = instruction.opname, instruction.argval
-        if operation in ("LOAD_NAME", "LOAD_GLOBAL"):
-            loads |= {value} - stores
-        elif operation in ("STORE_NAME", "STORE_GLOBAL"):
-            stores.add(value)
-        elif isinstance(value, CodeType):
-            inner, assigned, later = _names(value)
-            deferred |= later
-            if value.co_name in COMPREHENSIONS:
-                loads |= inner - stores
-                stores |= assigned
-            elif value.co_flags & inspect.CO_NEWLOCALS:
-                deferred |= inner
-            else:  # The body of a class runs at once, with names of its own.
-                loads |= inner - stores
-    return loads, stores, deferred
-
-
-def _named(tree: ast.AST, how: type[ast.expr_context]) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, how)}
-
-
-def _base(node: ast.expr) -> set[str]:
+def _base(node: gast.AST) -> set[gast.Name]:
     """The name at the bottom of attributes, items and calls: ``axes`` in ``axes.flat[0].set``."""
-    while not isinstance(node, ast.Name):
+    while not isinstance(node, gast.Name):
         node = getattr(node, "value", None) or getattr(node, "func", None)
         if node is None:
             return set()
-    return {node.id}
+    return {node}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

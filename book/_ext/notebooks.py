@@ -46,13 +46,11 @@ FOUND = """\
 {picture}
 :::::
 """
-# A page of tables has none.
-SEEN = """
-```{{raw}} html
-{picture}
-```"""
 SHOWN = '<img class="figure" src="{address}" alt="{alt}">'
-PICTURE = f'<a href="#{{name}}">{SHOWN}</a>'
+PICTURE = f"""
+```{{{{raw}}}} html
+<a href="#{{name}}">{SHOWN}</a>
+```"""
 MADE = """\
 ::::{{dropdown}} How this page was made
 
@@ -131,7 +129,7 @@ def _png(svg: str) -> bytes:
 
 
 def lead(environment: BuildEnvironment, notebook: NotebookNode) -> str:
-    """The picture that stands for a page, as HTML; it leads to its figure."""
+    """The picture that stands for a page and leads to its figure; a page of tables has none."""
     drawn = {name: figure for name, figure in figures(notebook).items() if figure.files}
     if not drawn:
         return ""
@@ -148,9 +146,7 @@ def _as_page(app: Sphinx, name: str, source: list[str]) -> None:
     notebook = nbformat.reads(source[0], 4)
     if text := finding(notebook):
         # Within the first cell: what comes after it is counted by others.
-        picture = lead(app.env, notebook)
-        seen = SEEN.format(picture=picture) if picture else ""
-        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=seen)
+        notebook.cells[0].source += "\n\n" + FOUND.format(text=text, picture=lead(app.env, notebook))
         for cell in tagged(notebook, "found"):
             cell.outputs = []
     _show_parameters(notebook)

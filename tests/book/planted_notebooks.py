@@ -1,5 +1,7 @@
 """Notebooks of a few cells, and how to wait for another process."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -29,6 +31,12 @@ def write(path: Path, *sources: str, parameters: str = PARAMETERS, tags: tuple =
 def outputs(path: Path) -> str:
     cells = nbformat.read(path, 4).cells
     return "".join(o.get("text", "") for c in cells for o in c.get("outputs", []))
+
+
+def faults(folder: Path, rules: str) -> str:
+    """What ruff says of the scripts of a folder, by rules that the project does not keep everywhere."""
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", rules, "-q", folder]
+    return subprocess.run(ruff, capture_output=True, text=True, check=False).stdout
 
 
 def alive(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What other extensions write, in the words of WAI-ARIA 1.2.
+"""What the theme and other extensions leave to mend: words of WAI-ARIA 1.2, and buttons that lead nowhere.
 
 A Sphinx extension (``_config.yml`` names it).
 """
@@ -8,6 +8,7 @@ from functools import partial
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.config import Config
 
 # Docutils gives a reference a role that is deprecated, and unknown to the list around it.
 ROLES = {'role="doc-biblioentry"': 'role="listitem"'}
@@ -27,8 +28,17 @@ def _with_words(make: Callable, kind: str, **options: object) -> object:
     return str(made).replace(*FOLDS) if kind == "sidebar" else made
 
 
+def _link_to_the_repository(app: Sphinx, config: Config) -> None:
+    # Without an address, Jupyter Book refuses the link, and its theme the buttons.
+    options = config.html_theme_options
+    options["use_repository_button"] = bool(options.get("repository_url"))
+    if not options.get("repository_url"):
+        options["launch_buttons"] = {}
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
+    app.connect("config-inited", _link_to_the_repository)
     # After the theme.
     app.connect("html-page-context", _mend, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
