@@ -97,7 +97,7 @@ def _be_kernel(connection_file: str, threads: int, environment: dict[str, str]) 
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
     end_with_parent()
-    # Figures also as SVG, without a date, and with what they are drawn from.
-    shown = ["--InlineBackend.figure_formats={'png', 'svg'}", "--ext=analysis_lib.book.recording"]
+    # Figures as SVG, without a date; the extension adds a PNG, and what they are drawn from.
+    shown = ["--InlineBackend.figure_formats={'svg'}", "--ext=analysis_lib.book.recording"]
     shown.append("--InlineBackend.print_figure_kwargs={'bbox_inches': 'tight', 'metadata': {'Date': None}}")
     IPKernelApp.launch_instance(argv=["-f", connection_file, *shown])

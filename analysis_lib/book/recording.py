@@ -11,6 +11,7 @@ from IPython.display import Markdown, display
 from matplotlib.figure import Figure
 
 from analysis_lib import figures
+from analysis_lib.figures.slider import png
 from analysis_lib.progress import Once
 
 
@@ -19,7 +20,7 @@ def load_ipython_extension(_: object) -> None:
     for name in (name for name in dir(sns) if name.endswith(("plot", "heatmap"))):
         setattr(sns, name, _noting(getattr(sns, name)))
     figures.Slider._repr_mimebundle_ = of_frames
-    Figure._repr_mimebundle_ = lambda figure, **_: _as_csv(drawn(figure))
+    Figure._repr_mimebundle_ = of_figure
     notes = _Notes()
     notes.addFilter(Once())
     logging.getLogger("analysis_lib").addHandler(notes)
@@ -41,6 +42,11 @@ def _noting(draw: Callable) -> Callable:
         return shown
 
     return noting
+
+
+def of_figure(figure: Figure, **_: object) -> dict[str, str]:
+    """A figure as PNG, and what it is drawn from."""
+    return {"image/png": png(figure, bbox_inches="tight")} | _as_csv(drawn(figure))
 
 
 def of_frames(slider: figures.Slider, **_: object) -> dict[str, str]:

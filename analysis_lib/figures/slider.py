@@ -25,7 +25,7 @@ figure.playing = figure.playing ? clearInterval(figure.playing) : setInterval(st
 this.textContent = figure.playing ? 'Pause' : 'Play';
 """
 # Of a frame.
-COLOURS = 64
+COLOURS = 256
 _IMAGE = "width: 100%; height: auto; background: white"
 _CONTROLS = "display: flex; gap: 0.6em; align-items: center; margin: 0.4em 0"
 
@@ -55,8 +55,9 @@ class Slider:
     def _repr_html_(self) -> str:
         last = len(self.frames) - 1
         spoken = [escape(f"{self.label}: {key}") for key in self.frames]
+        # Not cut to what is drawn, as single figures are: frames of one size do not jump.
         images = "\n".join(
-            f'<img src="data:image/png;base64,{_png(figure)}" alt="{escape(self.alt)} {said}" data-label="{said}" '
+            f'<img src="data:image/png;base64,{png(figure)}" alt="{escape(self.alt)} {said}" data-label="{said}" '
             f'style="{_IMAGE}{"" if i == last else "; display: none"}">'
             for i, (said, figure) in enumerate(zip(spoken, self.frames.values(), strict=True))
         )
@@ -73,11 +74,13 @@ class Slider:
 </figure>"""
 
 
-def _png(figure: Figure) -> str:
+def png(figure: Figure, **options: object) -> str:
+    """A figure on white, as a PNG in base64; ``options`` as ``Figure.savefig`` takes them.
+
+    A site holds hundreds of them, and figures few colours: a palette makes them three times smaller.
+    """
     buffer = io.BytesIO()
-    # Not cut to what is drawn, as single figures are: frames of one size do not jump.
-    figure.savefig(buffer, format="png", facecolor="white")
-    frame, buffer = Image.open(buffer).convert("RGB"), io.BytesIO()
-    # A page holds dozens of frames, and figures few colours: a palette makes them three times smaller.
-    frame.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    figure.savefig(buffer, format="png", facecolor="white", **options)
+    drawn, buffer = Image.open(buffer).convert("RGB"), io.BytesIO()
+    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode()

@@ -170,3 +170,10 @@ def test_effects_are_those_of_the_same_texts_and_models(tmp_path, monkeypatch, c
     found = causes.effects(["minilm", "path/to/model"], corpus)
     assert found.to_dict("records") == [{"model": "MiniLM", **rows.drop(columns="groups").iloc[0]}]
     assert causes.effects(["minilm"], corpus.take([0, 1])).empty
+
+
+def test_what_the_stream_is_worth_is_a_mean_over_layers():
+    areas = planted({"unchanged": [0.9], "mean": [0.8, 0.6]}, "area")
+    costs = run_cells("causes/checks", "of_arm =", areas=areas)["costs"]
+    assert costs["arm"].tolist() == ["mean"]
+    assert costs["area lost"].item().startswith("0.200 [")
