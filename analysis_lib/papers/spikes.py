@@ -1,5 +1,7 @@
 """The spike of the first token and the attention that it draws, taken away: each of them, and both."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 import torch
@@ -19,7 +21,7 @@ from analysis_lib.papers import recorded
 MASSIVE = 1000
 HEIGHTS = {"massive": MASSIVE, "early": 100}
 RANDOM = "random: mean"
-RECORDED = "spike"
+RECORDED, TRAINED = "spike", "norms"
 
 
 class _OfFirst(Metric):
@@ -266,3 +268,28 @@ def layer_by_layer(model: LoadedModel, corpus: Corpus, layer: int, dimensions: t
         metrics = [SpikeHeight(), FirstKeys(masked=masked), "attention_by_token_type"]
         found[arm] = measure(model, corpus, metrics, intervention=done[arm], progress=False)
     return found
+
+
+def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
+    """The spike and the sink of a causal model, layer by layer, as they come with the book, or measured.
+
+    Returns:
+        Columns layer; height, of the first token, mean over texts; received, the attention that its key receives from
+        the queries that see it, mean over heads, and most, of the head that gives most; loss, of the next token on
+        these texts, in nats, the same in all rows. The layer of the input has no attention.
+    """
+    known = recorded.rows_of(TRAINED, **recorded.place_of(model, corpus))
+    return _first_tokens(model, corpus) if known is None else known
+
+
+def record_first_tokens(models: Iterable[str], corpus: Corpus) -> None:
+    """Write what comes with the book of :func:`first_tokens`."""
+    recorded.write(TRAINED, ((_first_tokens(name, corpus), recorded.place_of(name, corpus)) for name in models))
+
+
+def _first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
+    tables = measure(model, corpus, [SpikeHeight(), "attention_received", "next_token_loss"], progress=False)
+    first = tables["attention_received"].query("position == 1").groupby("layer")["received"]
+    heights = tables["spike_height"].query("position == 0").set_index("layer")["height"]
+    found = pd.DataFrame({"height": heights, "received": first.mean(), "most": first.max()})
+    return found.assign(loss=tables["next_token_loss"]["loss"].iloc[0]).reset_index()
