@@ -45,8 +45,7 @@ class Ledger(SphinxDirective):
         if (rows["verdict"] == NOT_RUN).all():
             claim = rows.iloc[0]
             needs = html.escape(f"Number: {claim['quantity']}. It needs {claim['needs']}. Source: {claim['source']}.")
-            chip = f'<span class="chips"><span class="chip">{NOT_RUN}</span></span>'
-            head = f"{html.escape(claim['claim'])}{chip}"
+            head = f'{html.escape(claim["claim"])}<span class="chips"><span class="chip">{NOT_RUN}</span></span>'
             return f'<details class="claim" id="{claim["id"]}"><summary>{head}</summary><p>{needs}</p></details>'
         return claim_line(rows, [f"{row.judged_by}.html#{row.figure or row.id}" for row in rows.itertuples()])
 

@@ -3,27 +3,30 @@
 A Sphinx extension (``_config.yml`` names it).
 """
 
+import re
 from collections.abc import Callable
 
 from docutils import nodes
-from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
 
-logger = logging.getLogger(__name__)
+# What the converter hands on as it is.
+UNKNOWN = re.compile(r">\s*(\\\w+|&)\s*<")
 
 
-def _visitor(element: str, **attributes: str) -> Callable[[HTML5Translator, nodes.Element], None]:
+def _visitor(display: str, element: str, **attributes: str) -> Callable[[HTML5Translator, nodes.Element], None]:
     def visit(writer: HTML5Translator, node: nodes.Element) -> None:
         try:
-            converted = tex2mathml(node.astext(), as_block=element == "div")
-        except MathError as error:
-            logger.warning("a formula cannot be set: %s", error, location=node)
-            converted = ""
+            converted = convert(node.astext(), display=display)
+            problem = (unknown := UNKNOWN.search(converted)) and f"{unknown[1]} is not known"
+        except Exception as error:  # Each kind of mistake has a class of its own.
+            converted, problem = "", f"{type(error).__name__} {error}"
+        if problem:
+            logging.getLogger(__name__).warning("a formula cannot be set: %s", problem, location=node)
         # A bar that stands alone is no taller than what it stands beside.
-        converted = converted.replace("<mo>‖", '<mo stretchy="false">‖')
+        converted = re.sub(r"<mo>(&#x02016;|&#x0007C;)</mo>", r'<mo stretchy="false">\1</mo>', converted)
         writer.body.append(writer.starttag(node, element, "", CLASS="math", **attributes) + converted + f"</{element}>")
         raise nodes.SkipNode
 
@@ -33,5 +36,7 @@ def _visitor(element: str, **attributes: str) -> Callable[[HTML5Translator, node
 def setup(app: Sphinx) -> dict[str, bool]:
     """What Sphinx calls when it loads the extension."""
     # A long equation scrolls, which keys must reach.
-    app.add_html_math_renderer("mathml", (_visitor("span"), None), (_visitor("div", tabindex="0"), None))
+    app.add_html_math_renderer(
+        "mathml", (_visitor("inline", "span"), None), (_visitor("block", "div", tabindex="0"), None)
+    )
     return {"parallel_read_safe": True, "parallel_write_safe": True}

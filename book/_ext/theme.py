@@ -11,14 +11,13 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 # Docutils gives a reference a role that is deprecated, and unknown to the list around it.
-ROLES = {'role="doc-biblioentry"': 'role="listitem"'}
+ROLE = ('role="doc-biblioentry"', 'role="listitem"')
 # The theme gives what folds a part in the sidebar a picture and no words.
 FOLDS = ("<summary>", '<summary aria-label="Pages of this part">')
 
 
 def _mend(app: Sphinx, name: str, template: str, context: dict, page: nodes.document | None) -> None:
-    for old, new in ROLES.items():
-        context["body"] = context.get("body", "").replace(old, new)
+    context["body"] = context.get("body", "").replace(*ROLE)
     if make := context.get("generate_toctree_html"):
         context["generate_toctree_html"] = partial(_with_words, make)
 
