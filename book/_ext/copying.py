@@ -63,11 +63,10 @@ def _script(units: Sequence[Statement], number: int) -> str:
         needed |= queue
         queue = set().union(*(needs[unit] for unit in queue)) - needed
     needed = sorted(needed, key=units.index)
-    first = [unit.source for unit in needed if unit.imported]
-    parts = [_merged(first)] if first else []
+    parts = [_merged(first)] if (first := [unit.source for unit in needed if unit.imported]) else []
     # What is set up stands with the imports.
-    rest = [unit for unit in needed if not unit.imported]
-    for (sets_up, _), group in itertools.groupby(rest, lambda unit: (unit.sets_up, unit.number)):
+    rest = itertools.groupby((unit for unit in needed if not unit.imported), lambda unit: (unit.sets_up, unit.number))
+    for (sets_up, _), group in rest:
         text = "\n".join(unit.source for unit in group).strip("\n")
         parts = [f"{parts[0]}\n{text}", *parts[1:]] if sets_up and parts else [*parts, text]
     return "\n\n".join(parts)
@@ -115,9 +114,8 @@ def _needs(units: Sequence[Statement]) -> dict[Statement, set[Statement]]:
     chains.visit(module)
     places = {node: i for i, unit in enumerate(units) for tree in unit.trees for node in gast.walk(tree)}
     changed, needs = _changed(module), defaultdict(set)
-    for value in chains.chains.values():
-        if (giver := places.get(value.node)) is None:  # A builtin.
-            continue
+    for value in (value for value in chains.chains.values() if value.node in places):  # No builtins.
+        giver = places[value.node]
         readers = [user.node for user in value.users() if user.node in places]
         changing = {places[node] for node in readers if node in changed and not units[giver].imported}
         for place in map(places.get, readers):
