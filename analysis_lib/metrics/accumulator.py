@@ -151,8 +151,8 @@ class Metric(ABC):
     def _without(self, left_out: Collection[int], total: Sums) -> pd.DataFrame:
         rest = {}
         for key, (groups, values) in self.sums.items():
-            gone = [place for place, group in enumerate(groups) if group in left_out]
-            rest[key] = total[key] - values[gone].sum(0).cpu().numpy() if gone else total[key]
+            gone = [values[place] for place, group in enumerate(groups) if group in left_out]
+            rest[key] = total[key] - sum(gone).cpu().numpy() if gone else total[key]
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.points(rest)
@@ -234,21 +234,18 @@ def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.Dat
     """
     # Attentions to another stack come between the layers, and have numbers after them.
     places = sorted((place for name, *place in sums if name == quantity), key=operator.itemgetter(-1))
+    places.sort(key=lambda place: VECTOR_SPACES.index(place[0]) if place[0] in VECTOR_SPACES else 0)
     parts = [rows(*place) for place in places]
     # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     if "head" in columns:
-        heads = columns["head"]
-        columns["head"] = pd.arrays.IntegerArray(heads, heads == 0)
+        columns["head"] = pd.arrays.IntegerArray(columns["head"], columns["head"] == 0)
     if "key_type" in columns:
-        found = pd.Categorical.from_codes(columns["key_type"], KEY_TYPES, ordered=True)
-        columns["key_type"] = found.remove_unused_categories()
-    table = pd.DataFrame(columns)
-    if "space" not in table:
-        return table
-    ranks = table["space"].map({space: i for i, space in enumerate(VECTOR_SPACES)})
-    within = heads if "head" in columns else table["dimension"]
-    return table.iloc[np.lexsort((within, table["layer"], ranks))].reset_index(drop=True)
+        # As ``remove_unused_categories`` does, which would sort all rows.
+        occur = np.bincount(columns["key_type"], minlength=len(KEY_TYPES)) > 0
+        codes, kinds = (np.cumsum(occur) - 1)[columns["key_type"]], itertools.compress(KEY_TYPES, occur)
+        columns["key_type"] = pd.Categorical.from_codes(codes, [*kinds], ordered=True)
+    return pd.DataFrame(columns)
 
 
 def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:

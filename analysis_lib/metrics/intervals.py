@@ -45,7 +45,8 @@ def jackknife_interval(
         square = square + np.where(has_part, step * (values - mean), 0)
     several = np.where(groups > 1, groups, np.nan)
     spread = np.sqrt((several - 1) / several * square)
-    reach = np.asarray(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, several - 1) * spread)
+    quantiles = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(np.max(groups, initial=0) + 1) - 1)
+    reach = np.asarray(quantiles[groups] * spread)
     return np.asarray(point - reach), np.asarray(point + reach)
 
 
