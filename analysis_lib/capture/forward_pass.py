@@ -180,8 +180,8 @@ class _Blocks:
         return changed
 
     def _after(
-        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple
-    ) -> Tensor | tuple | None:
+        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple | list
+    ) -> Tensor | tuple | list | None:
         if module in self._amended:
             return None
         hidden = first_vectors(output)

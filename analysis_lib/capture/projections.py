@@ -214,10 +214,14 @@ def projected_by_head(
 ) -> tuple[Float[Tensor, "utterance head token head_dim"], ...]:
     """Queries, keys and values of a module with hooks on its projections, from the outputs of these."""
     if spec.fused:
-        parts = projected["key"].unflatten(-1, (heads, 3, -1)).unbind(-2)
+        by_head = spec.fused == "by_head"
+        parts = [
+            *projected["key"].unflatten(-1, (heads, 3, -1) if by_head else (3, heads, -1)).unbind(-2 - (not by_head))
+        ]
         # DeBERTa adds biases to queries and values after its one projection, and has none for keys.
-        bias = (module.q_bias, 0, module.v_bias)
-        parts = [p + (b if isinstance(b, int) else b.view(heads, -1)) for p, b in zip(parts, bias, strict=True)]
+        for place, name in ((0, "q_bias"), (2, "v_bias")):
+            if hasattr(module, name):
+                parts[place] = parts[place] + getattr(module, name).view(heads, -1)
     else:
         parts = [projected[space].unflatten(-1, (heads, -1)) for space in ("query", "key", "value")]
     return tuple(part.transpose(1, 2) for part in parts)

@@ -43,10 +43,11 @@ class Attention:
         tiled: how many times the heads of keys are repeated, all of them each time.
         factor: the attribute of the module by which keys are multiplied last.
         query: the path of the query projection. Set only where the module does not call the attention interface, as
-            are the next three.
+            are the next four.
         value: the path of the value projection.
         weights: the path of the dropout that the attention weights pass through.
         heads: the attribute that holds the number of heads.
+        seen: the argument, added to scores, or else the attribute, that says which keys a query sees if not all.
     """
 
     module: str
@@ -66,6 +67,7 @@ class Attention:
     value: str | None = None
     weights: str | None = None
     heads: str = "num_attention_heads"
+    seen: str | None = None
 
     @property
     def chained(self) -> bool:

@@ -22,7 +22,7 @@ CHAINED = ("llama4_text", "nanochat", "jetmoe", "gemma4_text", "openai_privacy_f
 # Of those that researchers use most, a few of each kind.
 MOST_USED = (
     *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "modernbert", "eurobert"),
-    *("mobilebert", "ernie", "roformer", "esm", "nomic_bert", "gpt2", "gpt_neo", "gpt_neox", "gptj", "bloom", "falcon"),
+    *("mobilebert", "ernie", "roformer", "esm", "nomic_bert", "gpt2", "gpt_neox", "gptj", "falcon"),
     *("opt", "llama", "mistral", "ministral3", "mixtral", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen2_moe"),
     *("qwen3", "qwen3_moe", "olmo", "olmo2", "olmo3", "phi", "phi3", "phimoe", "cohere", "cohere2", "granite"),
     *("granitemoe", "granite_swa", "smollm3", "starcoder2", "stablelm", "deepseek_v3", "glm", "glm4", "gpt_oss"),
@@ -65,7 +65,6 @@ MOST_USED = (
 CHANGES = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "bamba": {"attn_layer_indices": [1]},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "t5": {"decoder_start_token_id": 0},
     "esm": {"vocab_size": 128, "mask_token_id": 3, "pad_token_id": 0},
 }
