@@ -214,14 +214,12 @@ def projected_by_head(
 ) -> tuple[Float[Tensor, "utterance head token head_dim"], ...]:
     """Queries, keys and values of a module with hooks on its projections, from the outputs of these."""
     if spec.fused:
-        by_head = spec.fused == "by_head"
-        parts = [
-            *projected["key"].unflatten(-1, (heads, 3, -1) if by_head else (3, heads, -1)).unbind(-2 - (not by_head))
-        ]
+        sizes, place = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
+        parts = [*projected["key"].unflatten(-1, sizes).unbind(place)]
         # DeBERTa adds biases to queries and values after its one projection, and has none for keys.
-        for place, name in ((0, "q_bias"), (2, "v_bias")):
+        for part, name in ((0, "q_bias"), (2, "v_bias")):
             if hasattr(module, name):
-                parts[place] = parts[place] + getattr(module, name).view(heads, -1)
+                parts[part] = parts[part] + getattr(module, name).view(heads, -1)
     else:
         parts = [projected[space].unflatten(-1, (heads, -1)) for space in ("query", "key", "value")]
     return tuple(part.transpose(1, 2) for part in parts)
