@@ -57,7 +57,7 @@ def in_double(model: nn.Module) -> nn.Module:
     return double
 
 
-def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[str, tuple[str, str | None]]) -> Text:
+def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[str, tuple[str, Sequence[str]]]) -> Text:
     """Run a model on a text.
 
     Args:
@@ -93,22 +93,24 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[st
 
 
 @contextlib.contextmanager
-def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, str | None]]) -> Iterator[list]:
+def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[str]]]) -> Iterator[list]:
     """Inside it eager attention notes what it computes, and the inputs of key projections have gradients."""
     names, calls, leaves = {module: path for path, module in model.named_modules()}, [], {}
     with contextlib.ExitStack() as stack:
-        for path, (key, norm) in projections.items():
+        for path, (key, norms) in projections.items():
 
             def leaf(_module: nn.Module, args: tuple, path: str = path) -> tuple:
                 leaves[path] = args[0].detach().requires_grad_()
                 return (leaves[path], *args[1:])
 
-            def constant(_module: nn.Module, args: tuple, output: Tensor) -> Tensor:
-                return args[0] * (output / args[0]).detach()
+            def constant(norm: nn.Module, args: tuple, output: Tensor) -> Tensor:
+                centred, (read, *_) = isinstance(norm, nn.LayerNorm), args
+                read, added = (read - read.mean(-1, keepdim=True), norm.bias) if centred else (read, 0)
+                return read * ((output - added) / read).detach() + added
 
             module = model.get_submodule(path)
             stack.callback(module.get_submodule(key).register_forward_pre_hook(leaf).remove)
-            if norm:
+            for norm in norms:
                 stack.callback(module.get_submodule(norm).register_forward_hook(constant).remove)
         for source in {sys.modules[type(module).__module__] for module in model.modules()}:
             if eager := getattr(source, "eager_attention_forward", None):

@@ -114,7 +114,7 @@ class Trace(DoublePrecision):
             self.steps.append(Step(stack, block, args[0] if args else kwargs["hidden_states"]))
 
         def end(_module, _args, output):
-            self.steps[-1].gave = output[0] if isinstance(output, tuple) else output
+            self.steps[-1].gave = output[0] if isinstance(output, tuple | list) else output
 
         self.hooks += [block.register_forward_pre_hook(begin, with_kwargs=True), block.register_forward_hook(end)]
         if family.attention is None:
@@ -282,6 +282,13 @@ def _t5_position(model, call, stack, query, scaling) -> Position:
 def _mpnet_position(model, call, stack, query, scaling) -> Position:
     table = _array(model.encoder.relative_attention_bias.weight)
     return _by_distance(query, scaling, lambda distance: table[_bucket(distance, 32, 128, both_directions=True)])
+
+
+def _alibi(model, call, stack, query, scaling) -> Position:
+    """Press et al. 2022: 2^(-8h/H) for each step, here counted from the first token."""
+    heads, tokens, _ = query.shape
+    slopes = np.array([2 ** (-8 * (head + 1) / heads) for head in range(heads)])
+    return Position(np.broadcast_to(slopes[:, None, None] * np.arange(tokens), (heads, tokens, tokens)) / scaling)
 
 
 def _beit_position(model, call, stack, query, scaling) -> Position:
@@ -454,6 +461,22 @@ FAMILIES = {
         output="attention.dense",
     ),
     "mpnet": _bert("attention.attn", _LETTERS, output="attention.attn.o", position=_mpnet_position),
+    **dict.fromkeys(("megatron-bert", "rembert"), _BERT),
+    "openai-gpt": Family(r"h\.\d+", "attn", "attn.c_proj", _fused("c_attn", lambda module: 1)),
+    "gpt_neo": _bert(
+        "attn.attention",
+        _PROJ,
+        blocks=r"h\.\d+",
+        output="attn.attention.out_proj",
+        scaling=lambda module, width: 1.0,
+    ),
+    "bloom": Family(
+        r"h\.\d+",
+        "self_attention",
+        "self_attention.dense",
+        _fused("query_key_value", lambda module: module.num_heads),
+        position=_alibi,
+    ),
     "deberta": Family(
         r"encoder\.layer\.\d+",
         "attention.self",
@@ -610,8 +633,8 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     """What a block's attention computed, made anew from its input and weights, and checked against the eager pass."""
     call = step.call
     logits, weights = _joined(call.softmaxes)
-    # A mask is -inf, or the most negative number there is.
-    allowed = logits[0] > -1e30
+    # A mask is -inf, or the most negative number there is, or, of the first GPT, -10,000.
+    allowed = logits[0] > -9e3
     assert allowed.any(-1).all()
     read = dict(zip(("query", "key", "value"), (_array(x[0]) for x in family.inputs(call)), strict=True))
     projections = family.projections(call.module)

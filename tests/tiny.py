@@ -175,6 +175,15 @@ _MANTA = {
     "max_length_inputs": 128,
     "max_length_encoder_decoder": 128,
 }
+_GPT_NEO = {
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 160,
+    "attention_types": [[["global", "local"], 1]],
+    "window_size": 4,
+}
 _CONVNEXT = {"num_stages": 3, "hidden_sizes": [8, 12, 16], "depths": [1, 2, 1], "image_size": 32, "patch_size": 4}
 
 # By name: the architecture, what its config says beyond the vocabulary, and its kind of tokenizer or processor.
@@ -193,6 +202,15 @@ EVERY_ARCHITECTURE = {
     "albert": ("albert", {**_SIZE, "embedding_size": 10, "num_hidden_layers": 4, "num_hidden_groups": 2}, "unigram"),
     "albert-inner": ("albert", {**_SIZE, "embedding_size": 24, "num_hidden_layers": 2, "inner_group_num": 2}, "bpe"),
     "mpnet": ("mpnet", {**_ROBERTA, "relative_attention_num_buckets": 32}, "bpe"),
+    "megatron-bert": ("megatron-bert", _SIZE, "wordpiece"),
+    "rembert": (
+        "rembert",
+        {**_SIZE, "input_embedding_size": 10, "output_embedding_size": 12, "pad_token_id": 0},
+        "unigram",
+    ),
+    "openai-gpt": ("openai-gpt", {"n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 160}, "gpt2"),
+    "gpt_neo": ("gpt_neo", _GPT_NEO, "gpt2"),
+    "bloom": ("bloom", {"hidden_size": 24, "n_layer": 2, "n_head": 2}, "gpt2"),
     "deberta": ("deberta", {**_DEBERTA, "max_relative_positions": 12}, "bpe"),
     "deberta-v3": ("deberta-v2", _DEBERTA_V3, "unigram"),
     "deberta-v2-xlarge": ("deberta-v2", {**_DEBERTA_V3, "conv_kernel_size": 3, "conv_act": "gelu"}, "unigram"),

@@ -92,8 +92,8 @@ class CurrentLayer:
         tokens = (tokens or self.activations.tokens).on(values.device)
         return self.changes.apply(where, self.activations.layer, values, tokens, lambda: self.batch.checksum)
 
-    def keys_of(self, count: int) -> Tokens:
-        """The tokens of the keys of the layer, of which there are ``count``."""
+    def tokens_of(self, count: int) -> Tokens:
+        """What the keys of the layer, or vectors that it gives out, stand for, of which there are ``count``."""
         if self.activations.stack == CROSS:
             return self.encoded
         tokens = self.activations.tokens
@@ -129,7 +129,7 @@ class CurrentLayer:
 
         Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
         """
-        tokens, keys = (part.on(query.device) for part in (self.activations.tokens, self.keys_of(key.shape[2])))
+        tokens, keys = (part.on(query.device) for part in (self.activations.tokens, self.tokens_of(key.shape[2])))
         place = (id(mask), id(tokens), id(keys))
         if place not in self._visibilities:
             # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.

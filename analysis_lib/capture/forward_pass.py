@@ -57,9 +57,8 @@ def captured_pass(
         if comparing:
             plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
             vectors = [_by_token(given_out(part.output)) for part in (given, plain)]
-            count = vectors[0].shape[1]
-            tokens = last.tokens if last.tokens.mask.shape[1] == count else blocks.layer.unpadded(count)
-            found = compared(given, plain, vectors, ids, tokens.on(vectors[0].device))
+            tokens = blocks.layer.tokens_of(vectors[0].shape[1]).on(vectors[0].device)
+            found = compared(given, plain, vectors, ids, tokens)
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
         if MASKED in needs:
             last = blocks.layer.activations
@@ -92,7 +91,7 @@ def given_out(output: ModelOutput) -> Tensor:
 
 def _by_token(output: Tensor) -> Tensor:
     """Utterance x token x width; of a map, its positions, as a SegFormer gives them out."""
-    return output.flatten(2).transpose(1, 2) if output.dim() == 4 else output
+    return map_vectors(output, (), "positions") if output.dim() == 4 else output
 
 
 @contextmanager
@@ -181,8 +180,8 @@ class _Blocks:
         return changed
 
     def _after(
-        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple
-    ) -> Tensor | tuple | None:
+        self, stack: Stack, module: nn.Module, args: tuple, _kwargs: dict, output: Tensor | tuple | list
+    ) -> Tensor | tuple | list | None:
         if module in self._amended:
             return None
         hidden = first_vectors(output)

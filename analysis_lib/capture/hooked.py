@@ -1,4 +1,4 @@
-"""Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE and CvT.
+"""Attention that does not call transformers' interface, reached by hooks: DeBERTa, MPNet, CANINE, CvT, BLOOM and such.
 
 Hooks on the projections see queries, keys and values; a hook on the dropout of the attention weights sees the weights.
 What these models add to q·k is in :func:`_position_terms`. CANINE's local attention runs window by
@@ -50,7 +50,10 @@ class HookedAttention:
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
             class_tokens = int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum())
             keys = layer.unpadded(key.shape[2], ["cls"] * class_tokens).on(key.device)
-        visibility = visibility_of_windows(windows, tokens, keys)
+        if spec.seen is None:
+            visibility = visibility_of_windows(windows, tokens, keys)
+        else:
+            visibility, _ = layer.visibility(_seen(module, spec.seen, call.arguments, query.shape[2]), query, key)
         layer.take(query, key, value, key_input, visibility)
         if SCORES in layer.needs:
             position, position_query = _position_terms(module, call.arguments, query, tokens)
@@ -62,6 +65,13 @@ class HookedAttention:
             layer.activations.rows = rows_of_windows(windows, visibility, RECEIVED in layer.needs)
 
 
+def _seen(module: nn.Module, name: str, arguments: dict[str, object], count: int) -> Tensor:
+    """Which pairs are seen: those to whose score an argument adds little, or which an attribute of the module names."""
+    if (mask := arguments.get(name)) is not None:
+        return mask > torch.finfo(mask.dtype).min / 2
+    return getattr(module, name)[..., :count, :count].bool()
+
+
 def _position_terms(
     module: nn.Module, arguments: dict[str, object], query: Tensor, tokens: Tokens
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -69,6 +79,10 @@ def _position_terms(
     if arguments.get("position_bias") is not None:
         # MPNet adds its bias after scaling by 1/√head_dim.
         return wide(arguments["position_bias"]) * query.shape[-1] ** 0.5, None
+    if arguments.get("alibi") is not None:
+        # So does BLOOM, whose bias of a key is the same for all queries.
+        bias = wide(arguments["alibi"]).view(*query.shape[:2], 1, -1) * query.shape[-1] ** 0.5
+        return bias.expand(-1, -1, query.shape[2], -1), None
     if arguments.get("rel_embeddings") is not None:
         return disentangled_terms(module, arguments, query, tokens)
     return None, None

@@ -94,7 +94,7 @@ class InterfaceAttention:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention receives, after what is changed there."""
         layer, sides, found = self.layer, self.projections.sides, []
-        keys = layer.keys_of(key.shape[2])
+        keys = layer.tokens_of(key.shape[2])
         for space, values in (("query", query), ("key", key), ("value", value)):
             if space in sides:
                 values, call = sides[space]

@@ -21,7 +21,14 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.layouts import arguments_of, call_with_first, first_of_call, rotated, split_keys
+from analysis_lib.models.layouts import (
+    angles_of,
+    arguments_of,
+    call_with_first,
+    first_of_call,
+    rotated,
+    split_keys,
+)
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -43,12 +50,14 @@ class AttentionCall:
         projected: the output of the projection of ``query``, ``key`` and ``value``, where there is a hook on it.
         key_input: what the projection of keys read, x_n.
         normalised: what a norm of the keys read, and what it gave, where one follows.
+        latent: what the norm of latent keys read, and what the projection after it read.
     """
 
     arguments: dict[str, object] = field(default_factory=dict)
     projected: dict[str, Tensor] = field(default_factory=dict)
     key_input: Tensor | None = None
     normalised: tuple[Tensor, Tensor] | None = None
+    latent: tuple[Tensor, ...] = ()
 
 
 class ProjectionHooks:
@@ -77,6 +86,10 @@ class ProjectionHooks:
         yield module.get_submodule(spec.key).register_forward_hook(partial(self._project, "key"))
         if spec.key_norm:
             yield module.get_submodule(spec.key_norm).register_forward_hook(self._normalise)
+        for path in spec.latent or ():
+            yield module.get_submodule(path).register_forward_pre_hook(self._pass_on)
+        if spec.latent:
+            yield module.get_submodule(spec.latent[1]).register_forward_hook(partial(self._project, "up"))
         if spec.hooked:
             for space in ("query", "value"):
                 if (path := getattr(spec, space)) is not None:
@@ -123,9 +136,17 @@ class ProjectionHooks:
     def _normalise(self, _norm: nn.Module, args: tuple, output: Tensor) -> None:
         self.call.normalised = args[0], output
 
+    def _pass_on(self, _module: nn.Module, args: tuple) -> None:
+        self.call.latent += (args[0],)
+
 
 def key_projection(
-    projection: nn.Module, fused: str | None, heads: int, key_heads: int, call: AttentionCall | None = None
+    projection: nn.Module,
+    fused: str | None,
+    heads: int,
+    key_heads: int,
+    asked: Tensor | None = None,
+    answered: Tensor | None = None,
 ) -> tuple[Float[Tensor, "head head_dim width"], Float[Tensor, "head head_dim"] | None]:
     """W_K and b_K (or None) of each head of keys: k = W_K x + b_K, before any norm or rotation.
 
@@ -134,9 +155,10 @@ def key_projection(
         fused: how it holds those of the heads, see :class:`~analysis_lib.models.parts.Attention`.
         heads: of queries.
         key_heads: of keys.
-        call: in which it has made keys, for one that only its answers tell.
+        asked: what it has read, for one that only its answers tell.
+        answered: what it gave.
     """
-    weight, bias = _weights(projection) if is_plain(projection) else _applied(projection, call)
+    weight, bias = _weights(projection) if is_plain(projection) else _applied(projection, asked, answered)
     of_heads = split_keys(wide(weight).T, fused, heads, key_heads).permute(1, 2, 0)
     return of_heads, None if bias is None else split_keys(wide(bias), fused, heads, key_heads)
 
@@ -155,14 +177,13 @@ def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Floa
 
 
 def _applied(
-    projection: nn.Module, call: AttentionCall
+    projection: nn.Module, asked: Tensor, answered: Tensor
 ) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
     """W and b (or None) of y = W x + b: the columns of W are the answers to unit vectors less that to zero, b.
 
     Raises:
-        NotLinear: what it has answered in the call is not W x + b.
+        NotLinear: what it has answered is not W x + b.
     """
-    asked, answered = call.key_input, call.projected["key"]
 
     def error(weight: Tensor, bias: Tensor | None) -> Tensor:
         """Of what W and b make of what was asked; as a share of the largest answer."""
@@ -193,10 +214,12 @@ def projected_by_head(
 ) -> tuple[Float[Tensor, "utterance head token head_dim"], ...]:
     """Queries, keys and values of a module with hooks on its projections, from the outputs of these."""
     if spec.fused:
-        parts = projected["key"].unflatten(-1, (heads, 3, -1)).unbind(-2)
+        sizes, place = ((heads, 3, -1), -2) if spec.fused == "by_head" else ((3, heads, -1), -3)
+        parts = [*projected["key"].unflatten(-1, sizes).unbind(place)]
         # DeBERTa adds biases to queries and values after its one projection, and has none for keys.
-        bias = (module.q_bias, 0, module.v_bias)
-        parts = [p + (b if isinstance(b, int) else b.view(heads, -1)) for p, b in zip(parts, bias, strict=True)]
+        for part, name in ((0, "q_bias"), (2, "v_bias")):
+            if hasattr(module, name):
+                parts[part] = parts[part] + getattr(module, name).view(heads, -1)
     else:
         parts = [projected[space].unflatten(-1, (heads, -1)) for space in ("query", "key", "value")]
     return tuple(part.transpose(1, 2) for part in parts)
@@ -214,43 +237,101 @@ def score_sums(
     position_query: Tensor | None = None,
 ) -> ScoreSums:
     """The sums of scores of a module, which may share each head of keys between several heads of queries."""
-    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, query.shape[1], key_heads, call)
-    shared_by = query.shape[1] // key_heads
-    weight = weight.repeat_interleave(shared_by, 0)
-    bias = None if bias is None else bias.repeat_interleave(shared_by, 0)
-    back = _back_through_key(module, spec, call, shared_by, key_heads, visibility.keys.mask.shape[1])
-    return ScoreSums(query, inputs, weight, bias, visibility, back, position, position_query)
+    heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
+    made = call.key_input, call.projected["key"]
+    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *made)
+    norm = _norm_of_keys(module, spec, call, of_keys, keys) if spec.key_norm else []
+    # The head of keys that each head of queries meets.
+    meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
+    weight, bias = weight.index_select(0, meets), None if bias is None else bias.index_select(0, meets)
+    norm = [part.index_select(1, meets) for part in norm]
+    if not spec.chained:
+        back = _back_through_key(module, spec, call, norm, keys)
+        return ScoreSums(query, inputs, weight, bias, visibility, back, position, position_query)
+    bare = weight.new_zeros(len(query), heads, keys, weight.shape[1])
+    bare = bare if bias is None else bare + bias.unsqueeze(1)
+    # T_n is affine: its transpose is that of its derivative, and what is no part of W_K x_n is what it makes of b_K.
+    added, back = torch.func.vjp(_chain(module, spec, call, norm, query), bare)
+    return ScoreSums(
+        *(query, inputs, weight, None, visibility, lambda vectors: back(vectors.expand_as(added))[0]),
+        *(position, position_query, added if added.any() else None),
+    )
 
 
-def _scale(norm: nn.Module, read: Tensor, gave: Tensor) -> Tensor:
-    """By what a root-mean-square norm multiplies each number: its gains, over a size that is taken as a constant."""
-    # Past the hooks. It answers to a long vector of equal numbers with its gains.
-    gains = wide(norm.forward(torch.full_like(read[:1, :1], UNIT)))
+def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -> list[Tensor]:
+    """By what a norm multiplies each number, its gains over a size that is taken as a constant; then what it adds.
+
+    Args:
+        centred: whether it takes the mean off first, and adds something last.
+    """
+    # Past the hooks. It answers to a long vector of equal numbers with its gains; if it is centred, of equal sizes.
+    long = torch.full_like(read[:1, :1], UNIT)
+    read, gave = wide(read), wide(gave)
+    if centred:
+        shift = wide(norm.forward(torch.zeros_like(long)))
+        read, gave = read - read.mean(-1, keepdim=True), gave - shift
+        long[..., 1::2] *= -1
+    gains = (wide(norm.forward(long)) - shift) * long.sign() if centred else wide(norm.forward(long))
     inverse = torch.where(gains != 0, gains.reciprocal(), 0)
     # Of whole vectors, which rounding in half precision changes less than their numbers.
-    sizes = (
-        torch.linalg.vector_norm(part, dim=-1, keepdim=True)
-        for part in (wide(read) * (gains != 0), wide(gave) * inverse)
-    )
+    sizes = (torch.linalg.vector_norm(part, dim=-1, keepdim=True) for part in (read * (gains != 0), gave * inverse))
     before, after = sizes
-    return gains * torch.where(before != 0, after / before, 0)
+    scale = gains * torch.where(before != 0, after / before, 0)
+    return [scale, shift.expand_as(scale)] if centred else [scale]
+
+
+def _norm_of_keys(module: nn.Module, spec: Attention, call: AttentionCall, key_heads: int, keys: int) -> list[Tensor]:
+    """What :func:`_scale` has of the norm of keys, utterance x head x key x head_dim."""
+    parts = _scale(module.get_submodule(spec.key_norm), *call.normalised, spec.centred)
+    if spec.heads_first:
+        return parts
+    return [part.reshape(len(part), keys, key_heads, -1).transpose(1, 2) for part in parts]
+
+
+def _chain(
+    module: nn.Module, spec: Attention, call: AttentionCall, norm: list[Tensor], query: Tensor
+) -> Callable[[Float[Tensor, "utterance head key width"]], Float[Tensor, "utterance head key head_dim"]]:
+    """T_n of :class:`ScoreSums`, from what the projection of keys gives."""
+    angles, heads, rank = angles_of(call.arguments), query.shape[1], 0
+    if spec.latent:
+        latent_norm, up = (module.get_submodule(path) for path in spec.latent)
+        read, gave = call.latent
+        rank, (scale,) = read.shape[-1], _scale(latent_norm, read, gave.reshape(read.shape))
+        weight, bias = key_projection(up, None, heads, heads, gave, call.projected["up"])
+
+    def normed(keys: Tensor) -> Tensor:
+        if not spec.centred:
+            return keys * norm[0]
+        return (keys - keys.mean(-1, keepdim=True)) * norm[0] + norm[1]
+
+    def chain(keys: Tensor) -> Tensor:
+        latent, keys = keys[..., :rank], keys[..., rank:]
+        if spec.key_norm and not spec.norm_last:
+            keys = normed(keys)
+        if spec.rotary and angles:
+            keys = rotated(module, keys, angles, spec.rotary, spec.rotation, spec.tokens_first)
+        if spec.norm_last:
+            keys = normed(keys)
+        if spec.latent:
+            own = query.shape[-1] - keys.shape[-1]
+            made = torch.einsum("bhne,hde->bhnd", latent * scale.unsqueeze(1), weight[:, :own])
+            keys = torch.cat([made if bias is None else made + bias[:, None, :own], keys], -1)
+        return keys * getattr(module, spec.factor) if spec.factor else keys
+
+    return chain
 
 
 def _back_through_key(
-    module: nn.Module, spec: Attention, call: AttentionCall, shared_by: int, key_heads: int, keys: int
+    module: nn.Module, spec: Attention, call: AttentionCall, norm: list[Tensor], keys: int
 ) -> Callable[[Tensor], Tensor] | None:
     """T_nᵀ of :class:`ScoreSums`: the transpose of the rotation and the norm that a key goes through, or None."""
     steps = []
-    rotation = call.arguments.get("position_embeddings")
-    if spec.rotary and rotation is not None:
-        cos, sin = rotation
+    if spec.rotary and (angles := angles_of(call.arguments)):
+        cos, sin = angles
         # The rotation by −θ is the transpose of that by θ; if the model scales it, both are scaled alike.
-        steps.append(lambda vectors: rotated(module, vectors, cos, -sin, spec.rotary))
-    if spec.key_norm:
-        scale = _scale(module.get_submodule(spec.key_norm), *call.normalised)
-        scale = scale if spec.heads_first else scale.reshape(len(scale), keys, key_heads, -1).transpose(1, 2)
-        scale = scale.repeat_interleave(shared_by, 1)
-        steps.append(lambda vectors: vectors * scale)
+        steps.append(lambda vectors: rotated(module, vectors, (cos, -sin), spec.rotary))
+    if norm:
+        steps.append(lambda vectors: vectors * norm[0])
     if not steps:
         return None
 

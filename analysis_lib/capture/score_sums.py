@@ -11,7 +11,7 @@ from torch import Tensor
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors
 
-BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key head_dim"]]
+BackThroughKey = Callable[[Float[Tensor, "utterance head #key head_dim"]], Float[Tensor, "utterance head key made"]]
 
 
 @dataclass(eq=False)
@@ -20,7 +20,8 @@ class ScoreSums:
 
     A key is k_n = T_n (W_K x_n + b_K), where x_n is the attention input and T_n is what happens to a key after its
     projection: nothing in BERT (the identity); a rotation by the key's position in rotary models, preceded by the
-    division by its norm where keys are normalised. A score is thus linear in x_n,
+    division by its norm where keys are normalised; in latent attention, a second projection. A score is thus linear in
+    x_n,
 
         q_m · k_n = (T_nᵀ q_m) · (W_K x_n + b_K),
 
@@ -40,7 +41,8 @@ class ScoreSums:
     Attributes:
         query: q, after bias, rotation and normalisation.
         inputs: x_n, as vectors of one head.
-        weight: W_K of each head; grouped heads share theirs.
+        weight: W_K of each head, which makes as many numbers as a key has but in latent attention; grouped heads share
+            theirs.
         bias: b_K of each head, or None.
         visibility: which queries see which keys.
         back: applies T_nᵀ to one vector per key; None for the identity.
@@ -48,26 +50,31 @@ class ScoreSums:
             bias, or DeBERTa's content-to-position score.
         position_query: for each key, Σ_m r_mn over the queries m that see it, where r_mn · (W_K x_n) is added to the
             score: DeBERTa's position-to-content score.
+        offset: where T_n adds something, too, as a LayerNorm of keys does, what it makes of b_K, which is None then.
     """
 
     query: Float[Tensor, "utterance head token head_dim"]
     inputs: Vectors
-    weight: Float[Tensor, "head head_dim width"]
-    bias: Float[Tensor, "head head_dim"] | None
+    weight: Float[Tensor, "head made width"]
+    bias: Float[Tensor, "head made"] | None
     visibility: Visibility
     back: BackThroughKey | None = None
     position: Float[Tensor, "#utterance head token key"] | None = None
-    position_query: Float[Tensor, "utterance head key head_dim"] | None = None
+    position_query: Float[Tensor, "utterance head key made"] | None = None
+    offset: Float[Tensor, "utterance head key head_dim"] | None = None
+
+    @property
+    def _asked(self) -> Float[Tensor, "utterance head #key head_dim"]:
+        """Σ_m q_m over the counted queries that see key n."""
+        return self.visibility.over_queries(self.query * self.visibility.queries.counted[:, None, :, None])
 
     @cached_property
-    def gradient(self) -> Float[Tensor, "utterance head #key head_dim"]:
+    def gradient(self) -> Float[Tensor, "utterance head #key made"]:
         """∂(Σ scores)/∂(W_K x_n + b_K): Σ_m (T_nᵀ q_m + r_mn) over the counted queries m that see key n.
 
         The key axis has length 1 if the sum is the same for all keys.
         """
-        counted = self.visibility.queries.counted[:, None, :, None]
-        gradient = self.visibility.over_queries(self.query * counted)
-        gradient = gradient if self.back is None else self.back(gradient)
+        gradient = self._asked if self.back is None else self.back(self._asked)
         return gradient if self.position_query is None else gradient + self.position_query
 
     @cached_property
@@ -95,8 +102,9 @@ class ScoreSums:
             by_key = (self.position_query * projected).sum(-1, keepdim=True)
             terms["position_query"] = self.by_type(by_key).squeeze(-1)
             terms["content"] = terms["content"] - terms["position_query"]
-        if self.bias is not None:
-            by_key = (self.gradient * self.bias.unsqueeze(1)).sum(-1, keepdim=True)
+        if self.bias is not None or self.offset is not None:
+            added = self.gradient * self.bias.unsqueeze(1) if self.offset is None else self._asked * self.offset
+            by_key = added.sum(-1, keepdim=True)
             by_key = by_key.expand(-1, -1, self.inputs.values.shape[2], -1)
             terms["key_bias"] = self.by_type(by_key).squeeze(-1)
         if self.position is not None:

@@ -48,9 +48,9 @@ class ScoreTerms(Metric):
     Columns: layer, head, key_type (all, or a type of token), term, contribution, the mean over the pairs of a query and
     a key that it may see, before scaling, with its 95 % interval; and pairs, how many. The terms are ``content``,
     q · W_K x_n (Σ_j C_j but for the next); ``position_query``, the position-to-content scores of DeBERTa;
-    ``key_bias``, q · b_K; and ``position``, what is added whatever the key's input: relative position biases (T5,
-    MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score. A term that the architecture
-    lacks has no row.
+    ``key_bias``, q · b_K, with what a LayerNorm of keys adds; and ``position``, what is added whatever the key's input:
+    relative position biases (T5, MPNet, BEiT), and DeBERTa's content-to-position scores. They add up to the mean score.
+    A term that the architecture lacks has no row.
     """
 
     name = "score_terms"

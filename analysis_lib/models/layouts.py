@@ -28,7 +28,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import device_of
-from analysis_lib.models.parts import Attention, Layout, Stack
+from analysis_lib.models.parts import ROTATION, Attention, Layout, Stack
 
 # The name under which the attention function of a probe is registered.
 PROBE = "analysis_lib_probe"
@@ -114,14 +114,38 @@ def split_keys(projected: Tensor, order: str | None, heads: int, key_heads: int)
     return projected[..., first : first + key_heads * size].unflatten(-1, (key_heads, size))
 
 
-def rotated(module: nn.Module, vectors: Tensor, cos: Tensor, sin: Tensor, each: int = 1) -> Tensor:
-    """Vectors of heads, * x head x token x head_dim, rotated as the model of an attention module does it.
+def angles_of(arguments: Mapping[str, object]) -> tuple[Tensor, ...]:
+    """The angles that an attention module is called with: cosines and sines, complex numbers, or none."""
+    angles = arguments.get("position_embeddings")
+    if isinstance(angles, Tensor):
+        return (angles,) if angles.is_complex() else ()
+    return tuple(angles) if isinstance(angles, tuple | list) and len(angles) == 2 else ()
+
+
+def rotated(
+    module: nn.Module,
+    vectors: Tensor,
+    angles: Sequence[Tensor],
+    each: int = 1,
+    rotation: str = ROTATION,
+    tokens_first: bool = False,
+) -> Tensor:
+    """Vectors of heads, utterance x head x token x head_dim, rotated as the model of an attention module does it.
 
     Each angle stands for one dimension, or for two. Dimensions beyond those of the angles are left as they are.
+    The others are arguments of :class:`~analysis_lib.models.parts.Attention`.
     """
-    rotate, width = sys.modules[type(module).__module__].apply_rotary_pos_emb, each * cos.shape[-1]
-    turned = rotate(vectors[..., :width], vectors[..., :width], cos, sin)[0]
-    return torch.cat([turned, vectors[..., width:]], -1)
+    rotate, width = getattr(sys.modules[type(module).__module__], rotation), each * angles[0].shape[-1]
+    part = vectors[..., :width].transpose(1, 2) if tokens_first else vectors[..., :width]
+    # Some rotate queries and keys in one call, some one of them.
+    turned = rotate(part, *angles) if _arguments(rotate) == 1 + len(angles) else rotate(part, part, *angles)[0]
+    return torch.cat([turned.transpose(1, 2) if tokens_first else turned, vectors[..., width:]], -1)
+
+
+@cache
+def _arguments(function: Callable) -> int:
+    """How many a function needs."""
+    return sum(one.default is one.empty for one in inspect.signature(function).parameters.values())
 
 
 def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layout:
@@ -494,26 +518,54 @@ def _key_projections(call: _Call, runs: Mapping[nn.Module, list[_Run]]) -> Itera
     """The ways in which the key of a call can be made that give it."""
     inside = {path: runs[part][-1] for path, part in call.module.named_modules() if path and part in runs}
     inside = {path: run for path, run in inside.items() if run.gave is not None and run.read is not None}
-    heads, key_heads = call.query.shape[1], call.key.shape[1]
-    wanted = call.key.transpose(1, 2)
-    angles = runs[call.module][-1].arguments.get("position_embeddings")
-    for path, run in inside.items():
+    angles = angles_of(runs[call.module][-1].arguments)
+    factors = {None: 1.0, **{name: value for name, value in vars(call.module).items() if isinstance(value, float)}}
+    for path in inside:
+        for split, raw in (*_split(path, inside, call), *_latent(path, inside, call)):
+            wanted = call.key[..., -raw.shape[-1] :]
+            for norm, normed in (({}, raw), *_norms_of(raw, inside)):
+                for turn, turned in _turns(call.module, normed.transpose(1, 2), angles):
+                    after = _norms_of(turned.transpose(1, 2), inside) if turn["rotary"] and not norm else ()
+                    for last, key in (({}, turned), *(({**n, "norm_last": True}, k.transpose(1, 2)) for n, k in after)):
+                        key = key.repeat(1, split["tiled"], 1, 1)
+                        for factor, value in factors.items():
+                            if _same(value * key, wanted):
+                                yield {"key": path, **split, **norm, **turn, **last, "factor": factor}
+
+
+def _split(path: str, inside: Mapping[str, _Run], call: _Call) -> Iterator[tuple[dict, Tensor]]:
+    """The keys, utterance x token x head x head_dim, that what a module gives may hold, and how it holds them."""
+    (utterances, key_heads, tokens, size), heads = call.key.shape, call.query.shape[1]
+    for tiled in (count for count in range(1, key_heads + 1) if key_heads % count == 0):
         for order in ORDERS:
-            raw = split_keys(run.gave, order, heads, key_heads)
-            if raw is None or raw.numel() != wanted.numel() or raw.shape[-1] != wanted.shape[-1]:
-                continue
-            raw = raw.reshape(wanted.shape)
-            for norm, heads_first, key in [(None, False, raw), *_norms_of(raw, inside)]:
-                for each in (0, 1, 2) if isinstance(angles, tuple | list) and len(angles) == 2 else (0,):
-                    if _same(_turned(call.module, key.transpose(1, 2), angles, each), call.key):
-                        of_norm = {"key_norm": norm, "heads_first": heads_first}
-                        yield {"key": path, "fused": order, **of_norm, "rotary": each}
+            raw = split_keys(inside[path].gave, order, heads, key_heads // tiled)
+            if raw is not None and raw.shape[-1] == size and raw.numel() * tiled == call.key.numel():
+                yield {"fused": order, "tiled": tiled}, raw.reshape(utterances, tokens, -1, size)
 
 
-def _norms_of(keys: Tensor, inside: Mapping[str, _Run]) -> Iterator[tuple[str, bool, Tensor]]:
-    """The root-mean-square norms that read the keys, whether heads stand before tokens there, and what they give.
+def _latent(path: str, inside: Mapping[str, _Run], call: _Call) -> Iterator[tuple[dict, Tensor]]:
+    """The one key that all heads share, where another projection makes the first dimensions of theirs; and which."""
+    (utterances, heads, tokens, size), gave = call.key.shape, inside[path].gave
+    for up, run in inside.items():
+        rank = run.read.shape[-1]
+        own = size + rank - gave.shape[-1]
+        alike = gave.shape[:-1] == (utterances, tokens) and 0 < own < size
+        if not alike or run.read.numel() != utterances * tokens * rank or run.gave.shape[-1] % heads:
+            continue
+        made = run.gave.reshape(utterances, tokens, heads, -1)[..., :own]
+        if not _same(made.transpose(1, 2), call.key[..., :own]):
+            continue
+        for norm, normed in _norms_of(gave[..., None, :rank], inside):
+            read = run.read.reshape(normed.shape)
+            # Some multiply what the norm gives.
+            if not norm["centred"] and _same(normed * (read.norm() / normed.norm()), read):
+                yield {"latent": (norm["key_norm"], up), "fused": None, "tiled": heads}, gave[..., None, rank:]
 
-    Of each head, or of all together. Other norms shift the keys, so that they are no multiples of what was read.
+
+def _norms_of(keys: Tensor, inside: Mapping[str, _Run]) -> Iterator[tuple[dict, Tensor]]:
+    """The norms that read the keys, and what they give.
+
+    A root-mean-square norm of each head, or of all together, or a LayerNorm of each head.
 
     Args:
         keys: utterance x token x head x head_dim.
@@ -523,21 +575,33 @@ def _norms_of(keys: Tensor, inside: Mapping[str, _Run]) -> Iterator[tuple[str, b
             continue
         swapped = run.read.shape == keys.transpose(1, 2).shape and not _same(run.read.reshape(keys.shape), keys)
         read, gave = (part.transpose(1, 2) if swapped else part.reshape(keys.shape) for part in (run.read, run.gave))
-        for dims in ((-1,), (-2, -1)):
-            size = read.square().mean(dims, keepdim=True).sqrt()
-            # The gains, told by the first token.
-            gains = gave[:, :1] * size[:, :1] / read[:, :1]
-            if _same(read, keys) and _same(gains * read / size, gave):
-                yield path, swapped, gave
+        if not _same(read, keys):
+            continue
+        for dims, centred in (((-1,), False), ((-2, -1), False), ((-1,), True)):
+            unit = read - read.mean(-1, keepdim=True) if centred else read
+            unit = unit / unit.square().mean(dims, keepdim=True).sqrt()
+            # The gains, told by the first token, or by how all differ.
+            mean, shift = (part.mean(1, keepdim=True) if centred else 0 for part in (unit, gave))
+            some = slice(None) if centred else slice(1)
+            of, to = (unit - mean)[:, some], (gave - shift)[:, some]
+            gains = (of * to).sum(1, keepdim=True) / of.square().sum(1, keepdim=True)
+            if _same(gains * (unit - mean) + shift, gave):
+                yield {"key_norm": path, "heads_first": swapped, "centred": centred}, gave
                 break
 
 
-def _turned(module: nn.Module, keys: Tensor, angles: Sequence[Tensor], each: int) -> Tensor | None:
-    """Keys as they would be, rotated by angles; None if that is not how this model rotates."""
-    try:
-        return rotated(module, keys, *angles, each) if each else keys
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
+def _turns(module: nn.Module, keys: Tensor, angles: Sequence[Tensor]) -> Iterator[tuple[dict, Tensor]]:
+    """The ways in which a model may rotate keys, utterance x head x token x head_dim, and what they give."""
+    yield {"rotary": 0}, keys
+    names = [name for name in vars(sys.modules[type(module).__module__]) if name.startswith("apply_rotary")]
+    for name in sorted(names, key=ROTATION.__ne__) if angles else ():
+        # That of the usual name has cosines and sines, and heads first.
+        for each, tokens_first in itertools.product((1, 2), (False, True)):
+            if name == ROTATION and (tokens_first or len(angles) == 1):
+                continue
+            with suppress(AttributeError, RuntimeError, TypeError, ValueError):
+                turned = rotated(module, keys, angles, each, name, tokens_first)
+                yield {"rotary": each, "rotation": name, "tokens_first": tokens_first}, turned
 
 
 def _same(one: Tensor | None, other: Tensor) -> bool:

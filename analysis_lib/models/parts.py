@@ -12,6 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES
 from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
 
+# The name that most models give the function that rotates queries and keys; the transpose of it rotates back.
+ROTATION = "apply_rotary_pos_emb"
 # By a part of the name of a setting, its largest value.
 MOST = {"layers": 10_000, "num_labels": 1_000_000}
 
@@ -27,15 +29,25 @@ class Attention:
         fused: how one projection holds more than keys: ``stacked`` (all queries, then all keys, then all values),
             ``by_head`` (the queries that share a key, that key and its value side by side), ``before_values`` (all
             keys, then all values), or None where keys have their own.
-        key_norm: the path of the root-mean-square norm that keys go through before they are rotated.
+        key_norm: the path of the norm that keys go through before they are rotated.
         heads_first: whether that norm reads heads before tokens.
         rotary: how many dimensions of a key each angle that the module is given stands for; 0 where keys are not
             rotated.
+        centred: whether that norm takes the mean off, as a LayerNorm does, and not the root mean square alone.
+        norm_last: whether keys are rotated before that norm.
+        rotation: the function that rotates them, in the source of the module.
+        tokens_first: whether that function reads tokens before heads.
+        latent: of latent attention, the paths of the norm and of the projection that make the first dimensions of all
+            keys from the first numbers that ``key`` gives. The others are one key that all heads share, for their
+            further dimensions.
+        tiled: how many times the heads of keys are repeated, all of them each time.
+        factor: the attribute of the module by which keys are multiplied last.
         query: the path of the query projection. Set only where the module does not call the attention interface, as
-            are the next three.
+            are the next four.
         value: the path of the value projection.
         weights: the path of the dropout that the attention weights pass through.
         heads: the attribute that holds the number of heads.
+        seen: the argument, added to scores, or else the attribute, that says which keys a query sees if not all.
     """
 
     module: str
@@ -44,10 +56,23 @@ class Attention:
     key_norm: str | None = None
     heads_first: bool = False
     rotary: int = 1
+    centred: bool = False
+    norm_last: bool = False
+    rotation: str = ROTATION
+    tokens_first: bool = False
+    latent: tuple[str, str] | None = None
+    tiled: int = 1
+    factor: str | None = None
     query: str | None = None
     value: str | None = None
     weights: str | None = None
     heads: str = "num_attention_heads"
+    seen: str | None = None
+
+    @property
+    def chained(self) -> bool:
+        """Whether keys go through more than a root-mean-square norm and a rotation that ends as it began."""
+        return bool(self.centred or self.norm_last or self.latent or self.factor or self.rotation != ROTATION)
 
     @property
     def hooked(self) -> bool:

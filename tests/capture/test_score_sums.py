@@ -114,9 +114,18 @@ def test_visibility_counts_the_pairs_of_a_loop(seed, kind, special_tokens):
 
 
 @repeatable
-@given(seeds, kinds_of_visibility, st.booleans(), st.sets(st.sampled_from(["back", "bias", "position", "relative"])))
+@given(
+    seeds,
+    kinds_of_visibility,
+    st.booleans(),
+    st.sets(st.sampled_from(["back", "bias", "offset", "position", "relative"])).filter(
+        lambda parts: not {"bias", "offset"} <= parts
+    ),
+)
 def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, parts):
-    """With any of: a rotation and a gain of each key; a key bias; a bias of each pair; vectors that replace queries."""
+    """With any of: a rotation and a gain of each key; a key bias; what is added to each key last; a bias of each pair;
+    vectors that replace queries.
+    """
     rng = np.random.default_rng(seed)
     visibility = random_visibility(rng, kind, special_tokens)
     queries, keys = visibility.queries.mask.shape[1], visibility.keys.mask.shape[1]
@@ -127,6 +136,7 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
 
     query, inputs, weight = normal(3, heads, queries, head_dim), normal(3, keys, width), normal(heads, head_dim, width)
     bias = normal(heads, head_dim) if "bias" in parts else None
+    offset = normal(3, heads, keys, head_dim) if "offset" in parts else None
     position = normal(3, heads, queries, keys) if "position" in parts else None
     relative = normal(3, heads, queries, keys, head_dim)
     # T of each key: its own rotation after its own gain.
@@ -148,6 +158,7 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
         back if "back" in parts else None,
         position,
         relative_sums if "relative" in parts else None,
+        offset,
     )
 
     kinds = len(TOKEN_TYPES)
@@ -155,7 +166,12 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
     totals = torch.zeros(3, heads, kinds).double()
     terms = {
         name: torch.zeros(3, heads, kinds).double()
-        for name, part in (("position_query", "relative"), ("key_bias", "bias"), ("position", "position"))
+        for name, part in (
+            ("position_query", "relative"),
+            ("key_bias", "bias"),
+            ("key_bias", "offset"),
+            ("position", "position"),
+        )
         if part in parts
     } | {"content": torch.zeros(3, heads, kinds).double()}
     for (b, m, n), h in itertools.product(seen.nonzero().tolist(), range(heads)):
@@ -173,6 +189,9 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
             terms["key_bias"][at] += meets @ bias[h]
             key = bare + bias[h]
         score = query[b, h, m] @ (transform @ key)
+        if "offset" in parts:
+            terms["key_bias"][at] += query[b, h, m] @ offset[b, h, n]
+            score = score + query[b, h, m] @ offset[b, h, n]
         if "relative" in parts:
             score = score + relative[b, h, m, n] @ key
         if position is not None:

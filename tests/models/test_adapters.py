@@ -4,8 +4,10 @@ import copy
 import json
 import shutil
 
+import numpy as np
 import peft
 import pytest
+import shrunk
 import tiny
 import torch
 import transformers
@@ -72,6 +74,20 @@ def test_an_adapter_is_measured_as_if_it_were_merged(name, tmp_path):
     live = measure(found.double(), tiny.corpus(name), processor=tiny.build(name)[1], progress=False)
     assert_agree(live, expected, MERGED)
     assert live.run["model"].endswith("base+default")
+
+
+def test_an_adapter_of_the_second_projection_of_latent_keys():
+    model = shrunk.build("minicpm3").double()
+    config = peft.LoraConfig(r=2, target_modules=["kv_b_proj"], init_lora_weights=False)
+    found = peft.get_peft_model(model, config).eval()
+    tokenizer = tiny.tokenizer("llama")
+    tables = [
+        measure(one, tiny.TEXTS[:2], SCORES, tokenizer=tokenizer, progress=False)
+        for one in (found, copy.deepcopy(found).merge_and_unload(), copy.deepcopy(found).unload())
+    ]
+    live, merged_in, without = (table["score_contributions"]["contribution"].to_numpy() for table in tables)
+    np.testing.assert_allclose(live, merged_in, atol=1e-9 * abs(live).max())
+    assert abs(live - without).max() > 1e-3 * abs(live).max()
 
 
 def test_an_adapter_of_a_model_with_a_head(tmp_path):
