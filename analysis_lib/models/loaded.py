@@ -20,8 +20,9 @@ from analysis_lib.models.parts import MODEL_LAYOUTS, Attention, Layout, Stack
 from analysis_lib.models.tokenization import Tokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
-# of vision transformers; and the first token where that is no [CLS], which causal models use as a sink of attention.
-TOKEN_TYPES = ("cls", "sep", "register", "first", "punct", "other")
+# and detection tokens of vision transformers; and the first token where that is no [CLS], which causal models use as a
+# sink of attention.
+TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 # Which of a tokenizer's special tokens begin what a model reads, and which end or divide it.
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
