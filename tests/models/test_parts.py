@@ -104,7 +104,10 @@ def test_whispers_decoder_reads_what_is_said():
     sounds = [Sound(samples, 16000, text) for samples, text in zip(tiny.items("whisper"), said, strict=True)]
     loaded = load_model(model, processor=processor, part="decoder")
     tables = measure(loaded, Corpus("said", sounds, kind="audio"), progress=False)
-    hidden, own, cross = [], [], []
+    attention = {
+        f"decoder.layers.{layer}.{name}": ("k_proj", None) for layer in (0, 1) for name in ("self_attn", "encoder_attn")
+    }
+    hidden, own, cross, read = [], [], [], []
     for sound in sounds:
         features = extractor(sound.samples, sampling_rate=16000, return_tensors="pt")["input_features"].double()
         ids = torch.tensor([[1, *tokenizer(sound.text, add_special_tokens=False)["input_ids"]]])
@@ -114,6 +117,8 @@ def test_whispers_decoder_reads_what_is_said():
         hidden.append([layer[0].numpy() for layer in given.decoder_hidden_states])
         own.append([layer[0].numpy() for layer in given.decoder_attentions])
         cross.append([layer[0].numpy() for layer in given.cross_attentions])
+        # The encoder's two layers come first.
+        read.append(naive.read(model, {"input_features": features, "decoder_input_ids": ids}, attention).attended[2:])
     layers, rows = tables.layers.query("stack == 'decoder'")["layer"], tables["anisotropy"]
     assert len(layers) == 3
     for place, layer in enumerate(layers):
@@ -130,6 +135,13 @@ def test_whispers_decoder_reads_what_is_said():
             for head, found in enumerate(entropy[entropy["layer"] == layer]["entropy_nats"]):
                 rows_of = torch.cat([special.entr(torch.from_numpy(text[place][head])).sum(-1) for text in weights])
                 assert found == pytest.approx(rows_of.mean().item(), abs=1e-9)
+    contributions = tables["score_contributions"].query("key_type == 'all'")
+    numbers = [*layers[1:], *tables.layers.query("stack == 'cross'")["layer"]]
+    assert {*numbers} <= {*contributions["layer"]}
+    for of_sounds, layer in zip(zip(*read, strict=True), numbers, strict=True):
+        for head, of_head in contributions[contributions["layer"] == layer].groupby("head"):
+            wanted = sum(one.contributions[head - 1].sum(0) for one in of_sounds) / sum(one.pairs for one in of_sounds)
+            np.testing.assert_allclose(of_head["contribution"], wanted, atol=1e-9 * abs(wanted).max())
 
 
 def test_a_folder_says_what_its_sounds_say(tmp_path):
@@ -142,8 +154,9 @@ def test_a_folder_says_what_its_sounds_say(tmp_path):
     assert corpus.sha256 != silent.sha256
     tokenizer, extractor = tiny.tokenizer("t5"), transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
     model, _ = tiny.build("whisper", vocab_size=len(tokenizer), decoder_start_token_id=1)
-    processor = transformers.WhisperProcessor(extractor, tokenizer)
-    tables = measure(load_model(model, processor=processor, part="decoder"), corpus, progress=False)
+    for part in (model, extractor, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    tables = measure(load_model(f"{tmp_path / 'model'}@part=decoder"), corpus, progress=False)
     counts = tables["anisotropy"].query("space == 'hidden'").set_index("layer")["tokens"]
     start = tables.layers.query("stack == 'decoder'")["layer"].iloc[0]
     assert counts[start] == 1 + 1 + len(tokenizer("the cat", add_special_tokens=False)["input_ids"])
