@@ -29,7 +29,7 @@ PLACES = {
     "t5": (["encoder.block", "decoder.block"], "layer.0.SelfAttention", ("q", "k", "v")),
 }
 SPACES = ("query", "key", "value")
-TYPES = ("cls", "sep", "register", "first", "punct", "other")
+TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 # Is given a site, a layer, and the vectors there, token x width or head x token x dim; gives others, or None.
 Visit = Callable[[str, int, Tensor], Tensor | None]
 

@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -40,7 +41,8 @@ class Text:
 
     Attributes:
         hidden: what ``output_hidden_states`` gives: of each stack, what its first block reads, and what each block
-            gives, but for the last one, after which a norm may follow.
+            gives, but for the last one, after which a norm may follow. Where it gives those of stages, or leaves the
+            first out, what blocks were seen to read and give.
         attended: the self-attentions, in order, and then the attentions of a decoder to an encoder.
     """
 
@@ -57,7 +59,12 @@ def in_double(model: nn.Module) -> nn.Module:
     return double
 
 
-def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[str, tuple[str, Sequence[str]]]) -> Text:
+def read(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    projections: Mapping[str, tuple[str, Sequence[str]]],
+    blocks: Sequence[nn.Module] = (),
+) -> Text:
     """Run a model on a text.
 
     Args:
@@ -65,9 +72,11 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[st
         inputs: what its tokenizer gives.
         projections: by the path of an attention module, the paths below it of the projection of its keys and of their
             norm, for contributions.
+        blocks: those of one stack.
     """
-    found, given = Text(), dict(inputs)
-    if getattr(model.config, "is_encoder_decoder", False):
+    found, given, seen = Text(), dict(inputs), []
+    hooks = [block.register_forward_hook(partial(_seen, seen), with_kwargs=True) for block in blocks]
+    if getattr(model.config, "is_encoder_decoder", False) and "input_ids" in given:
         ids, start = given["input_ids"].roll(1, 1), getattr(model.config, "decoder_start_token_id", None)
         if start is not None:
             ids[:, 0] = start
@@ -75,11 +84,16 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[st
     with DoublePrecision(), _recorded(model, projections) as calls:
         cache = {"use_cache": False} if "input_ids" in given else {}
         output = model(**given, output_hidden_states=True, **cache)
+    for hook in hooks:
+        hook.remove()
     stacks = ("encoder_hidden_states", "decoder_hidden_states") if "decoder_input_ids" in given else ("hidden_states",)
     for name in stacks:
         # These give nothing of what their first block reads.
         late = model.config.model_type in ("mamba", "mamba2", "falcon_mamba")
         found.hidden += [None] * late + [layer[0].detach().numpy() for layer in output[name][:-1]] + [None] * (not late)
+    first = seen[0][0] if seen else None
+    if seen and (len(found.hidden) != len(seen) + 1 or not np.array_equal(first, found.hidden[0])):
+        found.hidden = [first, *(gave for _, gave in seen)]
     calls.sort(key=lambda call: any(part in call[0] for part in CROSS))
     kept = given.get("attention_mask")
     if "input_ids" not in given and kept is not None and kept.shape[1] == found.hidden[0].shape[0]:
@@ -90,6 +104,12 @@ def read(model: nn.Module, inputs: Mapping[str, Tensor], projections: Mapping[st
         kept = None
     found.attended = [_attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls]
     return found
+
+
+def _seen(seen: list, _block: nn.Module, args: tuple, kwargs: dict, output: Tensor | tuple) -> None:
+    """Note what a block reads and gives."""
+    read, gave = [*args, *kwargs.values()][0], output[0] if isinstance(output, tuple) else output
+    seen.append((read[0].detach().numpy(), gave[0].detach().numpy()))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-KEY_TYPES = ("cls", "sep", "register", "first", "punct", "other")
+KEY_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 TERMS = ("content", "position_query", "key_bias", "position")
 SPACES = ("hidden", "final", "query", "key", "value")
 JACKKNIFE_GROUPS = 20
@@ -857,7 +857,9 @@ class Reference:
         """The types of tokens, and which of them count as vectors and as queries."""
         ids, special, samples = about
         types = self._types(step, count, ids, special)
-        counted = np.array([self.special_tokens or kind not in ("cls", "sep", "register") for kind in types])
+        counted = np.array(
+            [self.special_tokens or kind not in ("cls", "sep", "register", "detection") for kind in types]
+        )
         if self.model.config.model_type == "whisper":
             # A frame is 20 ms; after the end of the sound it stands for nothing.
             counted &= np.arange(count) * 320 < samples

@@ -102,7 +102,7 @@ def processor(model: transformers.PreTrainedModel) -> object:
     """What prepares images or sounds for a model, with the settings that it has by default and the model's sizes."""
     config = model.config
     if kind_of(model) == "image":
-        size = getattr(config, "image_size", 64)
+        size = getattr(config, "image_size", getattr(getattr(config, "vision_config", None), "image_size", 64))
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return transformers.ViTImageProcessorPil(size={"height": height, "width": width})
     name = FEATURE_EXTRACTOR_MAPPING_NAMES.get(config.model_type, "Wav2Vec2FeatureExtractor")

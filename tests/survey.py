@@ -32,7 +32,7 @@ REASONS = {
     "cannot read what": "needs more than an image or a sound",
     "other vectors of one": "reads its input anew each time",
     "further tokens behind": "has tokens behind those of an image",
-    "channels last": "maps of features with channels last",
+    "tokens_per_batch=1": "joins the images of a batch",
     "switch its padding off": "its processor pads",
     "which stand for no tokens": "its vectors stand for no tokens",
     "no transformer block": "no list of blocks that follow one another",

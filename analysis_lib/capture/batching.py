@@ -176,11 +176,12 @@ def _image_batches(loaded, images, groups, settings: Settings, reading: Reading)
 
 
 class _Piece(NamedTuple):
-    """A stretch of sound: a spectrogram or samples as the model reads them, how many samples, its jackknife group."""
+    """A stretch of sound: a spectrogram or samples as the model reads them, its samples, group and text."""
 
     prepared: Mapping[str, Tensor]
     samples: int
     group: int
+    text: str = ""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -203,8 +204,28 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
             tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
             size = max(1, settings.tokens_per_batch // tokens)
             for first in range(0, len(same), size):
-                prepared, samples, owners = zip(*same[first : first + size], strict=True)
-                yield Batch.stacked(loaded, prepared, owners, settings, samples)
+                prepared, samples, owners, texts = zip(*same[first : first + size], strict=True)
+                batch = Batch.stacked(loaded, prepared, owners, settings, samples)
+                if loaded.layout.reads_texts_too:
+                    _add_texts(loaded, batch, texts)
+                yield batch
+
+
+def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
+    """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text of each sound."""
+    config, end, rows = loaded.model.config, getattr(loaded.tokenizer, "eos_token_id", None), []
+    for text in encoded(loaded.name, loaded.tokenizer, texts, config.max_target_positions):
+        # Whisper's tokenizer puts the start before a text; what ends it is predicted, and not read.
+        start = [] if text.special[:1] == [True] and text.ids[0] != end else [config.decoder_start_token_id]
+        kept = text.take(range(len(text) - (text.ids[-1:] == [end])))
+        ids, special = [*start, *kept.ids], [True] * len(start) + kept.special
+        rows.append(Encoded({"input_ids": ids}, special).beginning(config.max_target_positions))
+    read = padded([row.columns for row in rows], loaded.pad_id)
+    special = nn.utils.rnn.pad_sequence([torch.tensor(row.special) for row in rows], batch_first=True)
+    types, mask = loaded.token_types(read["input_ids"], special), read["attention_mask"].bool()
+    batch.shifted = Tokens(mask, types, batch.groups, batch.special_tokens).on(loaded.device)
+    batch.inputs |= {f"decoder_{name}": values.to(loaded.device) for name, values in read.items()}
+    batch.inputs["use_cache"] = False
 
 
 def _longest_sound(loaded) -> float:
@@ -225,11 +246,17 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
             f"{sound} lasts {1000 * len(samples) / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
             f"or more; leave it out"
         )
-    for part in reading.split(len(samples), int(rate * _longest_sound(loaded)), settings.long_texts == "window"):
+    longest = int(rate * _longest_sound(loaded))
+    if recorded.text and loaded.layout.reads_texts_too and len(samples) > longest:
+        raise AnalysisError(
+            f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, and its text cannot "
+            f"be cut where it is: give its parts, each with its text"
+        )
+    for part in reading.split(len(samples), longest, settings.long_texts == "window"):
         piece = samples[part]
         # What remains of a sound after its last whole window may be too short to make a vector.
         if len(piece) >= shortest:
-            yield _Piece(_prepared(loaded, piece, sampling_rate=rate), len(piece), group)
+            yield _Piece(_prepared(loaded, piece, sampling_rate=rate), len(piece), group, recorded.text)
             reading.utterances += 1
 
 

@@ -56,7 +56,8 @@ def captured_pass(
             blocks.finish(output)
         if comparing:
             plain, last, ids = plain or given, blocks.layer.activations, batch.inputs.get("input_ids")
-            vectors = [_by_token(given_out(part.output)) for part in (given, plain)]
+            count = last.tokens.mask.shape[1]
+            vectors = [_by_token(given_out(part.output), count) for part in (given, plain)]
             tokens = blocks.layer.tokens_of(vectors[0].shape[1]).on(vectors[0].device)
             found = compared(given, plain, vectors, ids, tokens)
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
@@ -89,8 +90,10 @@ def given_out(output: ModelOutput) -> Tensor:
     return output.last_hidden_state if "last_hidden_state" in output else output.feature_maps[-1]
 
 
-def _by_token(output: Tensor) -> Tensor:
-    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out."""
+def _by_token(output: Tensor, count: int) -> Tensor:
+    """Utterance x token x width; of a map, its positions, as a SegFormer gives them out; of a grid, its tokens."""
+    if output.dim() == 4 and output[0, :, :, 0].numel() == count != output[0, 0].numel():
+        return output.flatten(1, 2)
     return map_vectors(output, (), "positions") if output.dim() == 4 else output
 
 
@@ -169,12 +172,13 @@ class _Blocks:
     def _before(
         self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
-        hidden, changed = first_of_call(args, kwargs), None
+        given, changed = first_of_call(args, kwargs), None
+        hidden = self._by_token(given)
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
             if ("residual", self.layer.activations.layer) in self.layer.changes:
                 hidden = self.layer.changed("residual", hidden)
-                changed = call_with_first(args, kwargs, hidden)
+                changed = call_with_first(args, kwargs, hidden.reshape(given.shape))
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
         return changed
@@ -184,13 +188,18 @@ class _Blocks:
     ) -> Tensor | tuple | list | None:
         if module in self._amended:
             return None
-        hidden = first_vectors(output)
+        given = first_vectors(output)
+        hidden = self._by_token(given)
         if ("residual", self.layer.activations.layer) not in self.layer.changes:
             self._hand_on(stack, hidden, args)
             return None
         hidden = self.layer.changed("residual", hidden, self._vector_tokens(stack, hidden, args))
         self._hand_on(stack, hidden, args)
-        return with_first(output, hidden)
+        return with_first(output, hidden.reshape(given.shape))
+
+    def _by_token(self, hidden: Tensor) -> Tensor:
+        """Utterance x token x width: a grid of tokens has its positions on two axes; a map is left as it is."""
+        return hidden if self.loaded.layout.maps else hidden.flatten(1, -2)
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
@@ -204,6 +213,12 @@ class _Blocks:
     def _stack_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
         if self.loaded.layout.maps:
             return self.layer.unpadded(token_count(hidden), ["cls"] * class_tokens(hidden, args))
+        count = len(self.layer.batch.groups)
+        if len(hidden) != count:
+            raise AnalysisError(
+                f"{self.loaded.name} makes {len(hidden)} sequences of {count} {self.loaded.kind}s: give "
+                f"tokens_per_batch=1, so that it reads each alone"
+            )
         key = (stack.name, hidden.shape[1])
         if key not in self._tokens:
             self._tokens[key] = stack_tokens(self.loaded, self.layer.batch, stack.tokens, hidden.shape[1], args)

@@ -12,7 +12,7 @@ from torch import Tensor
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import TOKEN_TYPES, LoadedModel
 
 
 def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args: tuple) -> Tokens:
@@ -32,6 +32,9 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
     leading = {"patches": ["cls"] * loaded.layout.class_tokens + ["register"] * registers, "molecules": ["cls"]}
     tokens = batch.unpadded(count, leading.get(rule, ()))
+    if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
+        # YOLOS finds objects by them.
+        tokens.types[:, -trailing:] = TOKEN_TYPES.index("detection")
     if rule == "blocks" and args[1] is not None:
         # MANTa's encoder reads as many blocks as it finds in a text: its attention mask says how many.
         tokens.mask = args[1][:, 0].any(1).expand(len(batch.groups), -1).to(batch.device)

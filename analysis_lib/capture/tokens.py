@@ -13,7 +13,7 @@ from torch.nn import functional
 from analysis_lib.models import TOKEN_TYPES
 
 # The leading entries of TOKEN_TYPES.
-SPECIAL_TYPES = ("cls", "sep", "register")
+SPECIAL_TYPES = ("cls", "sep", "register", "detection")
 
 
 class Owners:

@@ -22,6 +22,8 @@ from analysis_lib.errors import AnalysisError, near_names
 _VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
 _JSON = {".json", ".jsonl", ".ndjson"}
 _TABLES = {".csv", ".tsv", ".parquet", *_JSON}
+# Columns of what is said in a sound.
+_SAID = ("transcription", "sentence", "text")
 # What Pillow registers and does not read as an image: containers, and drawings that another program would have to draw.
 _NO_IMAGES = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 # Formats of libsndfile whose files have other endings than their names.
@@ -50,8 +52,10 @@ def located(spec: str, known: Iterable[str], units: str | None = None) -> Locate
         raise AnalysisError(f"{spec} is no column of a table: leave {units} out, which names the units of one")
     if column is None and (path.is_dir() or _kind(path)):
         kind, files, labels = _media(path)
-        items = [MediaFile(kind, file.absolute()) for file in files]
-        return Located(kind, lambda: zip(items, labels, strict=True), partial(_media_identity, path, kind, files))
+        texts = _transcripts(path) if kind == "audio" else {}
+        items = [MediaFile(kind, file.absolute(), text=texts.get(file, "")) for file in files]
+        identity = partial(_media_identity, path.absolute(), kind, items)
+        return Located(kind, lambda: zip(items, labels, strict=True), identity)
     read = (lambda: _lines(_decode(path))) if column is None else partial(read_column, path, column, units)
     return Located(
         "text", read, lambda: f"{column or 'lines'} of sha256:{hashlib.sha256(read_bytes(path)).hexdigest()}"
@@ -63,12 +67,21 @@ def _lines(text: str) -> list[str]:
     return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
 
 
-def _media_identity(folder: Path, kind: str, files: list[Path]) -> str:
+def _media_identity(folder: Path, kind: str, items: list[MediaFile]) -> str:
     digest = hashlib.sha256()
-    for file in files:
-        name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
-        digest.update(name + b"\0" + MediaFile(kind, file).digest())
+    for item in items:
+        name = str(item.path.relative_to(folder)).encode("utf-8", "surrogateescape")
+        digest.update(name + b"\0" + item.digest())
     return f"{PLURAL[kind]} of sha256:{digest.hexdigest()}"
+
+
+def _transcripts(folder: Path) -> dict[Path, str]:
+    """What is said in the sounds of a folder: in its ``metadata.csv``, as ``datasets`` reads it, if there is one."""
+    table = folder / "metadata.csv"
+    header = _decode(table).partition("\n")[0].strip().split(",") if table.is_file() else []
+    column = next((name for name in _SAID if name in header), None)
+    rows = [] if column is None else read_column(table, f"file_name,{column}")
+    return {folder / row.first: row.second for row in rows}
 
 
 def _path_and_column(spec: str, known: Iterable[str]) -> tuple[Path, str | None]:

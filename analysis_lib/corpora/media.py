@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -27,10 +27,12 @@ class Sound:
     Attributes:
         samples: of one channel, float32 in [-1, 1], shape (samples,).
         rate: samples per second.
+        text: what is said, where that is known; decoders read it.
     """
 
     samples: np.ndarray
     rate: int
+    text: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rate, int) or self.rate < 1:
@@ -42,8 +44,8 @@ class Sound:
         return self
 
     def digest(self) -> bytes:
-        """sha256 of the rate and the samples."""
-        return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes()).digest()
+        """sha256 of the rate, the samples and the text."""
+        return hashlib.sha256(repr(self.rate).encode() + self.samples.tobytes() + self.text.encode()).digest()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,6 +90,7 @@ class MediaFile:
         path: the file.
         part: which part of a larger file it is, for errors.
         read: reads it as it is stored, from the path and ``at``, where in the file it lies.
+        text: what is said in a sound, where that is known.
     """
 
     kind: str
@@ -95,6 +98,7 @@ class MediaFile:
     part: str = ""
     read: Callable[..., bytes] = read_bytes
     at: tuple = ()
+    text: str = ""
 
     def __str__(self) -> str:
         return f"{self.part} in {self.path}" if self.part else str(self.path)
@@ -113,11 +117,12 @@ class MediaFile:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
                 that are not finite or not scaled to [-1, 1].
         """
-        return decoded(self.kind, self.content(), str(self))
+        found = decoded(self.kind, self.content(), str(self))
+        return replace(found, text=self.text) if self.text else found
 
     def digest(self) -> bytes:
-        """sha256 of the content."""
-        return hashlib.sha256(self.content()).digest()
+        """sha256 of the content, and of what is said."""
+        return hashlib.sha256(self.content() + self.text.encode()).digest()
 
 
 def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":

@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import OutputRecorder
@@ -160,8 +160,9 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
         AnalysisError: it cannot read what its processor makes, or no blocks are found whose vectors stand for tokens.
     """
     fault, whole = None, model
-    # A part that is a model of texts may be all that a text is read by.
-    for path in ("", *(path for path, part in _parts(whole).items() if part.main_input_name == "input_ids")):
+    reads = "text" if isinstance(processor, PreTrainedTokenizerBase) else kind_of(whole)
+    # A part may be all that a text is read by, or an image or a sound alone.
+    for path in ("", *(path for path, part in _parts(whole).items() if kind_of(part) == reads)):
         model = whole.get_submodule(path)
         try:
             inputs = _example(model, processor)
@@ -187,10 +188,13 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
     if not patterns:
         raise AnalysisError(f"{name} is a {model.config.model_type} model, in which no transformer block is found")
     stacks = [_stack(name, model, processor, *found, runs, calls, inputs) for found in patterns.items()]
-    kind, maps, leading = kind_of(model), runs[blocks[0]][-1].gave.dim() == 4, 0
+    kind, maps, leading, grid = kind_of(model), runs[blocks[0]][-1].gave.dim() == 4, 0, False
     if kind != "text":
         with evaluated(model):
-            leading = _leading(name, model, runs, blocks[0], inputs)
+            leading, grid = _leading(name, model, runs, blocks[0], inputs)
+    if grid:
+        # Its positions are tokens; their attention, in windows, is not captured.
+        maps, stacks = False, [replace(stack, attention=None, each=()) for stack in stacks]
     leading = max(0, leading - getattr(model.config, "num_register_tokens", 0))
     return Layout(tuple(stacks), kind, path, alone or kind == "audio", leading, maps, listed=False)
 
@@ -370,11 +374,13 @@ def _leading(
     runs: Mapping[nn.Module, list[_Run]],
     block: nn.Module,
     inputs: Mapping[str, Tensor],
-) -> int:
+) -> tuple[int, bool]:
     """How many tokens stand before those of an image or sound: they do not change with its first number.
 
+    And whether what the blocks read is a map of features with its channels last: a grid of tokens.
+
     Raises:
-        AnalysisError: others stand behind them, a map of features has its channels last, or each pass is another.
+        AnalysisError: unknown ones stand behind them, a sound has its channels first, or each pass is another.
     """
 
     def read(place: int | None) -> Tensor:
@@ -388,15 +394,19 @@ def _leading(
     if plain.shape != before.shape or not torch.equal(plain, before):
         raise AnalysisError(f"{name} makes other vectors of one {kind_of(model)} each time: switch its masking off")
     first, last = (read(place) != plain for place in (0, -1))
+    # The first number changes all channels of a few positions.
+    along_first, along_last = (
+        float(part.float().mean()) for part in (first.flatten(1).any(1), first.flatten(0, -2).any(0))
+    )
     if plain.dim() == 3:
-        # The first pixel changes all channels of a few positions.
-        if first.any(2).float().mean() < first.any(0).float().mean():
-            raise AnalysisError(f"{name} has maps of features with channels last: give another model")
-        return 0
+        return 0, along_first < along_last
+    if along_first > along_last:
+        raise AnalysisError(f"{name} has vectors with channels first, which stand for no tokens: give another model")
     first, last = (part.any(-1).nonzero().flatten() for part in (first, last))
-    if len(last) and last.max() < len(plain) - 1:
+    known = getattr(model.config, "num_detection_tokens", 0)
+    if len(last) and last.max() + 1 + known < len(plain):
         raise AnalysisError(f"{name} reads further tokens behind those of its input: give another model")
-    return int(first.min()) if len(first) else 0
+    return (int(first.min()) if len(first) else 0), False
 
 
 # --- Blocks ---------------------------------------------------------------------------------------

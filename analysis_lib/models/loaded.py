@@ -16,12 +16,13 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, weights
 from analysis_lib.models.layouts import found_layout, model_part
-from analysis_lib.models.parts import MODEL_LAYOUTS, Attention, Layout, Stack
+from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.tokenization import Tokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
-# of vision transformers; and the first token where that is no [CLS], which causal models use as a sink of attention.
-TOKEN_TYPES = ("cls", "sep", "register", "first", "punct", "other")
+# and detection tokens of vision transformers; and the first token where that is no [CLS], which causal models use as a
+# sink of attention.
+TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 # Which of a tokenizer's special tokens begin what a model reads, and which end or divide it.
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
@@ -62,6 +63,7 @@ class LoadedModel:
         part: the path of the part of ``model`` that was asked for, if it was.
         layout: where its parts are.
         headed: the language model that it is the body of, once that has been asked for.
+        transcriber: the tokenizer of a decoder that reads the text of a sound.
         lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
     """
 
@@ -75,13 +77,23 @@ class LoadedModel:
     layout: Layout = field(init=False)
     lacking: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
+    transcriber: Tokenizer | None = field(default=None, init=False)
     # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.part:
+        listed = listed_layout(self.model.config.model_type, self.part)
+        if self.part and not (listed and listed.reads_texts_too):
             self.model = model_part(self.name, self.model, self.part)
-        listed = MODEL_LAYOUTS.get(self.model.config.model_type)
+            listed = listed_layout(self.model.config.model_type)
+        if listed and listed.reads_texts_too:
+            if not hasattr(self.processor, "tokenizer"):
+                raise AnalysisError(
+                    f"{self.name}: its decoder reads texts, and a {type(self.processor).__name__} none: give a "
+                    f"processor with a tokenizer, such as transformers.AutoProcessor reads"
+                )
+            self.transcriber = self.processor.tokenizer
+        self.processor = getattr(self.processor, "feature_extractor", self.processor)
         self.layout = listed or found_layout(self.name, self.model, self.processor)
         # A part may be listed as one of a whole.
         path = "" if self.part and self.layout.part not in dict(self.model.named_modules()) else self.layout.part
@@ -141,8 +153,10 @@ class LoadedModel:
         """What turns text into tokens.
 
         Raises:
-            AnalysisError: the model reads no text.
+            AnalysisError: the model reads no text, not even that of a sound.
         """
+        if self.transcriber is not None:
+            return self.transcriber
         if self.kind != "text":
             raise AnalysisError(f"{self.name} reads {self.kind}s and has no tokenizer: use its processor")
         return self.processor
@@ -252,17 +266,18 @@ def _embedded(model: nn.Module) -> int | float:
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it does not embed."""
-    if not isinstance(loaded.processor, transformers.PreTrainedTokenizerFast):
+    tokenizer = loaded.transcriber or loaded.processor
+    if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
     words, remedy = _embedded(loaded.model), "give the tokenizer that belongs to the weights"
     # Padding is masked.
-    ids = {*loaded.processor.get_vocab().values()} - {loaded.processor.pad_token_id}
+    ids = {*tokenizer.get_vocab().values()} - {tokenizer.pad_token_id}
     if (largest := max(ids, default=-1)) >= words:
         raise AnalysisError(
             f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: {remedy}"
         )
     if len(ids) < words / LEAST_SHARE:
         raise AnalysisError(
-            f"{loaded.name}: its tokenizer, a {type(loaded.processor).__name__}, knows {len(ids)} tokens and it embeds "
+            f"{loaded.name}: its tokenizer, a {type(tokenizer).__name__}, knows {len(ids)} tokens and it embeds "
             f"{words}: {remedy}, as its save_pretrained writes it"
         )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import safetensors
@@ -35,7 +36,7 @@ from analysis_lib.models.names import (
     split_name,
     weights_identity,
 )
-from analysis_lib.models.parts import MODEL_LAYOUTS, is_encoder_alone, refuse_too_large
+from analysis_lib.models.parts import is_encoder_alone, listed_layout, refuse_too_large
 
 # Language models by what they predict: what they are called, what that is, and their classes.
 OBJECTIVES = {
@@ -124,9 +125,14 @@ def load_model(
         processor, candidates = str(processor), [located(str(processor), None)[0]]
         identity = read_by(identity, processor)
     if part:
-        kind, identity = kind_of(model_part(name, model, part)), _of_part(part, identity)
+        own = listed_layout(config.model_type, part)
+        kind = own.kind if own and own.reads_texts_too else kind_of(model_part(name, model, part))
+        identity = _of_part(part, identity)
     spec = ModelSpec(bare, revision, dtype, device, device_map, processor)
-    return LoadedModel(name, identity, model.eval(), read_processor(name, candidates, kind), spec, files, part)
+    reader = read_processor(name, candidates, kind)
+    if part and own and own.reads_texts_too:
+        reader = SimpleNamespace(feature_extractor=reader, tokenizer=read_processor(name, candidates, "text"))
+    return LoadedModel(name, identity, model.eval(), reader, spec, files, part)
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
@@ -238,7 +244,7 @@ def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
     Raises:
         AnalysisError: transformers has no model without a head of this type.
     """
-    if listed := MODEL_LAYOUTS.get(config.model_type):
+    if listed := listed_layout(config.model_type):
         return listed.kind
     made = transformers.MODEL_MAPPING.get(type(config), None)
     if not isinstance(made, type):

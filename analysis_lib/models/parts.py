@@ -132,6 +132,11 @@ class Layout:
     listed: bool = True
 
     @property
+    def reads_texts_too(self) -> bool:
+        """Whether a decoder reads the text of a sound."""
+        return self.kind == "audio" and any(stack.tokens == "shifted" for stack in self.stacks)
+
+    @property
     def has_attention(self) -> bool:
         return any(stack.attention for stack in self.stacks)
 
@@ -145,6 +150,11 @@ def _layout(stacks: list[dict], **settings) -> Layout:
 
 
 MODEL_LAYOUTS = entries("architectures.yml", _layout)
+
+
+def listed_layout(model_type: str, part: str = "") -> Layout | None:
+    """The entry of an architecture, or of a part of it that is read with the rest."""
+    return MODEL_LAYOUTS.get(f"{model_type}@{part}") or MODEL_LAYOUTS.get(model_type)
 
 
 def expected_layout(model_type: str) -> Layout:

@@ -30,7 +30,9 @@ def naive(tiny_folder):
 
 
 def test_every_layout_is_tried():
-    assert {model_type for model_type, *_ in tiny.EVERY_ARCHITECTURE.values()} >= set(MODEL_LAYOUTS)
+    # What is read with a decoder has a test of its own.
+    listed = {name for name in MODEL_LAYOUTS if "@" not in name}
+    assert {model_type for model_type, *_ in tiny.EVERY_ARCHITECTURE.values()} >= listed
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -588,4 +588,4 @@ def test_the_interval_covers_the_truth_for_clustered_tokens():
 
 
 def test_token_types_are_those_of_the_design():
-    assert TOKEN_TYPES == ("cls", "sep", "register", "first", "punct", "other")
+    assert TOKEN_TYPES == ("cls", "sep", "register", "detection", "first", "punct", "other")

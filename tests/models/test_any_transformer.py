@@ -1,6 +1,7 @@
 """Models that no entry lists: their layout is found, and their tables equal a naive reference in float64."""
 
 import functools
+import itertools
 from collections.abc import Mapping
 
 import naive
@@ -11,8 +12,9 @@ import tiny
 import torch
 import transformers
 from tiny import TEXTS
+from torch import nn
 
-from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib import AnalysisError, Replace, load_model, measure
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.layouts import kind_of
 
@@ -60,6 +62,8 @@ MOST_USED = (
     *("audio-spectrogram-transformer", "wav2vec2-bert", "wavlm"),
     *LATENT,
     *CHAINED,
+    *("yolos", "sam_vision_model", "sam2_vision_model", "swin", "swinv2", "focalnet", "pvt_v2", "poolformer"),
+    *("speech_to_text", "moonshine"),
 )
 # What their small configuration lacks otherwise.
 CHANGES = {
@@ -70,6 +74,27 @@ CHANGES = {
 }
 _SPEECH = {"conv_dim": [32] * 7, "conv_stride": [5, 2, 2, 2, 2, 2, 2], "conv_kernel": [10, 3, 3, 3, 3, 2, 2]}
 CHANGES |= dict.fromkeys(("data2vec-audio", "unispeech", "wavlm"), _SPEECH)
+_SWIN = {"image_size": 64, "embed_dim": 16, "depths": [2, 2, 6, 2], "num_heads": [1, 1, 2, 2], "window_size": 2}
+_HIERA = {
+    "hidden_size": 16,
+    "blocks_per_stage": [1, 1, 2, 1],
+    "embed_dim_per_stage": [16, 32, 64, 128],
+    "image_size": [128, 128],
+}
+CHANGES |= dict.fromkeys(("swin", "swinv2", "maskformer-swin", "donut-swin"), _SWIN) | {
+    "moonshine": {"encoder_num_key_value_heads": 4, "decoder_num_key_value_heads": 4},
+    "yolos": {"image_size": [48, 64], "num_detection_tokens": 5},
+    "dac": {"encoder_hidden_size": 16, "decoder_hidden_size": 32},
+    "poolformer": {"image_size": 64, "hidden_sizes": [8, 16, 32, 64]},
+    "focalnet": {"image_size": 64, "embed_dim": 16},
+    "hiera": _SWIN | {"image_size": [64, 64]},
+    "sam2_hiera_det_model": _HIERA,
+    "sam2_vision_model": {
+        "backbone_config": {"model_type": "sam2_hiera_det_model", **_HIERA},
+        "backbone_channel_list": [128, 64, 32, 16],
+    },
+    "sam_vision_model": {"global_attn_indexes": [1], "image_size": 64, "hidden_size": 32, "window_size": 3},
+}
 SOME = [TEXTS[0], TEXTS[3], TEXTS[4]]
 TOLERANCE = 1e-9
 every_type = pytest.mark.parametrize("model_type", MOST_USED)
@@ -122,7 +147,9 @@ def reference(model_type: str) -> list[naive.Text]:
                 if spec and spec.key:
                     norms = [norm for norm in (spec.key_norm, *(spec.latent or ())[:1]) if norm]
                     projections[names[block.get_submodule(spec.module)]] = spec.key, norms
-    return [naive.read(model.model, given, projections) for given in prepared(model)]
+    # Of texts, all give what each block gives.
+    blocks = [] if model.kind == "text" else [*itertools.chain(*model.stacks.values())]
+    return [naive.read(model.model, given, projections, blocks) for given in prepared(model)]
 
 
 @every_type
@@ -131,8 +158,11 @@ def test_hidden_states(model_type):
     assert len(found) == len(texts[0].hidden)
     for layer, row in enumerate(found.itertuples()):
         if texts[0].hidden[layer] is not None:
-            # A map of features is one vector.
-            vectors = [v.reshape(1, -1) if v.ndim == 3 else v for v in (text.hidden[layer] for text in texts)]
+            # A map of features is one vector; of a grid, each position.
+            one = loaded(model_type).layout.maps
+            vectors = [
+                v.reshape(1 if one else -1, -1 if one else v.shape[-1]) for v in (t.hidden[layer] for t in texts)
+            ]
             assert row.cosine == pytest.approx(naive.cosine(vectors), abs=TOLERANCE)
 
 
@@ -209,10 +239,56 @@ def test_attention_to_an_encoder_has_numbers_after_all_layers(model_type):
     assert found.query("stack == 'cross'")["part"].tolist() == found.query("stack == 'decoder'")["part"].tolist()[1:]
 
 
+def test_detection_tokens_have_a_type_and_leave_with_the_special_ones():
+    texts, last = reference("yolos"), slice(-loaded("yolos").model.config.num_detection_tokens, None)
+    rows = tables("yolos")["attention_by_token_type"].query("key_type == 'detection' and layer == 1")
+    weights = np.concatenate([text.attended[0].weights for text in texts], axis=1)
+    np.testing.assert_allclose(rows["mass"], weights[:, :, last].sum(2).mean(1), atol=TOLERANCE)
+    found = measure(loaded("yolos"), tiny.corpus("vit"), "anisotropy", special_tokens=False, progress=False)
+    for layer in (0, 1):
+        cosine = found["anisotropy"].query("space == 'hidden'")["cosine"].iloc[layer]
+        assert cosine == pytest.approx(naive.cosine([t.hidden[layer][1 : last.start] for t in texts]), abs=TOLERANCE)
+
+
+def test_a_grid_is_changed_where_it_stands():
+    model, changed = loaded("sam_vision_model"), Replace("residual", layers=[1], dimensions=[3], by="zero")
+    found = measure(model, tiny.corpus("vit"), "anisotropy", intervention=changed, progress=False)["anisotropy"]
+    first, second = model.model.vision_encoder.layers
+    seen = []
+
+    def without(_block: nn.Module, _args: tuple, output: torch.Tensor) -> torch.Tensor:
+        output[..., 3] = 0
+        return output
+
+    hooks = first.register_forward_hook(without), second.register_forward_hook(lambda *call: seen.append(call[2]))
+    with torch.no_grad():
+        for given in prepared(model):
+            model.model(**given)
+    for hook in hooks:
+        hook.remove()
+    wanted = naive.cosine([grid[0].flatten(0, 1).numpy() for grid in seen])
+    assert found["cosine"].iloc[2] == pytest.approx(wanted, abs=TOLERANCE)
+
+
 def test_layers_of_a_hybrid_keep_their_numbers():
     found = tables("jamba")
     assert found["anisotropy"].query("space == 'hidden'")["layer"].tolist() == [0, 1, 2]
     assert set(found["attention_entropy"]["layer"]) == {2}
+
+
+def test_images_that_a_model_joins_are_read_one_by_one():
+    model, items = loaded("pixtral"), tiny.corpus("vit")
+    with pytest.raises(AnalysisError, match="1 sequences of 2 images: give tokens_per_batch=1"):
+        measure(model, items, "anisotropy", progress=False)
+    found = measure(model, items, "anisotropy", tokens_per_batch=1, progress=False)["anisotropy"]
+    for layer, row in enumerate([*found.query("space == 'hidden'").itertuples()][:-1]):
+        wanted = naive.cosine([text.hidden[layer] for text in reference("pixtral")])
+        assert row.cosine == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def test_a_sound_with_its_channels_first_has_no_tokens():
+    with pytest.raises(AnalysisError, match="channels first, which stand for no tokens"):
+        loaded("dac")
 
 
 @pytest.mark.parametrize("model_type", ["fnet", "mobilebert"])
