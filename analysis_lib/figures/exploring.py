@@ -7,7 +7,7 @@ import pandas as pd
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.tables import NAMES
-from analysis_lib.figures.view import COLOURS, INK, Control, View, short, steps
+from analysis_lib.figures.view import COLOURS, INK, Control, View, as_csv, short, steps
 
 Tables = Mapping[str, pd.DataFrame]
 Measured = Tables | Mapping[str, Tables]
@@ -28,7 +28,7 @@ AMOUNTS = {
     "gap": "Cⱼ, beyond that of other tokens",
     "score": "Cⱼ: what it adds to the score",
     "mean": "Mean value in what the layer reads",
-    "share": "Share of the squared mean vector",
+    "share": "Share of the average cosine",
 }
 COLUMNS = [*QUANTITIES, *(f"mean_{kind}" for kind in TYPES), "share"]
 # What keys are made without, and the look of its bars.
@@ -36,6 +36,8 @@ ARMS = {"alone": "Without it", "together": "Without all outliers of the layer"}
 DONE = [*ARMS.values()]
 # Dimensions: of a head, those with the largest contributions; of a model, those that stand out in some layer.
 LISTED = 12
+# For rows of models and heads, in bytes; what effects add has its place beside them.
+ROOM = 280_000
 KEY = ["layer", "head"]
 ENDS = {"": "", "ci_low": "_low", "ci_high": "_high"}
 # By Vega's rules: a number with its interval, if it has one; what stands in the row of the chosen head.
@@ -43,6 +45,8 @@ WORDS = "format(datum.number, '.3~r')"
 WORDS += " + (isValid(datum.low) ? ' [' + format(datum.low, '.3~r') + ', ' + format(datum.high, '.3~r') + ']' : '')"
 TYPED = f"datum.type + ' ' + {WORDS}"
 HERE = "datum.layer == layer && datum.head == head"
+# Of a dimension, whether it is among those that are chosen together, whatever stands between them.
+AMONG = r"test(regexp('\\b' + datum.dimension + '\\b'), together)"
 
 
 # --- Views --------------------------------------------------------------------------------------------
@@ -103,14 +107,14 @@ def dimensions(
     """Dimensions of what a layer reads: what they add to its scores, their means, and one of them through the layers.
 
     Args:
-        measured: as :func:`explorer` takes it; models without ``score_contributions`` are left out. The other table
-            that it takes is ``dimension_means``.
+        measured: as :func:`explorer` takes it; models without ``score_contributions`` are left out. The other tables
+            that it takes are ``dimension_means`` and ``cosine_by_dimension``.
         effects: what the layer attends to when its keys are made without a dimension, ``alone``, or without all
             outliers of the layer, ``together``, where it is one of them. Columns: model, layer, dimension, arm,
             key_type, effect (the change of the mean weight of a key, as a part of what that was), ci_low and ci_high.
         name, caption: as of :func:`explorer`.
-        start: with what it begins: ``model``, ``amount``, ``layer``, ``heads`` (0: their mean), ``dimension`` and
-            ``order``.
+        start: with what it begins: ``model``, ``amount``, ``layer``, ``heads`` (0: their mean), ``dimension``,
+            ``together`` (dimensions whose sums are said, such as ``"7, 8"``) and ``order``.
 
     Raises:
         AnalysisError: of no model contributions were measured, or it cannot begin so.
@@ -128,18 +132,15 @@ def dimensions(
     if not limits:
         raise AnalysisError("no contributions of dimensions were measured: measure score_contributions")
     controls = [Control("model", "Model", {model: model for model in limits}), Control("amount", "Show", AMOUNTS)]
-    controls += [
-        Control("layer", "Layer"),
-        Control("heads", "Head (0: mean of all)"),
-        Control("dimension", "Dimension"),
-    ]
+    controls += [Control("layer", "Layer"), Control("heads", "Head (0: mean of all)")]
+    controls += [Control("dimension", "Dimension"), Control("together", "Together, e.g. 7, 8", value="")]
     controls.append(Control("order", "Order", {"size": "largest first", "number": "by number"}))
     # A mean is of a layer, not of a head.
     heads = "datum.head == (datum.part == 'score' || datum.part == 'gap' ? heads : 0)"
     shown, here = f"datum.part == amount && {heads}", "datum.layer == layer && datum.dimension == dimension"
     title = f"'Layer ' + layer + ': ' + {AMOUNTS}[amount]"
     rank = "order == 'size' ? -datum.most : datum.dimension"
-    panels = [_by_dimension(f"{shown} && datum.layer == layer", lists, title, rank)]
+    panels = [_by_dimension(f"{shown} && datum.layer == layer", lists, title, rank, AMONG)]
     panels.append(_by_layer(f"{shown} && datum.dimension == dimension", lists))
     place = "datum.model == model && datum.layer == layer && datum.head == heads"
     where = "', layer ' + layer + ', ' + (heads ? 'head ' + heads : 'mean over heads') + ', dimension ' + dimension"
@@ -147,7 +148,10 @@ def dimensions(
         ("rows", place, f"model + {where}"),
         ("numbers", f"{here} && {heads} && datum.part == 'score'", TYPED, "Cⱼ of a key: ", "It is not in the list"),
         ("numbers", f"{here} && datum.part == 'mean'", TYPED, "Mean value: "),
-        ("numbers", f"{here} && datum.part == 'share'", WORDS, "Share of the squared mean vector: "),
+        ("numbers", f"{here} && datum.part == 'share'", WORDS, f"{AMOUNTS['share']}: "),
+        ("chosen", "datum.part == 'score'", "datum.dimension + ''", "Together, of those in the list: "),
+        ("sums", "datum.part == 'score'", TYPED, "Sum of their Cⱼ of a key: "),
+        ("sums", "datum.part == 'share'", f"{WORDS} + ' (' + datum.count + ' of them)'", f"{AMOUNTS['share']}: "),
     ]
     tables = {"rows": rows}
     if effects is not None and len(effects):
@@ -160,7 +164,11 @@ def dimensions(
             said.append(("numbers", f"datum.arm == '{arm}'", words, f"{ARMS[arm]}, attention changes: ", otherwise))
     caption = caption or "What dimensions add to the scores of a layer, by type of key, and one of them by layer."
     data = _data(rows, lists, "(datum.head == 0 || datum.head == heads)", "true", tables.get("effects"))
-    return View(name, caption, tables, data, panels, controls, said, limits, start=start)
+    for made, of in (("chosen", ["part", "dimension"]), ("sums", ["part", "type"])):
+        sums = {"fields": ["number", "number"], "ops": ["sum", "count"], "as": ["number", "count"]}
+        transform = [*steps(f"datum.layer == layer && {heads} && {AMONG}"), {"type": "aggregate", "groupby": of} | sums]
+        data.append({"name": made, "source": "numbers", "transform": transform})
+    return View(name, caption, tables, data, panels, controls, said, limits, start=start, sweeps={0: "together"})
 
 
 # --- Data ---------------------------------------------------------------------------------------------
@@ -171,7 +179,8 @@ def rows_of(measured: Measured) -> pd.DataFrame:
 
     Columns that begin with ``score``, ``mean`` or ``share``, and ``dimensions``, are lists with blanks between, of the
     same dimensions: in the row of a head, of those with its largest contributions; in that of a layer, of those that
-    stand out in some layer of the model.
+    stand out in some layer of the model. Rows that are too many for a page (``ROOM``) lose the last dimensions of each
+    head, all but one, and then the intervals.
 
     Raises:
         AnalysisError: there are no tables, or they have nothing by head.
@@ -194,7 +203,13 @@ def rows_of(measured: Measured) -> pd.DataFrame:
         raise AnalysisError(f"nothing by head was measured of {', '.join(measured)}: measure anisotropy, ...")
     rows = pd.concat(found, ignore_index=True)
     order = ["model", *KEY, "dimensions", *(f"{c}{end}" for c in COLUMNS for end in ENDS.values())]
-    return rows[[column for column in order if column in rows]]
+    rows = rows[[column for column in order if column in rows]]
+    lists = [c for c in rows if c.startswith(("dimensions", "score_"))]
+    for _ in range(1, LISTED):
+        if len(as_csv(rows)) > ROOM:
+            shorter = {c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists}
+            rows = rows.assign(**shorter)
+    return rows if len(as_csv(rows)) <= ROOM else rows.drop(columns=rows.filter(regex="_(low|high)$"))
 
 
 def _by(rows: pd.DataFrame, index: list[str], column: str, value: str, prefix: str = "") -> pd.DataFrame:
@@ -235,14 +250,17 @@ def _of_heads(tables: Tables) -> pd.DataFrame:
 
 
 def _of_layers(tables: Tables) -> pd.DataFrame:
-    values = scores = _scores(tables, ["layer", "dimension"])
+    index, read = ["layer", "dimension"], []
+    values = scores = _scores(tables, index)
     if "dimension_means" in tables:
-        means = tables["dimension_means"].astype({"token_type": str})
-        means = means.pivot(index=["layer", "dimension"], columns="token_type", values="mean")
-        squares = means.pop("all") ** 2
-        means = means.add_prefix("mean_").assign(share=squares / squares.groupby("layer").transform("sum"))
+        means = tables["dimension_means"].query("token_type != 'all'").astype({"token_type": str})
+        read.append(means.pivot(index=index, columns="token_type", values="mean").add_prefix("mean_"))
+    if "cosine_by_dimension" in tables:
+        parts = tables["cosine_by_dimension"].query("space == 'hidden'").set_index(index)["cosine"]
+        read.append((parts / parts.groupby("layer").transform("sum")).rename("share"))
+    for hidden in read:
         # Attention reads the hidden layer before.
-        values = values.join(means.rename(index=lambda layer: layer + 1, level="layer"))
+        values = values.join(hidden.rename(index=lambda layer: layer + 1, level="layer"))
     # Those that come near the largest of some layer; first those that tell keys apart in most layers.
     apart = scores.sub(scores["score_other"], axis=0) if "score_other" in scores else scores
     near, order = (sizes.abs() / sizes.abs().groupby("layer").transform("max") for sizes in (values, apart))
@@ -352,25 +370,28 @@ def _by_type(chosen: str, title: str, number: str, digits: str = "", arms: Seque
     return _titled(title, {"step": 14 if arms else 24}, f"Type of key: {number}", bars, rules)
 
 
-def _points(base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: int = 0) -> list[alt.Chart]:
-    """Markers for each type of token in the columns, and an outline around the chosen dimension or layer."""
+def _points(
+    base: alt.Chart, at: str, columns: list[str], number: alt.X | alt.Y, lines: int = 0, among: str = "false"
+) -> list[alt.Chart]:
+    """Markers for each type of token in the columns, and outlines around the chosen dimension or layer, and others."""
     kinds, names = {c.partition("_")[2] or "all" for c in columns}, [*NAMES.values()]
     legend = alt.Legend(title=None, columns=3, values=[NAMES[kind] for kind in NAMES if kind in kinds])
     color, shape = (alt.Scale(domain=names, range=look) for look in LOOKS)
     color, shape = alt.Color("type:N", scale=color, legend=legend), alt.Shape("type:N", scale=shape, legend=legend)
     points = base.mark_point(filled=True, size=70, opacity=1, tooltip={"content": "encoding"})
-    width = alt.condition(f"datum.{at} == {at}", alt.value(1.5), alt.value(0))
-    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(strokeWidth=width)
+    width = alt.when(f"datum.{at} == {at}").then(alt.value(1.5)).when(among).then(alt.value(0.75))
+    outline = base.mark_rect(fillOpacity=0, stroke=INK).encode(strokeWidth=width.otherwise(alt.value(0)))
     return [outline, *[base.mark_line().encode(number, color)] * lines, points.encode(number, color, shape)]
 
 
-def _by_dimension(chosen: str, columns: list[str], title: str, rank: str) -> alt.LayerChart:
+def _by_dimension(chosen: str, columns: list[str], title: str, rank: str, among: str = "false") -> alt.LayerChart:
     """A row for each dimension."""
     base = _chart("numbers", chosen).transform_calculate(size="abs(datum.number)")
     base = base.transform_joinaggregate(most="max(size)", groupby=["dimension"]).transform_calculate(rank=rank)
     base = base.encode(alt.Y("dimension:O", sort=alt.EncodingSortField("rank", op="min")))
     number = alt.X("number:Q", title=None, scale=alt.Scale(padding=8), axis=alt.Axis(tickCount=5))
-    return _titled(title, {"step": 18}, "Dimensions of a layer", *_points(base, "dimension", columns, number))
+    layers = _points(base, "dimension", columns, number, among=among)
+    return _titled(title, {"step": 18}, "Dimensions of a layer", *layers)
 
 
 def _by_layer(chosen: str, columns: list[str]) -> alt.LayerChart:

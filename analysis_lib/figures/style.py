@@ -85,7 +85,8 @@ def log_axis(drawn: Axes | sns.axisgrid.Grid) -> None:
     """Give a vertical axis a logarithmic scale with plain numbers, also where it spans less than a power of ten."""
     for axes in _axes(drawn):
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if high > 10 * low else (1, 1.5, 2, 3, 5, 7)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_locator(NullLocator())
 

@@ -21,6 +21,8 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding=
 # Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
 COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 INK = "currentColor"
+# Of the tables of a view, in bytes.
+LARGEST = 300 * 1024
 _INKED = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
 CONFIG = {
     "background": "transparent",
@@ -32,6 +34,13 @@ CONFIG = {
     "rule": {"color": INK},
 }
 
+# Of the rows of a panel, those over which the mouse is dragged.
+SWEEP = [
+    {"name": "held", "on": [{"events": "mousedown", "update": "y()"}]},
+    {"name": "swept", "value": "", "on": [{"events": "[mousedown, window:mouseup] > window:mousemove"}]},
+]
+SWEEP[1]["on"][0]["update"] = "join(invert('y', [held, y()]) || [], ', ')"
+
 
 @dataclass
 class Control:
@@ -39,7 +48,7 @@ class Control:
 
     Attributes:
         options: of a list, by value what is shown; without them it is a number.
-        value: with which it begins; unless given, the first that the view allows.
+        value: with which it begins; unless given, the first that the view allows. A text is typed as one.
         ends: of a number that is dragged, the least, the largest, and the step; without them it is typed.
     """
 
@@ -53,8 +62,8 @@ class Control:
         """The field in its label."""
         if self.options is None:
             ends = ' min="{}" max="{}" step="{}"'.format(*self.ends) if self.ends else ""
-            kind = "range" if self.ends else "number"
-            made = f'<input type="{kind}" name="{self.name}"{ends} value="{self.value}">'
+            kind = "range" if self.ends else "text" if isinstance(self.value, str) else "number"
+            made = f'<input type="{kind}" name="{self.name}"{ends} value="{escape(str(self.value))}">'
         else:
             marks = {self.value: " selected"}
             lines = (
@@ -73,7 +82,7 @@ class View:
     Attributes:
         name: the id of the figure on its page.
         caption: a sentence below it.
-        tables: by name what the page has as CSV, numbers with four digits.
+        tables: by name what the page has as CSV, numbers with four digits; together at most 300 kB.
         data: what Vega makes of them: its data sets.
         panels: charts of Altair on ``alt.NamedData`` of these, with a description for who cannot see them; as wide as
             the page allows, unless they say how wide.
@@ -84,9 +93,11 @@ class View:
         moves: by the number of a panel, the fields that its arrow keys move, to the right and down.
         start: other values to begin with, by the name of a field.
         still: HTML for paper and for pages without scripts; a picture of the panels unless given.
+        sweeps: by the number of a panel with a row for each of some numbers, the field of text that is given those over
+            which the mouse is dragged.
 
     Raises:
-        AnalysisError: there is no such field to begin with, or it has no such option.
+        AnalysisError: there is no such field to begin with, or it has no such option; or its tables are too large.
     """
 
     name: str
@@ -100,6 +111,7 @@ class View:
     moves: dict = field(default_factory=dict)
     start: Mapping[str, str | float] = field(default_factory=dict)
     still: str = ""
+    sweeps: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self):
         known, first = {control.name: control for control in self.controls}, self.controls[0]
@@ -115,11 +127,16 @@ class View:
             if control.value is None:
                 allowed = begins.get(name) or [*control.options]
                 control.value = allowed[0 if control.options or len(allowed) < 3 else 2]
+        if (size := sum(len(csv.encode()) for csv in self.csv.values())) > LARGEST:
+            raise AnalysisError(
+                f"{self.name} would bring {size / 1024:,.0f} kB of numbers into its page, which holds at most "
+                f"{LARGEST / 1024:.0f}: give fewer models, or effects of fewer dimensions"
+            )
 
     @functools.cached_property
     def csv(self) -> dict[str, str]:
         """The tables as the page has them."""
-        return {name: table.to_csv(index=False, float_format=short) for name, table in self.tables.items()}
+        return {name: as_csv(table) for name, table in self.tables.items()}
 
     def _vega(self, panel: alt.TopLevelMixin, width: int | str, said: Sequence[tuple[str, ...]] = ()) -> dict:
         """A panel as Vega, with all data but the tables, and what is said."""
@@ -155,7 +172,10 @@ class View:
         # One of them says it.
         saying = [self.said, *[()] * (len(self.panels) - 1)]
         panels = [self._vega(panel, "container", said) for panel, said in zip(self.panels, saying, strict=True)]
-        given = {"panels": panels, "tables": keys, "limits": self.limits, "moves": self.moves}
+        for place in self.sweeps:
+            panels[place]["signals"] += SWEEP
+        ways = {"moves": self.moves, "sweeps": self.sweeps}
+        given = {"panels": panels, "tables": keys, "limits": self.limits, **ways}
         given["said"] = [(*around, "", "")[:2] for _, _, _, *around in self.said]
         return f"""<figure id="{escape(self.name)}" class="view">
 <style>{STYLE}</style>
@@ -215,6 +235,11 @@ def steps(*kept: str, **computed: str) -> list[dict[str, str]]:
     """What Vega does to rows: conditions of those that are kept, and what is computed of each, by name."""
     kept = [{"type": "filter", "expr": condition} for condition in kept]
     return kept + [{"type": "formula", "as": name, "expr": expression} for name, expression in computed.items()]
+
+
+def as_csv(table: pd.DataFrame) -> str:
+    """A table as a page has it."""
+    return table.to_csv(index=False, float_format=short)
 
 
 def short(number: float) -> str:

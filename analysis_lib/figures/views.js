@@ -10,15 +10,15 @@
     // Views of one table share it.
     const table = (key) => JSON.parse(document.querySelector(`script.table[data-key="${key}"]`).textContent);
     const form = figure.querySelector("form"), said = figure.querySelector("output");
-    const fields = Object.fromEntries([...form.elements].map((field) => [field.name, field]));
-    const [leading] = form.elements;
-    const number = (name) => fields[name]?.localName === "input";
+    const fields = Object.fromEntries([...form.elements].map((field) => [field.name, field])), [leading] = form.elements;
+    const number = (name) => /number|range/.test(fields[name]?.type);
     const valued = ({ name, value }) => [name, number(name) ? +value : value];
     const chosen = () => Object.fromEntries([...form.elements].map(valued));
     let preview = {};
 
     // What the chosen model does not have cannot be chosen; some numbers mean nothing in another model.
     const fit = (another = false) => {
+      if (another) form.querySelectorAll("[type=text]").forEach((field) => (field.value = ""));
       for (const [name, allowed] of Object.entries(given.limits[leading.value] ?? {})) {
         const field = fields[name], [least, largest, first] = allowed;
         if (number(name)) {
@@ -57,9 +57,9 @@
       if (kept.size && !ours.length) return; // Of a section, or of another view.
       form.reset();
       for (const name of ours) {
-        const field = fields[name], value = kept.get(name);
-          const options = number(name) ? [] : [...field.options].map((option) => option.value);
-        if (number(name) ? Number.isFinite(parseFloat(value)) : options.includes(value)) field.value = value;
+        const value = kept.get(name), options = [...(fields[name].options ?? [{ value }])];
+        const fits = number(name) ? isFinite(parseFloat(value)) : options.some((option) => option.value === value);
+        if (fits) fields[name].value = value;
       }
       fit();
       show();
@@ -80,8 +80,7 @@
     figure.querySelector(".live").hidden = false;
     const views = given.panels.map((spec, place) => {
       for (const data of spec.data) if (given.tables[data.name]) data.values = table(given.tables[data.name]);
-      const panel = document.createElement("div");
-      figure.querySelector(".panels").append(panel);
+      const panel = figure.querySelector(".panels").appendChild(document.createElement("div"));
       const view = new vega.View(vega.parse(spec), { renderer: "svg", container: panel, hover: true });
       // Of moves alone: where a link has scrolled the view under the cursor, nobody points at anything.
       view.addEventListener("mousemove", (_, item) => {
@@ -90,7 +89,8 @@
       });
       panel.addEventListener("mouseleave", () => show());
       view.addEventListener("click", (_, item) => Object.keys(pointed(item)).length && keep(pointed(item)));
-      const ways = given.moves[place];
+      const ways = given.moves[place], field = given.sweeps[place];
+      if (field) view.addSignalListener("swept", (_, rows) => rows.includes(",") && keep({ [field]: rows }));
       if (ways) {
         const ariaLabel = `${spec.description}. Arrow keys move, Enter chooses.`;
         Object.assign(panel, { tabIndex: 0, role: "group", ariaLabel });
@@ -101,8 +101,8 @@
       new ResizeObserver(() => dispatchEvent(new Event("resize"))).observe(panel);
       return view;
     });
-    // A number that is being typed is none at first.
-    form.oninput = (event) => event.target.value !== "" && keep({}, event.target === leading);
+    // A number that is being typed is none at first, nor is a list of them whole.
+    form.oninput = ({ target }) => target.value !== "" && target.type !== "text" && keep({}, target === leading);
     form.onchange = () => keep();
     form.onsubmit = () => false;
     addEventListener("hashchange", restore);

@@ -215,10 +215,10 @@ def record_removed(**given: tuple[Corpus, Iterable[int]]) -> None:
     recorded.write(REMOVED, found)
 
 
-def effects(names: Iterable[str], corpus: Corpus) -> pd.DataFrame:
+def effects(names: Iterable[str], *corpora: Corpus) -> pd.DataFrame:
     """What comes with the book of :func:`removed`, of some models on some texts, as ``figures.dimensions`` takes it."""
     rows = recorded.read(REMOVED)
-    rows = rows[rows["model"].isin([*names]) & rows["texts"].eq(recorded.texts_of(corpus))]
+    rows = rows[rows["model"].isin([*names]) & rows["texts"].isin(map(recorded.texts_of, corpora))]
     return rows.assign(model=rows["model"].map(title)).drop(columns=["groups", "texts"])
 
 

@@ -18,6 +18,7 @@ import tiny
 import tokenizers
 import torch
 import transformers
+from planted import run_cells
 from planted_notebooks import faults
 
 from analysis_lib import AnalysisError, load_corpus, load_model
@@ -484,6 +485,17 @@ def test_a_page_is_written_as_the_pages_of_the_book_are(name, tmp_path):
         assert cell.execution_count is None
     (tmp_path / "notebook.py").write_text("\n".join(cell.source for cell in code))
     assert not faults(tmp_path, "F821")
+
+
+def test_every_model_has_its_outlier_in_the_finding_in_the_order_of_the_models():
+    """Also one whose outliers lie below the twelve that the table shows."""
+    rows = [{"model": "first", "dimension": 7, "layer": layer, "zscore": 4.0} for layer in (2, 3)]
+    rows += [{"model": "second", "dimension": d, "layer": 2, "zscore": 30.0 - d} for d in range(15)]
+    said = []
+    names = {"outliers": pd.DataFrame(rows), "display": said.append, "Markdown": str}
+    run_cells(str(reports.HOME / "dimensions"), "groups.agg", "peaks = ", **names)
+    wanted = "dimension **7**, an outlier in 2 layers (first); dimension **0**, an outlier in 1 layers (second)."
+    assert said == [f"What stands out most: {wanted}"]
 
 
 def test_figures_have_names_of_their_own():

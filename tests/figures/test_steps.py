@@ -83,6 +83,17 @@ def test_the_frames_of_the_slider_have_one_scale_with_all_vectors():
 
 
 @pytest.mark.parametrize(
+    ("ends", "expected"), [((7, 16), {"7", "10", "15"}), ((2, 3000), {"3", "10", "30", "100", "300", "1000", "3000"})]
+)
+def test_a_logarithmic_axis_has_several_numbers_however_short_it_is(ends, expected):
+    _, axes = plt.subplots()
+    axes.plot(ends)
+    figures.log_axis(axes)
+    low, high = axes.get_ylim()
+    assert {f"{tick:g}" for tick in axes.get_yticks() if low <= tick <= high} == expected
+
+
+@pytest.mark.parametrize(
     ("steps", "expected"),
     [
         ((0, 1, 4), ["0", "1", "4"]),

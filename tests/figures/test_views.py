@@ -9,11 +9,15 @@ from urllib.parse import parse_qs, urlencode
 import numpy as np
 import pandas as pd
 import pytest
+import tiny
+import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from analysis_lib import AnalysisError, figures
+from analysis_lib import AnalysisError, figures, load_corpus, load_model, measure
+from analysis_lib.figures import exploring
+from analysis_lib.figures import view as viewing
 from analysis_lib.figures.exploring import ARMS, NAMES, rows_of
-from analysis_lib.figures.view import COLOURS, SCRIPT, short
+from analysis_lib.figures.view import COLOURS, SCRIPT, as_csv, short
 from analysis_lib.papers import maruta
 
 # What models may be called.
@@ -41,6 +45,9 @@ def tables(seed: int = 0, layers: int = LAYERS, heads: int = HEADS) -> dict[str,
         ),
         "dimension_means": table(
             "mean", ends=False, layer=range(layers + 1), dimension=range(WIDTH), token_type=("all", *TYPES)
+        ),
+        "cosine_by_dimension": table(
+            "cosine", space=["hidden", "final"], layer=range(layers + 1), dimension=range(WIDTH)
         ),
     }
     scores = made["score_contributions"]
@@ -106,9 +113,45 @@ def test_a_head_has_its_twelve_largest_dimensions_and_a_layer_those_that_stand_o
     assert lists(layer, "score_").loc[7, "cls"] == 5
     means = tables()["dimension_means"].query("layer == 1 and dimension == 7").set_index("token_type")["mean"]
     assert lists(layer, "mean_").loc[7, "punct"] == pytest.approx(means["punct"], rel=5e-4)
-    every = tables()["dimension_means"].query("layer == 1 and token_type == 'all'").set_index("dimension")["mean"]
-    share = lists(layer, "share").loc[7, ""]
-    assert share == pytest.approx(every[7] ** 2 / (every**2).sum(), rel=5e-4)
+    parts = tables()["cosine_by_dimension"].query("space == 'hidden' and layer == 1").set_index("dimension")["cosine"]
+    assert lists(layer, "share").loc[7, ""] == pytest.approx(parts[7] / parts.sum(), rel=5e-4)
+
+
+def test_shares_are_of_the_average_cosine_of_what_a_layer_reads(tiny_folder):
+    """Against the naive sum over all pairs of tokens."""
+    model, corpus = load_model(str(tiny_folder("bert"))), load_corpus([*tiny.TEXTS])
+    measured = measure(model, corpus, "score_contributions,cosine_by_dimension", progress=False)
+    read = []
+    with torch.no_grad():
+        for text in corpus.items:
+            out = model.model(**model.tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+            read.append(out.hidden_states[1][0].double().numpy())
+    unit = np.concatenate(read)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    pairs = [unit[i] * unit[j] for i in range(len(unit)) for j in range(len(unit)) if i != j]
+    expected = np.mean(pairs, axis=0) / np.mean(pairs, axis=0).sum()
+    found = lists(rows_of(measured).query("layer == 2 and head == 0").iloc[0], "share")[""]
+    np.testing.assert_allclose(found, expected[found.index], rtol=2e-3, atol=1e-5)
+
+
+def test_what_is_too_large_for_a_page_loses_dimensions_then_intervals_and_is_refused_at_last(monkeypatch):
+    whole = rows_of({ODD: tables()})
+    heads, size = whole["head"] > 0, len(as_csv(whole))
+    monkeypatch.setattr(exploring, "ROOM", size - 500)
+    shorter = rows_of({ODD: tables()})
+    assert len(as_csv(shorter)) <= size - 500
+    for (_, one), (_, other) in zip(whole[heads].iterrows(), shorter[heads].iterrows(), strict=True):
+        kept = lists(other, "score_")
+        assert 1 < len(kept) < 12
+        pd.testing.assert_frame_equal(kept, lists(one, "score_").head(len(kept)))
+    pd.testing.assert_frame_equal(whole[~heads], shorter[~heads])
+    monkeypatch.setattr(exploring, "ROOM", size // 3)
+    bare = rows_of({ODD: tables()})
+    assert (bare.loc[heads, "dimensions"].str.split().str.len() == 1).all()
+    assert [*bare] == [column for column in whole if not column.endswith(("_low", "_high"))]
+    monkeypatch.setattr(viewing, "LARGEST", len(as_csv(bare).encode()) - 1)
+    with pytest.raises(AnalysisError, match=r"kB of numbers into its page.*give fewer models"):
+        figures.explorer({ODD: tables()})
 
 
 def test_types_of_tokens_are_called_as_on_the_pages():
@@ -279,6 +322,7 @@ def test_keys_alone_reach_every_state_and_the_address_keeps_it(window, saved):
                 "layer": [("ArrowUp", "2"), ("ArrowUp", "3"), ("ArrowUp", "3"), ("ArrowDown", "2")],
                 "heads": [("ArrowUp", "1"), ("ArrowUp", "2"), ("ArrowDown", "1"), ("ArrowDown", "0")],
                 "dimension": [("Control+a", None), ("8", "8"), ("ArrowDown", "7")],
+                "together": [("7", None), (",", None), ("8", None), ("Enter", "7,8")],
                 "order": [("End", "number"), ("Home", "size")],
             },
         ),
@@ -459,6 +503,49 @@ def test_a_dimension_that_draws_attention_stands_first_and_a_click_follows_it(wi
     point = figure.locator(".panels > div").nth(1).locator("[aria-label*='attention layer: 3']").last
     point.click()
     said(figure, "layer 3, mean over heads, dimension 7")
+
+
+@pytest.mark.browser
+def test_dimensions_are_chosen_together_by_a_drag_or_by_their_numbers_and_their_sums_are_said(window, saved):
+    state = {"layer": 2, "heads": 3, "order": "number"}
+    figure = opened(window, saved / "fig-dimensions.html", "fig-dimensions", **state)
+    said(figure, "layer 2, head 3")
+    field, panel = figure.locator("[name=together]"), figure.locator(".panels > div").first
+    listed = sorted(lists(rows_of(planted()).query("layer == 2 and head == 3").iloc[0], "score_").index)
+    names = panel.locator("[aria-label^='Y-axis'] .role-axis-label text")
+    boxes = {label.text_content(): label.bounding_box() for label in names.all()}
+    first, last = (boxes[str(listed[place])] for place in (1, 3))
+    across = panel.locator("svg").bounding_box()["x"] + 150
+    window.mouse.move(across, first["y"] + 4)
+    window.mouse.down()
+    window.mouse.move(across, last["y"] + 10)
+    window.mouse.up()
+
+    def sums(dimensions: list[int]) -> list[str]:
+        scores = tables()["score_contributions"].query("layer == 2 and head == 3 and dimension in @dimensions")
+        by_type = scores.groupby("key_type")["contribution"].sum()
+        return [f"{NAMES[kind]} {told(by_type[kind])}" for kind in TYPES]
+
+    chosen = listed[1:4]
+    text = said(figure, f"Sum of their Cⱼ of a key: {'; '.join(sums(chosen))}.")
+    assert {*re.search("Together, of those in the list: ([^.]*)", text)[1].split("; ")} == {*map(str, chosen)}
+    assert field.input_value() == address(window)["together"] == ", ".join(map(str, chosen))
+    # A click is no drag; what is typed may hold what is not in the list.
+    window.mouse.click(across, first["y"] + 6)
+    assert field.input_value() == ", ".join(map(str, chosen))
+    field.fill(f"{listed[0]} {listed[4]},999")
+    field.press("Enter")
+    assert "999" not in said(figure, f"Sum of their Cⱼ of a key: {'; '.join(sums([listed[0], listed[4]]))}.")
+    shares = rows_of(planted()).query("layer == 2 and head == 0").iloc[0]
+    both = lists(shares, "share")[""].iloc[:2]
+    field.fill(" ".join(map(str, both.index)))
+    field.press("Enter")
+    said(figure, f"Share of the average cosine: {told(both.sum())} (2 of them).")
+    # Of another model they mean nothing.
+    figure.locator("[name=model]").select_option("single")
+    said(figure, "single, layer 1")
+    assert field.input_value() == ""
+    assert "Together" not in figure.locator("output").inner_text()
 
 
 @pytest.mark.browser

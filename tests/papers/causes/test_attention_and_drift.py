@@ -170,6 +170,7 @@ def test_effects_are_those_of_the_same_texts_and_models(tmp_path, monkeypatch, c
     found = causes.effects(["minilm", "path/to/model"], corpus)
     assert found.to_dict("records") == [{"model": "MiniLM", **rows.drop(columns="groups").iloc[0]}]
     assert causes.effects(["minilm"], corpus.take([0, 1])).empty
+    assert causes.effects(["minilm"], corpus.take([0, 1]), corpus)["model"].tolist() == ["MiniLM"]
 
 
 def test_what_the_stream_is_worth_is_a_mean_over_layers():
