@@ -206,9 +206,9 @@ def rows_of(measured: Measured) -> pd.DataFrame:
     rows = rows[[column for column in order if column in rows]]
     lists = [c for c in rows if c.startswith(("dimensions", "score_"))]
     for _ in range(1, LISTED):
-        if len(as_csv(rows)) > ROOM:
-            shorter = {c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists}
-            rows = rows.assign(**shorter)
+        if len(as_csv(rows)) <= ROOM:
+            return rows
+        rows = rows.assign(**{c: rows[c].str.rpartition(" ")[0].where(rows["head"] > 0, rows[c]) for c in lists})
     return rows if len(as_csv(rows)) <= ROOM else rows.drop(columns=rows.filter(regex="_(low|high)$"))
 
 
