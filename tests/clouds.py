@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from analysis_lib import metrics
 from analysis_lib.capture import Activations, Tokens, Vectors
 
-CLS, SEP, REGISTER, FIRST, PUNCT, OTHER = range(6)
+CLS, SEP, REGISTER, DETECTION, FIRST, PUNCT, OTHER = range(7)
 repeatable = settings(derandomize=True, deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 

@@ -40,4 +40,4 @@ def test_special_tokens_count_or_not(tiny_folder):
     batch = batch_of(loaded, ("Hi", "Attention, attention!"), special_tokens=False)
     assert batch.tokens.counts.tolist() == [1, 4]
     assert batch.tokens.mask.sum(1).tolist() == [3, 6]
-    assert batch.tokens.type_masks.sum(-1).tolist() == [[1, 1, 0, 0, 0, 1], [1, 1, 0, 0, 1, 3]]
+    assert batch.tokens.type_masks.sum(-1).tolist() == [[1, 1, 0, 0, 0, 0, 1], [1, 1, 0, 0, 0, 1, 3]]

@@ -98,8 +98,8 @@ def test_attention_by_token_type_and_entropy_by_hand():
     # Three rows at [CLS] alone, one spread evenly.
     weights = torch.tensor([[1.0, 0, 0, 0]] * 3 + [[0.25] * 4], dtype=torch.float64)
     entropy = torch.special.entr(weights).sum(-1)
-    mass = torch.stack([weights[:, 0].sum(), weights[:, 3].sum(), *torch.zeros(3).double(), weights[:, 1:3].sum()])
-    keys, pairs = torch.full((1, 4), 4.0).double(), torch.tensor([[4.0, 4, 0, 0, 0, 8]]).double()
+    mass = torch.stack([weights[:, 0].sum(), weights[:, 3].sum(), *torch.zeros(4).double(), weights[:, 1:3].sum()])
+    keys, pairs = torch.full((1, 4), 4.0).double(), torch.tensor([[4.0, 4, 0, 0, 0, 0, 8]]).double()
     rows = AttentionRows(entropy[None, None], mass[None, None], keys, pairs, pairs / 4)
     activations = Activations(1, "blocks", "layer.0", tokens, rows=rows)
     table = accumulated(metrics.AttentionByTokenType(), activations).table().set_index("key_type")
@@ -115,8 +115,8 @@ def test_attention_by_token_type_and_entropy_by_hand():
 def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
     """Causal attention, spread evenly: every row that has a choice is at its largest entropy."""
     weights = torch.tensor([[1.0, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], dtype=torch.float64)
-    mass = torch.stack([weights[:, 0].sum(), *torch.zeros(4, dtype=torch.float64), weights[:, 1:].sum()])
-    keys, pairs = torch.tensor([[1.0, 2, 3]]).double(), torch.tensor([[3.0, 0, 0, 0, 0, 3]]).double()
+    mass = torch.stack([weights[:, 0].sum(), *torch.zeros(5, dtype=torch.float64), weights[:, 1:].sum()])
+    keys, pairs = torch.tensor([[1.0, 2, 3]]).double(), torch.tensor([[3.0, 0, 0, 0, 0, 0, 3]]).double()
     rows = AttentionRows(torch.special.entr(weights).sum(-1)[None, None], mass[None, None], keys, pairs, mass[None])
     activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS, OTHER, OTHER]]), rows=rows)
     row = accumulated(metrics.AttentionEntropy(), activations).table().iloc[0]
@@ -132,7 +132,7 @@ def test_rows_that_see_fewer_keys_are_held_to_their_own_number():
 
 def test_a_row_of_one_key_has_no_normalised_entropy():
     zero, one = torch.zeros(1, 1, 1).double(), torch.ones(1, 1).double()
-    cls = torch.tensor([[1.0, 0, 0, 0, 0, 0]]).double()
+    cls = torch.tensor([[1.0, 0, 0, 0, 0, 0, 0]]).double()
     rows = AttentionRows(zero, cls[None], one, cls, cls)
     activations = Activations(1, "blocks", "layer.0", tokens_of([[CLS]]), rows=rows)
     table = accumulated(metrics.AttentionEntropy(), activations).table()

@@ -105,7 +105,7 @@ def test_whispers_decoder_reads_what_is_said():
     loaded = load_model(model, processor=processor, part="decoder")
     tables = measure(loaded, Corpus("said", sounds, kind="audio"), progress=False)
     attention = {
-        f"decoder.layers.{layer}.{name}": ("k_proj", None) for layer in (0, 1) for name in ("self_attn", "encoder_attn")
+        f"decoder.layers.{layer}.{name}": ("k_proj", ()) for layer in (0, 1) for name in ("self_attn", "encoder_attn")
     }
     hidden, own, cross, read = [], [], [], []
     for sound in sounds:
