@@ -94,8 +94,7 @@ def of_both(name: str, corpus: Corpus) -> pd.DataFrame:
         and without three random ones. Of embeddings of tokens, partition and partition_both,
         :func:`partition_isotropy`. The ratio is that of the effective numbers of the last layer.
     """
-    known = recorded.rows_of(RECORDED, **recorded.place_of(name, corpus))
-    return _measured(name, corpus) if known is None else known
+    return recorded.rows_of(RECORDED, lambda: _measured(name, corpus), **recorded.place_of(name, corpus))
 
 
 def record(**corpora: Corpus) -> None:

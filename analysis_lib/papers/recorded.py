@@ -1,7 +1,7 @@
 """What interventions did, as it comes with the book: files in ``data/measurements/causes`` of one row per number."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -33,11 +33,11 @@ def read(name: str) -> pd.DataFrame:
     return packages.read(path(name), pd.read_csv)
 
 
-def rows_of(name: str, **place: object) -> pd.DataFrame | None:
-    """The rows of a file whose columns say what they are of, without these columns; None where there are none."""
+def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) -> pd.DataFrame:
+    """The rows of a file whose columns say what they are of, without these columns; where there are none, measured."""
     rows = read(name)
     rows = rows[(rows[[*place]] == pd.Series(place)).all(axis=1)].drop(columns=[*place])
-    return rows.reset_index(drop=True) if len(rows) else None
+    return rows.reset_index(drop=True) if len(rows) else measured()
 
 
 def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:

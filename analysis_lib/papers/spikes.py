@@ -204,8 +204,8 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         Columns spike (the name of a height, of which the :func:`spike_layer` has all arms, unless it is that of another
         height), layer, dimensions, arm, draw, quantity, value, ci_low, ci_high, groups.
     """
-    known = recorded.rows_of(RECORDED, **recorded.place_of(model, corpus, draws=draws))
-    return _measured(load_model(model), corpus, draws) if known is None else known
+    place = recorded.place_of(model, corpus, draws=draws)
+    return recorded.rows_of(RECORDED, lambda: _measured(load_model(model), corpus, draws), **place)
 
 
 def record(**of_models: tuple[Corpus, int]) -> None:
@@ -278,8 +278,7 @@ def first_tokens(model: str, corpus: Corpus) -> pd.DataFrame:
         the queries that see it, mean over heads, and most, of the head that gives most; loss, of the next token on
         these texts, in nats, the same in all rows. The layer of the input has no attention.
     """
-    known = recorded.rows_of(TRAINED, **recorded.place_of(model, corpus))
-    return _first_tokens(model, corpus) if known is None else known
+    return recorded.rows_of(TRAINED, lambda: _first_tokens(model, corpus), **recorded.place_of(model, corpus))
 
 
 def record_first_tokens(models: Iterable[str], corpus: Corpus) -> None:

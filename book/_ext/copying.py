@@ -62,7 +62,7 @@ def _script(units: Sequence[Statement], number: int) -> str:
     while queue:
         needed |= queue
         queue = set().union(*(needs[unit] for unit in queue)) - needed
-    needed = sorted(needed, key=units.index)
+    needed = [unit for unit in units if unit in needed]
     parts = [_merged(first)] if (first := [unit.source for unit in needed if unit.imported]) else []
     # What is set up stands with the imports.
     rest = itertools.groupby((unit for unit in needed if not unit.imported), lambda unit: (unit.sets_up, unit.number))
