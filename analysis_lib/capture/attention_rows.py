@@ -83,9 +83,10 @@ def attend_with_rows(
     """The output of attention, the entropy of its rows, and the weight given to each type of key.
 
     With scores s = scaling · q·k + bias and weights p = softmax(s), the entropy of a row is −Σ p ln p, in nats, in
-    [0, ln keys]. Since ln p = s − max s + ln max p, it is −Σ p (s − max s) − ln max p: no logarithm of every weight is
-    taken. One product with the values [v, type indicators] gives the output and the weight of each type. Weights are
-    summed over the counted queries of an utterance. A few rows are formed at a time, and none is kept.
+    [0, ln keys]. With e = exp(s − max s) and Z = Σ e, weights are e / Z and the entropy is ln Z − Σ e (s − max s) / Z:
+    no logarithm of every weight is taken. One product of e with the values [v, type indicators] gives the output and
+    the weight of each type, which are then divided by Z. Weights are summed over the counted queries of an utterance. A
+    few rows are formed at a time, and none is kept.
 
     With a sink of logit s₀, all weights shrink by a = 1 / (1 + exp(s₀ − log Σ exp s)), the sink has 1 − a, and the
     entropy is that of the row times a, and −a ln a − (1 − a) ln(1 − a) more.
@@ -119,16 +120,18 @@ def attend_with_rows(
             scores = scores.div_(softcap).tanh_().mul_(softcap)
         if added is not None:
             scores += added[part][..., :end]
-        weights = scores.softmax(-1)
-        mixed[part] = weights @ values[of_keys]
+        largest = scores.amax(-1, keepdim=True)
+        # Not softmax, which takes several times as long over rows of fewer than sixteen keys.
+        weights = scores.sub_(largest).exp()
+        total = weights.sum(-1, keepdim=True)
+        mixed[part] = (weights @ values[of_keys]).div_(total)
         if sinks is not None:
-            kept[part] = torch.sigmoid(scores.logsumexp(-1) - sinks[part[1], None])
+            kept[part] = torch.sigmoid((total.log() + largest).squeeze(-1) - sinks[part[1], None])
         if received is not None:
             given = counted[part[0], part[2]].to(weights.dtype).unsqueeze(1)
-            given = given.expand(weights.shape[:3]) if kept is None else given * kept[part]
+            given = (given if kept is None else given * kept[part]) / total.squeeze(-1)
             received[of_keys] += (given.unsqueeze(2) @ weights).squeeze(2)
-        scores -= scores.amax(-1, keepdim=True)
-        entropy[part] = -(scores.mul_(weights).sum(-1) + weights.amax(-1).log())
+        entropy[part] = total.log().squeeze(-1) - scores.mul_(weights).sum(-1) / total.squeeze(-1)
     if sinks is not None:
         lost = 1 - kept
         entropy = kept * entropy + torch.special.entr(kept) + torch.special.entr(lost)

@@ -47,11 +47,20 @@ def run(
     Raises:
         AnalysisError: the attention of a block was not captured, or not exactly.
     """
+    check(loaded, batch)
+    with loaded.lock, evaluated(loaded.model), _full_precision(loaded):
+        captured_pass(loaded, batch, needs, receive, maps, changes)
+
+
+def check(loaded: LoadedModel, batch: Batch) -> None:
+    """Compare the captured forward pass of a model with the plain one, unless that has been done.
+
+    Raises:
+        AnalysisError: they differ by more than rounding.
+    """
     with loaded.lock, evaluated(loaded.model):
         if not getattr(loaded, "_checked", False):
             _check(loaded, batch)
-        with _full_precision(loaded):
-            captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:

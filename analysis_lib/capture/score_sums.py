@@ -33,7 +33,8 @@ class ScoreSums:
 
         Σ_m Σ_n C_j = Σ_n (W_Kᵀ g_n)_j x_nj.
 
-    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices.
+    Where g_n is the same for all keys of an utterance, Σ_n x_n suffices. Over the utterances of a run, at most as many
+    as a batch has, sums run in the model's precision, as those over tokens do.
 
     The norm of a normalised key is taken as a constant, so that the C_j add up to the score less the part of b_K.
     DeBERTa's position-to-content scores depend on x_n as well: there r_mn joins T_nᵀ q_m.
@@ -63,7 +64,7 @@ class ScoreSums:
     position_query: Float[Tensor, "utterance head key made"] | None = None
     offset: Float[Tensor, "utterance head key head_dim"] | None = None
 
-    @property
+    @cached_property
     def _asked(self) -> Float[Tensor, "utterance head #key head_dim"]:
         """Σ_m q_m over the counted queries that see key n."""
         return self.visibility.over_queries(self.query * self.visibility.queries.counted[:, None, :, None])
@@ -84,11 +85,12 @@ class ScoreSums:
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
-            parts = zip(tokens.split(gradient), tokens.split(self.inputs.type_sums), strict=True)
-            return torch.stack([(part * sums).sum(0, dtype=torch.float64) for part, sums in parts])
+            parts = zip(tokens.split(gradient), tokens.split(self.inputs.type_sums[:, :, tokens.kinds]), strict=True)
+            return tokens.of_types(torch.stack([(part * sums).sum(0) for part, sums in parts]))
         # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
+        masks = tokens.type_masks[:, tokens.kinds].to(self.weight.dtype).unsqueeze(1)
         by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
-        return torch.cat([self.by_type((part @ weight).mul_(self.inputs.values)) for part, weight in by_head], 1)
+        return self._by_run([masks @ (part @ weight).mul_(self.inputs.values) for part, weight in by_head])
 
     @cached_property
     def terms(self) -> dict[str, Float[Tensor, "run head type"]]:
@@ -96,7 +98,7 @@ class ScoreSums:
 
         The terms, as listed in ``metrics.ScoreTerms``, add up to the sum of the scores.
         """
-        terms = {"content": self.contributions.sum(-1)}
+        terms = {"content": self.contributions.sum(-1, dtype=torch.float64)}
         if self.position_query is not None:
             projected = torch.einsum("hed,bnd->bhne", self.weight, self.inputs.values.squeeze(1))
             by_key = (self.position_query * projected).sum(-1, keepdim=True)
@@ -123,5 +125,8 @@ class ScoreSums:
     def by_type(self, values: Float[Tensor, "utterance head #key dim"]) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by type."""
         keys = self.visibility.keys
-        parts = keys.split(keys.type_masks.to(values.dtype).unsqueeze(1) @ values)
-        return torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
+        return self._by_run([keys.type_masks[:, keys.kinds].to(values.dtype).unsqueeze(1) @ values])
+
+    def _by_run(self, by_head: list[Float[Tensor, "utterance #head kind dim"]]) -> Float[Tensor, "run head type dim"]:
+        parts = self.visibility.keys.split(torch.cat(by_head, 1))
+        return self.visibility.keys.of_types(torch.stack([part.sum(0) for part in parts]))

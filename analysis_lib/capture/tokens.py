@@ -100,6 +100,21 @@ class Tokens:
         return masks.transpose(1, 2).to(torch.get_default_dtype())
 
     @cached_property
+    def kinds(self) -> list[int] | slice:
+        """The places in ``TOKEN_TYPES`` of types that occur; on a GPU of all, since it would have to be waited for."""
+        if self.mask.device.type != "cpu":
+            return slice(None)
+        return self.type_masks.any(0).any(-1).nonzero().squeeze(-1).tolist()
+
+    def of_types(self, values: Shaped[Tensor, "run head kind dim"]) -> Shaped[Tensor, "run head type dim"]:
+        """Values by the types that occur as values by all types."""
+        if self.kinds == slice(None):
+            return values
+        every = values.new_zeros(*values.shape[:2], len(TOKEN_TYPES), values.shape[3])
+        every[:, :, self.kinds] = values
+        return every
+
+    @cached_property
     def counted(self) -> Bool[Tensor, "utterance token"]:
         """True at the tokens that count."""
         mask = self.mask if self.special_tokens else self.mask & (self.types >= len(SPECIAL_TYPES))

@@ -51,10 +51,16 @@ class Vectors:
         """How many vectors that count are zero, in all utterances and heads."""
         return (self.counts.unsqueeze(1) - self.nonzero).sum().long()
 
-    @cached_property
+    @property
     def unit_sum(self) -> Float[Tensor, "utterance head dim"]:
         """Σ x / ‖x‖₂ over the tokens that count."""
-        return (self._inverse_norms.unsqueeze(-2) @ self.values).squeeze(-2)
+        return self._both_sums[:, :, 0]
+
+    @cached_property
+    def _both_sums(self) -> Float[Tensor, "utterance head 2 dim"]:
+        # In one product: to read the vectors takes longer than to add them.
+        counted = self.tokens.counted.to(self.values.dtype).unsqueeze(1).expand(self.values.shape[:3])
+        return torch.stack([self._inverse_norms, counted], -2) @ self.values
 
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
@@ -66,11 +72,10 @@ class Vectors:
         """0 where there is no direction."""
         return torch.where(self.norms != 0, self.norms.reciprocal(), 0)
 
-    @cached_property
+    @property
     def sum(self) -> Float[Tensor, "utterance head dim"]:
         """Σ x over the tokens that count."""
-        counted = self.tokens.counted.to(self.values.dtype)[:, None, None]
-        return (counted @ self.values).squeeze(-2)
+        return self._both_sums[:, :, 1]
 
     @cached_property
     def type_sums(self) -> Float[Tensor, "utterance head type dim"]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
+import torch
+
 from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
-from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.accumulator import GroupSums, Metric
 
 # So many shards in a row are merged with each other, on a cluster by a worker, and then with those before.
 SHARDS_PER_BRANCH = 32
@@ -38,7 +40,7 @@ class Merging:
     def close(self) -> None:
         """End a branch, here or at the end of the corpus."""
         for metric, part in zip(self.metrics, self.branch, strict=True):
-            metric.merge(part)
+            _take_over(metric, part)
         self.branch = _fresh(self.metrics)
 
 
@@ -46,8 +48,16 @@ def merge(metrics: list[Metric], report: Report, results: Iterable[Result]) -> N
     """Add results, in their order, to metrics and a report."""
     for sums, read in results:
         for metric in metrics:
-            metric.merge(metric.fresh(sums[metric.name]))
+            _take_over(metric, metric.fresh(sums[metric.name]))
         report.merge(read)
+
+
+def _take_over(metric: Metric, part: Metric) -> None:
+    """Merge a part that nobody else needs: sums can be large, and the first ones are not copied."""
+    if metric.sums:
+        metric.merge(part)
+    else:
+        metric.sums = {key: GroupSums(groups, torch.as_tensor(values)) for key, (groups, values) in part.sums.items()}
 
 
 def _fresh(metrics: Iterable[Metric]) -> list[Metric]:

@@ -1,8 +1,12 @@
 """A shard of a corpus, and what is measured of it."""
 
 import ctypes
+import itertools
 import threading
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -25,6 +29,8 @@ UTTERANCES_PER_SHARD = 512
 # After so many, freed memory has piled up, and is given back after every batch. Until then it is not worth the time
 # that it takes to fetch it again: for MiniLM, 4 to 8 % of a forward pass.
 SHARDS_OF_LITTLE_TEXT = 4
+# So many batches are under way at once, at most, if there are twice as many: each holds activations of its own.
+MOST_LANES = 4
 
 # The sums of every metric, by its name, and what was read.
 Result = tuple[dict[str, dict[Key, GroupSums]], Report]
@@ -61,30 +67,87 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     if model is None:
         with _LOADING:
             model = _loaded(shard.spec)
-    metrics = [metric.fresh() for metric in shard.metrics]
     report = Report()
-    needs = frozenset().union(*(metric.needs for metric in metrics))
+    read = model.batches if isinstance(model, GivenVectors) else partial(capture.batches, model)
+    batches = read(shard.items, shard.groups, shard.settings, report)
+    ahead = [*itertools.islice(batches, 2 * MOST_LANES)]
+    count = _lanes(shard.threads, model, len(ahead))
+    with ExitStack() as stack:
+        stack.enter_context(processes.threads(shard.threads // count))
+        if count > 1:
+            capture.check(model, ahead[0])
+        lanes = [_Lane(shard, model if i == 0 else model.replica(), count > 1, stack) for i in range(count)]
+        for batch in itertools.chain(ahead, batches):
+            min(lanes, key=lambda lane: lane.load).take(batch)
+        for lane in lanes:
+            report.merge(lane.finished())
+    first, *others = lanes
+    for lane in others:
+        for metric, part in zip(first.metrics, lane.metrics, strict=True):
+            metric.merge(part)
+    return {metric.name: metric.arrays() for metric in first.metrics}, report
 
-    def receive(activations: capture.Activations) -> None:
-        for metric in metrics:
+
+def _lanes(threads: int, model: LoadedModel | GivenVectors, batches: int) -> int:
+    """How many batches are computed at once, each by as many threads as the others.
+
+    Batches that run side by side use the cores better than the threads of one batch, which wait for one another between
+    any two of its many small sums.
+    """
+    # Hooks of a model that a program holds may be anybody's, and a model on several devices moves its weights.
+    if isinstance(model, GivenVectors) or model.device.type != "cpu" or model.spec is None or model.spec.device_map:
+        return 1
+    return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0 and (n == 1 or batches >= 2 * n))
+
+
+class _Lane:
+    """A thread that computes batches one after another, and what it sums.
+
+    Attributes:
+        load: the size of what it has taken. What a lane takes depends on nothing else, and so do its sums.
+    """
+
+    def __init__(self, shard: Shard, model: LoadedModel | GivenVectors, beside_others: bool, stack: ExitStack) -> None:
+        self.metrics, self.report, self.load = [metric.fresh() for metric in shard.metrics], Report(), 0
+        self._shard = shard
+        self._run = model.run if isinstance(model, GivenVectors) else partial(capture.run, model)
+        self._needs = frozenset().union(*(metric.needs for metric in self.metrics))
+        self._executor, self._waiting = None, deque[Future]()
+        if beside_others:
+            self._executor = ThreadPoolExecutor(1)
+            stack.callback(self._executor.shutdown, cancel_futures=True)
+
+    def take(self, batch: capture.Batch) -> None:
+        """Compute a batch, now or when those before are done."""
+        if self._executor is None:
+            self._compute(batch)
+            return
+        self.load += max(part.numel() for part in batch.inputs.values() if isinstance(part, torch.Tensor))
+        if len(self._waiting) > 1:
+            self._waiting.popleft().result()
+        self._waiting.append(self._executor.submit(self._compute, batch))
+
+    def finished(self) -> Report:
+        """What it has read, once all is computed."""
+        for task in self._waiting:
+            task.result()
+        self.report.close()
+        return self.report
+
+    def _compute(self, batch: capture.Batch) -> None:
+        self._run(batch, self._needs, self._receive, self._shard.settings.maps, self._shard.changes)
+        if self._shard.index >= SHARDS_OF_LITTLE_TEXT:
+            _release_freed_memory()
+
+    def _receive(self, activations: capture.Activations) -> None:
+        for metric in self.metrics:
             # What a model gives out comes alone, after its last layer.
             if activations.output is not None and not metric.needs & {capture.OUTPUT, capture.LOSS, capture.MASKED}:
                 continue
             if "final" not in activations.spaces or "final" in metric.needs:
                 metric.update(activations)
         if activations.output is None:
-            report.add(activations)
-
-    given = isinstance(model, GivenVectors)
-    batches, run = (model.batches, model.run) if given else (partial(f, model) for f in (capture.batches, capture.run))
-    with processes.threads(shard.threads):
-        for batch in batches(shard.items, shard.groups, shard.settings, report):
-            run(batch, needs, receive, shard.settings.maps, shard.changes)
-            if shard.index >= SHARDS_OF_LITTLE_TEXT:
-                _release_freed_memory()
-    _release_freed_memory()
-    report.close()
-    return {metric.name: metric.arrays() for metric in metrics}, report
+            self.report.add(activations)
 
 
 def _release_freed_memory() -> None:

@@ -34,6 +34,12 @@ Sums = dict[Key, np.ndarray]
 Columns = dict[str, np.ndarray]
 
 
+class SumsOfPart(Sums):
+    """The sums without some groups; of their table, only some columns are read, if these are named."""
+
+    columns: frozenset[str] = frozenset()
+
+
 class GroupSums(NamedTuple):
     """A sum over the utterances of each of some jackknife groups, in float64.
 
@@ -133,7 +139,8 @@ class Metric(ABC):
         table = self.points(total := self.total())
         if self.interval is None:
             return table
-        rest, again = itertools.tee(self._without([group], total) for group in self.occupied_groups())
+        read = frozenset({self.interval, self.counts} - {None})
+        rest, again = itertools.tee(self._without([group], total, read) for group in self.occupied_groups())
         left_out = (part[self.interval].to_numpy() for part in rest)
         has_part = (self.counts is None or (part[self.counts] != table[self.counts]).to_numpy() for part in again)
         low, high = jackknife_interval(table[self.interval].to_numpy(), left_out, has_part)
@@ -148,8 +155,9 @@ class Metric(ABC):
         """The table of the corpus without some groups of utterances, and without intervals."""
         return self._without(groups, self.total())
 
-    def _without(self, left_out: Collection[int], total: Sums) -> pd.DataFrame:
-        rest = {}
+    def _without(self, left_out: Collection[int], total: Sums, read: frozenset[str] = frozenset()) -> pd.DataFrame:
+        rest = SumsOfPart()
+        rest.columns = read
         for key, (groups, values) in self.sums.items():
             gone = [values[place] for place, group in enumerate(groups) if group in left_out]
             rest[key] = total[key] - sum(gone).cpu().numpy() if gone else total[key]
@@ -225,19 +233,26 @@ class Metric(ABC):
         owners.add_to(sums, groups, values)
 
 
-def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> pd.DataFrame:
+def tabulated(
+    sums: Sums, quantity: str, rows: Callable[..., Columns], needed: frozenset[str] = frozenset()
+) -> pd.DataFrame:
     """The rows of every layer, or space and layer, of which ``quantity`` was summed, below each other.
 
     With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. A head of 0 is none, and missing
     in the table. Types of keys become categories in the order of ``TOKEN_TYPES``, after ``all``, which legends and
     groups then follow.
+
+    Args:
+        needed: columns that are there in any case; of a part of the sums, others are only where they are read.
     """
     # Attentions to another stack come between the layers, and have numbers after them.
     places = sorted((place for name, *place in sums if name == quantity), key=operator.itemgetter(-1))
     places.sort(key=lambda place: VECTOR_SPACES.index(place[0]) if place[0] in VECTOR_SPACES else 0)
     parts = [rows(*place) for place in places]
     # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    read = getattr(sums, "columns", None) or parts[0].keys()
+    names = [name for name in parts[0] if name in read or name in needed]
+    columns = {name: np.concatenate([part[name].ravel() for part in parts]) for name in names}
     if "head" in columns:
         columns["head"] = pd.arrays.IntegerArray(columns["head"], columns["head"] == 0)
     if "key_type" in columns:
@@ -262,15 +277,16 @@ def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns
 def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> Columns:
     """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes.
 
-    Types of keys are numbers, their places in ``KEY_TYPES``: there are many rows, and words take ten times as long.
+    Columns are arrays of as many dimensions, which are views: few may be read. Types of keys are numbers, their places
+    in ``KEY_TYPES``: there are many rows, and words take ten times as long.
     """
     shape = [len(axis) for axis in axes.values()]
     ends = [np.array([*map(KEY_TYPES.index, axis)] if name == "key_type" else axis) for name, axis in axes.items()]
     # Words as objects: each is there once.
     ends = [end.astype(object) if end.dtype.kind == "U" else end for end in ends]
-    places = dict(zip(axes, np.meshgrid(*ends, indexing="ij"), strict=True))
+    places = dict(zip(axes, np.meshgrid(*ends, indexing="ij", sparse=True), strict=True))
     columns = {"layer": np.array(layer), **places, **values}
-    return {name: np.broadcast_to(cells, shape).ravel() for name, cells in columns.items()}
+    return {name: np.broadcast_to(cells, shape) for name, cells in columns.items()}
 
 
 def type_means(

@@ -36,10 +36,10 @@ class ScoreContributions(Metric):
             means, pairs, types = type_means(sums["sum", layer], pairs, self.occur("pairs", layer))
             heads, _, width = means.shape
             axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
-            return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
+            columns = crossed(layer, axes, contribution=means, pairs=pairs[:, None])
+            return {name: columns[name] for name in ("layer", "head", "dimension", *columns)}
 
-        table = tabulated(sums, "sum", rows)
-        return table[["layer", "head", "dimension", "key_type", "contribution", "pairs"]]
+        return tabulated(sums, "sum", rows)
 
 
 class ScoreTerms(Metric):
@@ -72,5 +72,5 @@ class ScoreTerms(Metric):
             axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
             return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
 
-        table = tabulated(sums, "sum", rows)
+        table = tabulated(sums, "sum", rows, needed=frozenset({"layer", "head"}))
         return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)

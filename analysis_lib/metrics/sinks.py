@@ -46,7 +46,7 @@ def _places() -> tuple[np.ndarray, np.ndarray]:
 
 def _of_slots(sums: Sums, quantity: str, rows: Callable[[int], Columns]) -> pd.DataFrame:
     """The rows of every layer; a position of 0 is none, and missing in the table."""
-    table = tabulated(sums, quantity, rows)
+    table = tabulated(sums, quantity, rows, needed=frozenset({"position"}))
     places = table["position"].to_numpy()
     return table.assign(position=pd.arrays.IntegerArray(places, places == 0))
 

@@ -1,5 +1,7 @@
 """A model ready to be measured: its blocks, its tokenizer, and the types of its tokens."""
 
+import copy
+import itertools
 import math
 import re
 import threading
@@ -121,6 +123,17 @@ class LoadedModel:
         layers = sum(map(len, self.stacks.values()))
         form = f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, {self.model.dtype} on {self.device}"
         return f"<LoadedModel {self.name}: {form}>"
+
+    def replica(self) -> "LoadedModel":
+        """The same model with modules of its own, for hooks of another thread; the weights are those of this one."""
+        other = copy.copy(self)
+        vars(other).pop("stacks", None)
+        whole = self.model if self.headed is None else self.headed
+        kept = {id(weight): weight for weight in itertools.chain(whole.parameters(), whole.buffers())}
+        with self.lock:
+            other.model, other.headed = copy.deepcopy((self.model, self.headed), kept)
+        other.lock = threading.Lock()
+        return other
 
     @property
     def kind(self) -> str:
