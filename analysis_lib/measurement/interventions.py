@@ -213,7 +213,7 @@ def _limits(model: LoadedModel, corpus: Corpus, settings: Settings, changes: Cha
         part = slice(start, min(start + ITEMS, len(corpus)))
         for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
             capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
-    table = norms.table()
+    table = norms.without()
     medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")["median"]
     return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
 

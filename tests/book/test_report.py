@@ -143,13 +143,18 @@ def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
 
 
 def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
-    """On the page of spikes: the mean norm has one, paired over texts."""
+    """On the page of spikes: the mean and the median have one, paired over texts; the largest has none."""
     said = words(built / "report" / "spikes.html").partition("What differs")[2]
-    for header in ("mean norm", "ci_low", "ci_high", "median", "largest"):
-        assert header in said
-    wanted = pd.read_csv(built / "tables" / "mean_vector_difference.csv")
-    wanted = wanted.query("space == 'hidden' and quantity == 'mean_norm' and layer == 2").iloc[0]
-    assert " ".join(f"{wanted[name]:z.3f}" for name in ("difference", "ci_low", "ci_high")) in said
+    means = pd.read_csv(built / "tables" / "mean_vector_difference.csv").query("space == 'hidden'")
+    norms = pd.read_csv(built / "tables" / "token_norms_difference.csv")
+    norms = norms.query("token_type == 'all' and position.isna()")
+    tables = {"mean": means.query("quantity == 'mean_norm'")}
+    tables |= {name: norms.query("quantity == @name") for name in ("median", "largest")}
+    for name, table in tables.items():
+        row = table.query("layer == 2").iloc[0]
+        numbers = (row[column] for column in ("difference", "ci_low", "ci_high"))
+        assert " ".join([name, *("–" if pd.isna(n) else f"{n:z.3f}" for n in numbers)]) in said
+        assert pd.isna(row["ci_low"]) == (name == "largest")
 
 
 def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
