@@ -21,7 +21,7 @@ import transformers
 from planted import run_cells
 from planted_notebooks import faults
 
-from analysis_lib import AnalysisError, load_corpus, load_model
+from analysis_lib import AnalysisError, Replace, load_corpus, load_model, measure
 from analysis_lib.book import notebook, reports
 from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
@@ -311,7 +311,8 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
             {"similarity", "drift", "among"},
         ),
         ("vit", {"training"}, {"attention", "sinks", "within", "among", "interventions", "explorer"}),
-        ("segformer", {"training", "interventions"}, {"attention", "explorer"}),
+        ("segformer", {"training"}, {"attention", "explorer", "interventions"}),
+        ("cvt", {"training"}, {"attention", "interventions"}),
         ("wav2vec2", {"training"}, {"attention", "sinks", "within", "interventions"}),
         ("t5", {"training"}, {"attention", "sinks", "within", "interventions"}),
     ],
@@ -501,6 +502,31 @@ def test_every_model_has_its_outlier_in_the_finding_in_the_order_of_the_models()
     run_cells(str(reports.HOME / "dimensions"), "groups.agg", "peaks = ", **names)
     wanted = "dimension **7**, an outlier in 2 layers (first); dimension **0**, an outlier in 1 layers (second)."
     assert said == [f"What stands out most: {wanted}"]
+
+
+def test_interventions_in_a_cvt_are_in_the_channels_of_its_middle_layer(tiny_folder):
+    """Stages have widths of their own, and the pages before this one may read a map as one vector."""
+    folder, seen = str(tiny_folder("cvt")), []
+    names = {"models": [folder], "data": "digits", "limit": 12}
+    cells = ("comparison = compare(", "def arms(", "measured = {", "effects = pd.concat(", "if lost:")
+    found = run_cells(str(reports.HOME / "interventions"), *cells, **names)
+    model, processor = tiny.build("cvt")
+    images = load_corpus("digits", limit=12, seed=0)
+    # The second block of the second stage.
+    handle = model.encoder.stages[1].layers[1].register_forward_hook(lambda _m, _a, out: seen.append(out[0]))
+    for item in images.items:
+        with torch.no_grad():
+            model(processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"])
+    handle.remove()
+    largest = torch.cat(seen).mean(0).abs().topk(3).indices.tolist()
+    (tables,) = found["comparison"].trained.values()
+    assert [*found["arms"](tables)["largest dimensions"][0].dimensions] == largest
+    change = Replace("residual", layers=3, dimensions=largest)
+    cosine = measure(folder, images, "output_change", intervention=change, progress=False)["output_change"]["cosine"]
+    effects = found["effects"].set_index("arm")["effect"]
+    assert {*effects.index} == {"largest dimensions", "random dimensions", "mean vector"}
+    assert effects["largest dimensions"] == pytest.approx(1 - cosine.item(), abs=1e-6)
+    assert {*found["lost"]} == {"key of first token", "mean query", "mean key"}
 
 
 def test_figures_have_names_of_their_own():
