@@ -1,6 +1,5 @@
 """Which keys draw attention to themselves, and which tokens have long vectors: by position, and by type of token."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -180,15 +179,11 @@ class TokenNorms(Metric):
         bins, slots = norm_bins(norms), _slots(hidden.tokens) * (norms != 0).unsqueeze(1)
         octaves, place = (bins // PER_OCTAVE).unique(return_inverse=True)
         run = torch.tensor([i for i, (_, rows) in enumerate(runs) for _ in range(rows.start, rows.stop)])
-        number = (
-            torch.arange(slots.shape[1], device=bins.device)[:, None]
-            + slots.shape[1] * run.to(bins.device)[:, None, None]
-        )
-        number = (number * len(octaves) + place.unsqueeze(1)) * PER_OCTAVE + (bins % PER_OCTAVE).unsqueeze(1)
-        shape = (len(runs), slots.shape[1], len(octaves), PER_OCTAVE)
+        where = run.to(bins.device)[:, None, None], torch.arange(slots.shape[1], device=bins.device)[:, None]
+        where += place.unsqueeze(1), bins.unsqueeze(1) % PER_OCTAVE
         # Sums of ones are the same in any order.
-        counts = torch.zeros(math.prod(shape), dtype=slots.dtype, device=slots.device)
-        counts = counts.index_add_(0, number.flatten(), slots.flatten()).view(shape)
+        counts = slots.new_zeros(len(runs), slots.shape[1], len(octaves), PER_OCTAVE)
+        counts.index_put_(where, slots, accumulate=True)
         self.add_runs(("tokens", layer), counts.sum((2, 3)), activations)
         for i, octave in enumerate(octaves.tolist()):
             if counts[:, :, i].any():
