@@ -254,9 +254,6 @@ def _applies(page: str, models: Sequence[Tables]) -> bool:
     there = all(name in tables for tables in models for name in PAGES[page])
     if page == "among" and references(*models).empty:
         return False
-    # Where tokens are pooled on the way, what is given out is not of the tokens that were changed.
-    if page == "interventions" and any(tables.layers["width"].nunique() > 1 for tables in models):
-        return False
     return there and all(
         any(len(tables[name]) for tables in models) for name in PAGES[page] if name not in MAY_BE_EMPTY
     )

@@ -177,7 +177,7 @@ class _Blocks:
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
             if ("residual", self.layer.activations.layer) in self.layer.changes:
-                hidden = self.layer.changed("residual", hidden)
+                hidden = self._changed(stack, hidden, args)
                 changed = call_with_first(args, kwargs, hidden.reshape(given.shape))
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
@@ -193,13 +193,20 @@ class _Blocks:
         if ("residual", self.layer.activations.layer) not in self.layer.changes:
             self._hand_on(stack, hidden, args)
             return None
-        hidden = self.layer.changed("residual", hidden, self._vector_tokens(stack, hidden, args))
+        hidden = self._changed(stack, hidden, args)
         self._hand_on(stack, hidden, args)
         return with_first(output, hidden.reshape(given.shape))
 
     def _by_token(self, hidden: Tensor) -> Tensor:
         """Utterance x token x width: a grid of tokens has its positions on two axes; a map is left as it is."""
         return hidden if self.loaded.layout.maps else hidden.flatten(1, -2)
+
+    def _changed(self, stack: Stack, hidden: Tensor, args: tuple) -> Tensor:
+        """The residual stream after what is changed there; the vectors of a map are those at its positions."""
+        is_map = hidden.dim() == 4
+        vectors = hidden.flatten(2).mT if is_map else hidden
+        vectors = self.layer.changed("residual", vectors, self._vector_tokens(stack, hidden, args))
+        return vectors.mT.reshape(hidden.shape) if is_map else vectors
 
     def _begin(self, stack: Stack, name: str, hidden: Tensor, args: tuple) -> None:
         tokens = self._stack_tokens(stack, hidden, args)
@@ -227,7 +234,7 @@ class _Blocks:
     def _vector_tokens(self, stack: Stack, hidden: Tensor, args: tuple) -> Tokens:
         """What the output of the layer stands for: a stage may merge patches."""
         tokens = self.layer.activations.tokens
-        return tokens if hidden.shape[1] == tokens.mask.shape[1] else self._stack_tokens(stack, hidden, args)
+        return tokens if token_count(hidden) == tokens.mask.shape[1] else self._stack_tokens(stack, hidden, args)
 
     def _hand_on(self, stack: Stack, hidden: Tensor, args: tuple) -> None:
         activations = self.layer.activations

@@ -31,7 +31,7 @@ class Settings:
             et al. (2024, sec. 3.2), or ``positions``, the features at one position of the map.
         intervention: what is changed on the way: a tuple of :class:`Replace`, made of what ``measure`` takes.
         tokens: ``all``, or as in ``norm<10x`` those whose hidden vector is shorter than so many times the median norm
-            of its layer, which is that of ``token_norms``, good to 0.55 %. What a layer's attention makes of its input
+            of its layer, which is that of ``token_norms``, good to 1.1 %. What a layer's attention makes of its input
             counts if that does. As keys, all take part.
 
     Raises:

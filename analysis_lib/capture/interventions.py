@@ -35,7 +35,8 @@ class Replace:
     """A change of the vectors of a site: x becomes x + Bᵀ(c' − c), where c = B x is the part that is replaced.
 
     Attributes:
-        where: ``residual`` (what block l gives, or for layer 0 the first block reads, for all that follows),
+        where: ``residual`` (what block l gives, or for layer 0 the first block reads, for all that follows; of a map of
+            features, the vectors at its positions),
             ``attention_input`` (what the attention of layer l reads), ``key_side`` (the keys of layer l are made from a
             changed input; queries, values and the residual stream are not; so ``query_side`` and ``value_side``),
             ``query``, ``key``, ``value`` (as they enter attention, by head), or ``weights`` (the chosen tokens are no

@@ -193,10 +193,6 @@ def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Change
         AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
     """
     asked = settings.intervention
-    for one in asked if model.layout.maps else ():
-        raise AnalysisError(
-            f"{model.name}: {one.where} cannot be changed: its hidden states are maps; give another model"
-        )
     found = _gather(model, corpus, settings, asked) if asked else None
     made = [change for one in asked for change in _changes(model, one, found)]
     return Changes(made, _limits(model, corpus, settings, Changes(made)) if settings.norms_below else None)
@@ -213,7 +209,7 @@ def _limits(model: LoadedModel, corpus: Corpus, settings: Settings, changes: Cha
         part = slice(start, min(start + ITEMS, len(corpus)))
         for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
             capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
-    table = norms.table()
+    table = norms.without()
     medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")["median"]
     return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
 

@@ -324,7 +324,7 @@ def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lackin
         lacking: what cannot be captured of it, of what metrics need, and why.
     """
     if not layout.has_attention:
-        lacking = dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, "it has no attention")
+        lacking = lacking | dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, "it has no attention")
     found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
     if layout.maps and settings.maps == "flatten":
         one = "an image is one vector there, unless maps is positions"

@@ -21,7 +21,7 @@ import transformers
 from planted import run_cells
 from planted_notebooks import faults
 
-from analysis_lib import AnalysisError, load_corpus, load_model
+from analysis_lib import AnalysisError, Replace, load_corpus, load_model, measure
 from analysis_lib.book import notebook, reports
 from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
@@ -143,13 +143,18 @@ def test_what_interventions_do_and_the_explorer_are_of_both_models(built):
 
 
 def test_norms_differ_by_what_the_tables_say_with_an_interval(built):
-    """On the page of spikes: the mean norm has one, paired over texts."""
+    """On the page of spikes: the mean and the median have one, paired over texts; the largest has none."""
     said = words(built / "report" / "spikes.html").partition("What differs")[2]
-    for header in ("mean norm", "ci_low", "ci_high", "median", "largest"):
-        assert header in said
-    wanted = pd.read_csv(built / "tables" / "mean_vector_difference.csv")
-    wanted = wanted.query("space == 'hidden' and quantity == 'mean_norm' and layer == 2").iloc[0]
-    assert " ".join(f"{wanted[name]:z.3f}" for name in ("difference", "ci_low", "ci_high")) in said
+    means = pd.read_csv(built / "tables" / "mean_vector_difference.csv").query("space == 'hidden'")
+    norms = pd.read_csv(built / "tables" / "token_norms_difference.csv")
+    norms = norms.query("token_type == 'all' and position.isna()")
+    tables = {"mean": means.query("quantity == 'mean_norm'")}
+    tables |= {name: norms.query("quantity == @name") for name in ("median", "largest")}
+    for name, table in tables.items():
+        row = table.query("layer == 2").iloc[0]
+        numbers = (row[column] for column in ("difference", "ci_low", "ci_high"))
+        assert " ".join([name, *("–" if pd.isna(n) else f"{n:z.3f}" for n in numbers)]) in said
+        assert pd.isna(row["ci_low"]) == (name == "largest")
 
 
 def test_models_of_one_name_are_told_apart_without_their_whole_paths(built, models):
@@ -306,7 +311,8 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
             {"similarity", "drift", "among"},
         ),
         ("vit", {"training"}, {"attention", "sinks", "within", "among", "interventions", "explorer"}),
-        ("segformer", {"training", "interventions"}, {"attention", "explorer"}),
+        ("segformer", {"training"}, {"attention", "explorer", "interventions"}),
+        ("cvt", {"training"}, {"attention", "interventions"}),
         ("wav2vec2", {"training"}, {"attention", "sinks", "within", "interventions"}),
         ("t5", {"training"}, {"attention", "sinks", "within", "interventions"}),
     ],
@@ -496,6 +502,31 @@ def test_every_model_has_its_outlier_in_the_finding_in_the_order_of_the_models()
     run_cells(str(reports.HOME / "dimensions"), "groups.agg", "peaks = ", **names)
     wanted = "dimension **7**, an outlier in 2 layers (first); dimension **0**, an outlier in 1 layers (second)."
     assert said == [f"What stands out most: {wanted}"]
+
+
+def test_interventions_in_a_cvt_are_in_the_channels_of_its_middle_layer(tiny_folder):
+    """Stages have widths of their own, and the pages before this one may read a map as one vector."""
+    folder, seen = str(tiny_folder("cvt")), []
+    names = {"models": [folder], "data": "digits", "limit": 12}
+    cells = ("comparison = compare(", "def arms(", "measured = {", "effects = pd.concat(", "if lost:")
+    found = run_cells(str(reports.HOME / "interventions"), *cells, **names)
+    model, processor = tiny.build("cvt")
+    images = load_corpus("digits", limit=12, seed=0)
+    # The second block of the second stage.
+    handle = model.encoder.stages[1].layers[1].register_forward_hook(lambda _m, _a, out: seen.append(out[0]))
+    for item in images.items:
+        with torch.no_grad():
+            model(processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"])
+    handle.remove()
+    largest = torch.cat(seen).mean(0).abs().topk(3).indices.tolist()
+    (tables,) = found["comparison"].trained.values()
+    assert [*found["arms"](tables)["largest dimensions"][0].dimensions] == largest
+    change = Replace("residual", layers=3, dimensions=largest)
+    cosine = measure(folder, images, "output_change", intervention=change, progress=False)["output_change"]["cosine"]
+    effects = found["effects"].set_index("arm")["effect"]
+    assert {*effects.index} == {"largest dimensions", "random dimensions", "mean vector"}
+    assert effects["largest dimensions"] == pytest.approx(1 - cosine.item(), abs=1e-6)
+    assert {*found["lost"]} == {"key of first token", "mean query", "mean key"}
 
 
 def test_figures_have_names_of_their_own():

@@ -2,6 +2,7 @@
 
 import pytest
 import tiny
+import torch
 from transformers import BertForMaskedLM
 
 from analysis_lib import Replace, load_corpus, load_model, measure
@@ -70,3 +71,23 @@ def test_differences_are_paired_over_texts_and_of_what_both_models_have(bare, pr
     assert same["effect"].abs().max() == 0
     # A loss and a cosine have no difference.
     assert Effects(predicting, corpus, ARMS).differences(first).empty
+
+
+def test_a_network_without_attention_has_effects_too():
+    model, processor = tiny.build("resnet-basic")
+    digits = load_corpus("digits", limit=8)
+    arms = {"gone": [Replace("residual", layers=2, dimensions=[0, 1], by="zero")], "key": [Replace("key")]}
+    found = Effects(load_model(model.eval(), processor=processor), digits, arms)
+    cosines = []
+    for item in digits.items:
+        pixels = processor(item.load().convert("RGB"), return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            before = model(pixels).last_hidden_state
+            block = model.encoder.stages[0].layers[1]
+            handle = block.register_forward_hook(lambda _m, _a, out: out * (torch.arange(8) > 1)[:, None, None])
+            after = model(pixels).last_hidden_state
+            handle.remove()
+        cosines.append(torch.cosine_similarity(before, after, dim=1).flatten())
+    assert found.table()["effect"].item() == pytest.approx(1 - torch.cat(cosines).mean().item(), abs=1e-5)
+    assert found.table()["effect"].item() > 1e-3
+    assert "has no key" in found.left_out["key"]
