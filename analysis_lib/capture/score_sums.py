@@ -79,16 +79,16 @@ class ScoreSums:
         return gradient if self.position_query is None else gradient + self.position_query
 
     @cached_property
-    def contributions(self) -> Float[Tensor, "run head type width"]:
-        """Σ C_j over pairs, by the type of the key: what each dimension of x_n adds to the scores."""
+    def contributions(self) -> Float[Tensor, "run head kind width"]:
+        """Σ C_j over pairs, by each type that keys have: what each dimension of x_n adds to the scores."""
         tokens = self.visibility.keys
         if self.gradient.shape[2] == 1:
             # Every key of an utterance meets the same gradient, so the sums of the inputs suffice.
             gradient = torch.einsum("bhne,hed->bhnd", self.gradient, self.weight)
-            parts = zip(tokens.split(gradient), tokens.split(self.inputs.type_sums[:, :, tokens.kinds]), strict=True)
-            return tokens.of_types(torch.stack([(part * sums).sum(0) for part, sums in parts]))
+            parts = zip(tokens.split(gradient), tokens.split(self.inputs.kind_sums), strict=True)
+            return torch.stack([(part * sums).sum(0) for part, sums in parts])
         # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
-        masks = tokens.type_masks[:, tokens.kinds].to(self.weight.dtype).unsqueeze(1)
+        masks = tokens.kind_masks.to(self.weight.dtype).unsqueeze(1)
         by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
         return self._by_run([masks @ (part @ weight).mul_(self.inputs.values) for part, weight in by_head])
 
@@ -98,7 +98,8 @@ class ScoreSums:
 
         The terms, as listed in ``metrics.ScoreTerms``, add up to the sum of the scores.
         """
-        terms = {"content": self.contributions.sum(-1, dtype=torch.float64)}
+        content = self.contributions.sum(-1, dtype=torch.float64, keepdim=True)
+        terms = {"content": self.visibility.keys.of_types(content).squeeze(-1)}
         if self.position_query is not None:
             projected = torch.einsum("hed,bnd->bhne", self.weight, self.inputs.values.squeeze(1))
             by_key = (self.position_query * projected).sum(-1, keepdim=True)
@@ -125,8 +126,7 @@ class ScoreSums:
     def by_type(self, values: Float[Tensor, "utterance head #key dim"]) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by type."""
         keys = self.visibility.keys
-        return self._by_run([keys.type_masks[:, keys.kinds].to(values.dtype).unsqueeze(1) @ values])
+        return keys.of_types(self._by_run([keys.kind_masks.to(values.dtype).unsqueeze(1) @ values]))
 
-    def _by_run(self, by_head: list[Float[Tensor, "utterance #head kind dim"]]) -> Float[Tensor, "run head type dim"]:
-        parts = self.visibility.keys.split(torch.cat(by_head, 1))
-        return self.visibility.keys.of_types(torch.stack([part.sum(0) for part in parts]))
+    def _by_run(self, by_head: list[Float[Tensor, "utterance #head kind dim"]]) -> Float[Tensor, "run head kind dim"]:
+        return torch.stack([part.sum(0) for part in self.visibility.keys.split(torch.cat(by_head, 1))])

@@ -100,15 +100,20 @@ class Tokens:
         return masks.transpose(1, 2).to(torch.get_default_dtype())
 
     @cached_property
-    def kinds(self) -> list[int] | slice:
+    def kinds(self) -> list[int]:
         """The places in ``TOKEN_TYPES`` of types that occur; on a GPU of all, since it would have to be waited for."""
         if self.mask.device.type != "cpu":
-            return slice(None)
+            return [*range(len(TOKEN_TYPES))]
         return self.type_masks.any(0).any(-1).nonzero().squeeze(-1).tolist()
 
-    def of_types(self, values: Shaped[Tensor, "run head kind dim"]) -> Shaped[Tensor, "run head type dim"]:
+    @cached_property
+    def kind_masks(self) -> Float[Tensor, "utterance kind token"]:
+        """``type_masks`` of the types that occur."""
+        return self.type_masks if len(self.kinds) == len(TOKEN_TYPES) else self.type_masks[:, self.kinds]
+
+    def of_types(self, values: Shaped[Tensor, "_ head kind dim"]) -> Shaped[Tensor, "_ head type dim"]:
         """Values by the types that occur as values by all types."""
-        if self.kinds == slice(None):
+        if len(self.kinds) == len(TOKEN_TYPES):
             return values
         every = values.new_zeros(*values.shape[:2], len(TOKEN_TYPES), values.shape[3])
         every[:, :, self.kinds] = values

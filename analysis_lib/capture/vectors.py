@@ -78,16 +78,15 @@ class Vectors:
         return self._both_sums[:, :, 1]
 
     @cached_property
-    def type_sums(self) -> Float[Tensor, "utterance head type dim"]:
-        """Σ x over the tokens of each type, special tokens included."""
-        masks = self.tokens.type_masks.to(self.values.dtype)
-        return masks.unsqueeze(1) @ self.values
+    def kind_sums(self) -> Float[Tensor, "utterance head kind dim"]:
+        """Σ x over the tokens of each type that occurs, special tokens included."""
+        return self.tokens.kind_masks.to(self.values.dtype).unsqueeze(1) @ self.values
 
     @cached_property
     def counted_type_sums(self) -> Float[Tensor, "utterance head type dim"]:
         """Σ x over the tokens of each type that count."""
         if self.tokens.silent is None:
-            sums = self.type_sums
+            sums = self.tokens.of_types(self.kind_sums)
         else:
             masks = (self.tokens.type_masks * self.tokens.counted.unsqueeze(1)).to(self.values.dtype)
             sums = masks.unsqueeze(1) @ self.values

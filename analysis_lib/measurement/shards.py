@@ -29,8 +29,9 @@ UTTERANCES_PER_SHARD = 512
 # After so many, freed memory has piled up, and is given back after every batch. Until then it is not worth the time
 # that it takes to fetch it again: for MiniLM, 4 to 8 % of a forward pass.
 SHARDS_OF_LITTLE_TEXT = 4
-# So many batches are under way at once, at most, if there are twice as many: each holds activations of its own.
-MOST_LANES = 4
+# So many batches are under way at once, at most, if there are twice as many, of models whose weights have at most so
+# many bytes: each holds activations and sums of its own, and the threads of one batch serve a large model as well.
+MOST_LANES, LARGE = 4, 2**30
 
 # The sums of every metric, by its name, and what was read.
 Result = tuple[dict[str, dict[Key, GroupSums]], Report]
@@ -97,6 +98,8 @@ def _lanes(threads: int, model: LoadedModel | GivenVectors, batches: int) -> int
     # Hooks of a model that a program holds may be anybody's, and a model on several devices moves its weights.
     if isinstance(model, GivenVectors) or model.device.type != "cpu" or model.spec is None or model.spec.device_map:
         return 1
+    if sum(weight.nbytes for weight in model.model.parameters()) > LARGE:
+        return 1
     return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0 and (n == 1 or batches >= 2 * n))
 
 
@@ -137,7 +140,7 @@ class _Lane:
     def _compute(self, batch: capture.Batch) -> None:
         self._run(batch, self._needs, self._receive, self._shard.settings.maps, self._shard.changes)
         if self._shard.index >= SHARDS_OF_LITTLE_TEXT:
-            _release_freed_memory()
+            release_freed_memory()
 
     def _receive(self, activations: capture.Activations) -> None:
         for metric in self.metrics:
@@ -150,7 +153,7 @@ class _Lane:
             self.report.add(activations)
 
 
-def _release_freed_memory() -> None:
+def release_freed_memory() -> None:
     """Give freed memory back to the system.
 
     Every batch has another shape, and what is kept of each, such as a primitive that oneDNN made for the shape, lies

@@ -140,10 +140,10 @@ class Metric(ABC):
         if self.interval is None:
             return table
         read = frozenset({self.interval, self.counts} - {None})
-        rest, again = itertools.tee(self._without([group], total, read) for group in self.occupied_groups())
-        left_out = (part[self.interval].to_numpy() for part in rest)
-        has_part = (self.counts is None or (part[self.counts] != table[self.counts]).to_numpy() for part in again)
-        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out, has_part)
+        parts = (self._without([group], total, read) for group in self.occupied_groups())
+        same = (lambda part: False) if self.counts is None else (lambda part: part[self.counts] == table[self.counts])
+        left_out = (np.ma.array(part[self.interval], mask=same(part)) for part in parts)
+        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out)
         if self.limits is not None:
             low, high = low.clip(*self.limits), high.clip(*self.limits)
         position = table.columns.get_loc(self.interval) + 1
@@ -260,7 +260,8 @@ def tabulated(
         occur = np.bincount(columns["key_type"], minlength=len(KEY_TYPES)) > 0
         codes, kinds = (np.cumsum(occur) - 1)[columns["key_type"]], itertools.compress(KEY_TYPES, occur)
         columns["key_type"] = pd.Categorical.from_codes(codes, [*kinds], ordered=True)
-    return pd.DataFrame(columns)
+    # As they are: copies of millions of rows would take as much memory again.
+    return pd.DataFrame(columns, copy=False)
 
 
 def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:
@@ -295,7 +296,7 @@ def type_means(
     """The means over all tokens, or pairs, and over those of each type that occurs.
 
     Args:
-        totals: sums by type, of shape ... x type x width.
+        totals: sums by type that has a row, of shape ... x kind x width.
         counts: how many tokens or pairs of each type there are.
         occur: which types have a row, whether there are any here or not: see :meth:`Metric.occur`.
 
@@ -304,5 +305,5 @@ def type_means(
     """
     totals = np.concatenate([totals.sum(-2, keepdims=True), totals], axis=-2)
     counts, rows = np.array([counts.sum(), *counts]), np.array([True, *occur])
-    means = totals[..., rows, :] / np.where(counts > 0, counts, np.nan)[rows, None]
+    means = totals / np.where(counts > 0, counts, np.nan)[rows, None]
     return means, counts[rows].astype(int), np.array(["all", *types])[rows]

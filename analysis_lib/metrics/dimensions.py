@@ -44,8 +44,8 @@ class DimensionMeans(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(layer: int) -> Columns:
-            by_type, tokens = sums["sum", layer], sums["tokens", layer]
-            means, _, types = type_means(by_type, tokens, self.occur("tokens", layer), TOKEN_TYPES[-len(tokens) :])
+            by_type, tokens, occur = sums["sum", layer], sums["tokens", layer], self.occur("tokens", layer)
+            means, _, types = type_means(by_type[occur], tokens, occur, TOKEN_TYPES[-len(tokens) :])
             return crossed(layer, {"token_type": types, "dimension": range(by_type.shape[-1])}, mean=means)
 
         return tabulated(sums, "sum", rows)[["layer", "dimension", "token_type", "mean"]]

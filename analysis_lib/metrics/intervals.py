@@ -1,6 +1,5 @@
 """95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +15,7 @@ FEWEST_SEEDS = 5
 Z_95 = 1.959964
 
 
-def jackknife_interval(
-    point: np.ndarray, left_out: Iterable, part: Iterable | None = None
-) -> tuple[np.ndarray, np.ndarray]:
+def jackknife_interval(point: np.ndarray, left_out: Iterable) -> tuple[np.ndarray, np.ndarray]:
     r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
 
     With g groups and values θ_(i), the variance is (g − 1)/g · Σ (θ_(i) − mean θ)², and the interval is
@@ -26,8 +23,8 @@ def jackknife_interval(
 
     Args:
         point: the statistic on everything, of any shape.
-        left_out: the statistic without each group; of large ones, one is in memory at a time.
-        part: for each group, of the same shape, whether it has a part in the statistic; by default, every group has.
+        left_out: the statistic without each group, masked where the group has no part in it; of large ones, one is in
+            memory at a time.
 
     Returns:
         Lower and upper bounds, of the shape of ``point``; NaN where fewer than two groups have a part.
@@ -37,7 +34,8 @@ def jackknife_interval(
     2.484
     """
     groups, mean, square = np.zeros(np.shape(point), int), np.zeros(np.shape(point)), np.zeros(np.shape(point))
-    for values, has_part in zip(left_out, itertools.repeat(True) if part is None else part, strict=False):
+    for without in left_out:
+        values, has_part = np.ma.getdata(without), ~np.ma.getmaskarray(without)
         # Running mean and sum of squares (Welford 1962).
         groups = groups + has_part
         step = np.where(has_part, values - mean, 0)

@@ -1,5 +1,6 @@
 """What each dimension of the keys' input adds to the attention scores."""
 
+import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
@@ -27,19 +28,23 @@ class ScoreContributions(Metric):
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        self.add_runs(("sum", activations.layer), activations.scores.contributions, activations)
-        self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
+        scores, layer = activations.scores, activations.layer
+        # Apart, since most types never occur: in a large model, these are the largest sums of all.
+        for place, kind in enumerate(scores.visibility.keys.kinds):
+            self.add_runs(("sum", kind, layer), scores.contributions[:, :, place], activations)
+        self.add(("pairs", layer), scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(layer: int) -> Columns:
-            pairs = sums["pairs", layer]
-            means, pairs, types = type_means(sums["sum", layer], pairs, self.occur("pairs", layer))
+            pairs, occur = sums["pairs", layer], self.occur("pairs", layer)
+            totals = np.stack([sums["sum", kind, layer] for kind in np.flatnonzero(occur).tolist()], 1)
+            means, pairs, types = type_means(totals, pairs, occur)
             heads, _, width = means.shape
             axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
             columns = crossed(layer, axes, contribution=means, pairs=pairs[:, None])
             return {name: columns[name] for name in ("layer", "head", "dimension", *columns)}
 
-        return tabulated(sums, "sum", rows)
+        return tabulated(sums, "pairs", rows)
 
 
 class ScoreTerms(Metric):
@@ -67,8 +72,8 @@ class ScoreTerms(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         def rows(term: str, layer: int) -> Columns:
-            pairs = sums["pairs", layer]
-            means, pairs, types = type_means(sums["sum", term, layer], pairs, self.occur("pairs", layer))
+            pairs, occur = sums["pairs", layer], self.occur("pairs", layer)
+            means, pairs, types = type_means(sums["sum", term, layer][:, occur], pairs, occur)
             axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
             return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
 
