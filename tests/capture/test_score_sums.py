@@ -42,7 +42,8 @@ def assert_terms_add_up(activations: Activations) -> None:
         position = torch.einsum("bhmn,bmn,btn->bht", scores.position.expand_as(query @ key.mT), seen, kinds)
         torch.testing.assert_close(terms.pop("position"), position)
     torch.testing.assert_close(sum(terms.values()), expected, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(scores.contributions.sum(-1), terms["content"], rtol=1e-9, atol=1e-9)
+    contributions = scores.visibility.keys.of_types(scores.contributions)
+    torch.testing.assert_close(contributions.sum(-1), terms["content"], rtol=1e-9, atol=1e-9)
 
 
 def random_tokens(rng: np.random.Generator, utterances: int, longest: int, special_tokens: bool = True) -> Tokens:
@@ -198,7 +199,7 @@ def test_scores_are_the_sums_of_a_loop_over_pairs(seed, kind, special_tokens, pa
             terms["position"][at] += position[b, h, m, n]
             score = score + position[b, h, m, n]
         totals[at] += score
-    torch.testing.assert_close(scores.contributions, contributions)
+    torch.testing.assert_close(scores.visibility.keys.of_types(scores.contributions), contributions)
     assert set(scores.terms) == set(terms)
     for name, expected in terms.items():
         torch.testing.assert_close(scores.terms[name], expected)

@@ -40,6 +40,7 @@ from analysis_lib.corpora import Corpus, loading
 from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums
+from analysis_lib.models.live import live_model
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS)
@@ -126,11 +127,80 @@ def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads):
             super().update(activations)
 
     threads(2)
-    (shard, *_) = shards.make_shards(model, CORPUS, [Watching()], Settings())
+    (shard,) = shards.make_shards(model, Corpus("one text", TEXTS[:1]), [Watching()], Settings())
+    (short,) = shards.make_shards(model, CORPUS, [Watching()], Settings(tokens_per_batch=1))
     threads(1)
     shards.measure_shard(shard, model)
     assert set(seen) == {2}
+    seen.clear()
+    # Of enough batches, two are computed at a time, each by one of the threads.
+    shards.measure_shard(short, model)
+    assert set(seen) == {1}
     assert torch.get_num_threads() == 1
+
+
+class Recording(metrics.Anisotropy):
+    """Notes which thread computes how many tokens with which weights."""
+
+    name, seen = "recording", []
+
+    def update(self, activations):
+        if activations.layer == 0:
+            self.seen.append((threading.get_ident(), len(activations.tokens.mask)))
+        super().update(activations)
+
+
+def test_batches_side_by_side_give_the_sums_of_one_after_another(model, threads):
+    threads(1)
+    settings = {"progress": False, "tokens_per_batch": 12}
+    every = [name for name, metric in metrics.METRICS.items() if not metric.on_request]
+    alone = measure(model, CORPUS, every, **settings)
+    Recording.seen.clear()
+    threads(2)
+    beside, again = (measure(model, CORPUS, [*every, Recording()], **settings) for _ in range(2))
+    used = pd.DataFrame(Recording.seen, columns=["thread", "texts"]).groupby("thread")["texts"].sum()
+    assert len(used) == 2
+    assert used.min() > 0.25 * used.sum()
+    for name in alone:
+        pd.testing.assert_frame_equal(beside[name], alone[name], rtol=1e-5, atol=1e-6)
+    # What a thread takes does not depend on which is faster.
+    assert_same_bytes(again, beside)
+
+
+def test_threads_that_measure_one_model_have_its_weights_and_hooks_of_their_own(model):
+    replica = model.replica()
+    assert replica.model is not model.model
+    for (name, weight), (_, other) in zip(
+        model.model.named_parameters(), replica.model.named_parameters(), strict=True
+    ):
+        assert weight is other, name
+    for blocks, others in zip(model.stacks.values(), replica.stacks.values(), strict=True):
+        assert not {*map(id, blocks)} & {*map(id, others)}
+    with replica.lock:
+        assert not model.lock.locked()
+
+
+def test_what_a_thread_meets_ends_the_measurement(model, threads):
+    class Failing(metrics.Anisotropy):
+        def update(self, activations):
+            if threading.current_thread() is not threading.main_thread() and activations.layer == 1:
+                raise AnalysisError("a thread met this")
+            super().update(activations)
+
+    threads(2)
+    before = threading.active_count()
+    with pytest.raises(AnalysisError, match="a thread met this"):
+        measure(model, CORPUS, [Failing()], progress=False, tokens_per_batch=12)
+    assert threading.active_count() == before
+    assert torch.get_num_threads() == 2
+
+
+def test_a_model_that_a_program_holds_runs_alone(model, threads):
+    threads(2)
+    live = live_model(model.model, model.tokenizer)
+    Recording.seen.clear()
+    measure(live, CORPUS, [Recording()], progress=False, tokens_per_batch=12)
+    assert {thread for thread, _ in Recording.seen} == {threading.get_ident()}
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", (4e-4, 2e-6)), ("float64", (2e-9, 2e-12))])

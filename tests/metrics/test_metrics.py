@@ -276,7 +276,8 @@ def test_contributions_of_a_pair_add_up_to_its_score_less_the_key_bias(seed, hea
     scores = scores_of(query, x, projection, bias)
     score = (query[:, 0] * (projection @ x[0] + bias)).sum(-1)
     beside = (query[:, 0] * bias).sum(-1)
-    np.testing.assert_allclose(scores.contributions.sum(-1)[0, :, OTHER], score - beside, atol=1e-12)
+    assert scores.visibility.keys.kinds == [OTHER]
+    np.testing.assert_allclose(scores.contributions.sum(-1)[0, :, 0], score - beside, atol=1e-12)
     np.testing.assert_allclose(scores.terms["content"][0, :, OTHER], score - beside, atol=1e-12)
     np.testing.assert_allclose(scores.terms["key_bias"][0, :, OTHER], beside, atol=1e-12)
 
@@ -287,7 +288,8 @@ def test_summed_contributions_are_the_sum_over_pairs(seed, queries, keys):
     rng = np.random.default_rng(seed)
     q, x, projection = rng.normal(size=(queries, 3)), rng.normal(size=(keys, 4)), rng.normal(size=(3, 4))
     expected = sum((q[m] @ projection) * x[n] for m in range(queries) for n in range(keys))
-    found = scores_of(q[None], x, projection[None]).contributions
+    scores = scores_of(q[None], x, projection[None])
+    found = scores.visibility.keys.of_types(scores.contributions)
     np.testing.assert_allclose(found[0, 0, OTHER], expected, atol=1e-12)
     assert found[0, 0, :OTHER].eq(0).all()
 
