@@ -9,7 +9,8 @@ PYTHON ?= python3.11
 PROFILE ?= default
 P ?=
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# A thread that waits sleeps: it would else keep a core from the one that it waits for.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: book lab test setup packages clean
 .DELETE_ON_ERROR:

@@ -662,16 +662,22 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     scaling = family.scaling(call.module, width)
     position = family.position(model, call, step.stack, spaces["query"], scaling)
 
+    values = np.repeat(spaces["value"], heads // key_heads, axis=0)
+    _agree((weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1), _array(call.mixed[0]), "values")
+
+    # Of Whisper's 1500 frames, those of silence after the sound are not worth forming and keeping their pairs.
+    rows_formed = np.flatnonzero(counted) if len(allowed) > 1000 else np.arange(len(allowed))
+    logits, weights = logits[:, rows_formed], weights[:, rows_formed]
+    allowed, queries = allowed[rows_formed], counted[rows_formed]
+    spaces["query"] = spaces["query"][:, rows_formed]
     key_weight, key_bias = projections["key"]
     terms = {name: np.zeros_like(logits) for name in TERMS}
     contributions, sums = np.zeros((heads, *read["key"].shape)), np.zeros_like(logits)
-    # Of Whisper's 1500 frames, those of silence after the sound are not worth forming their pairs.
-    rows_formed = np.flatnonzero(counted) if len(allowed) > 1000 else np.arange(len(allowed))
     for head in range(heads):
         group = head // (heads // key_heads)
         rows = slice(group * width, (group + 1) * width)
         bias = np.zeros(width) if key_bias is None else key_bias[rows]
-        for m in rows_formed:
+        for m, place in enumerate(rows_formed):
             # The query carried back to where keys come out of their projection: one row, or one a key.
             query = spaces["query"][head, m]
             carried = query[None]
@@ -681,22 +687,19 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
                 carried = carried * gains[group]
             terms["content"][head, m] = (carried * plain["key"][group]).sum(-1)
             if position.query is not None:
-                beside = position.query[head, m]
+                beside = position.query[head, place]
                 terms["position_query"][head, m] = (beside * plain["key"][group]).sum(-1)
                 carried = carried + beside
             if position.bias is not None:
-                terms["position"][head, m] = position.bias[head, m]
+                terms["position"][head, m] = position.bias[head, place]
             terms["key_bias"][head, m] = carried @ bias
             # C of the pairs of one query with every key: keys x width.
             pairs = (carried @ key_weight[rows]) * read["key"]
             sums[head, m] = pairs.sum(-1)
-            if counted[m]:
+            if queries[m]:
                 contributions[head, allowed[m]] += pairs[allowed[m]]
     _agree(sums, terms["content"] + terms["position_query"], "contributions")
-    score, formed = sum(terms.values()), allowed & np.isin(np.arange(len(allowed)), rows_formed)[:, None]
-    _agree((score * scaling)[:, formed], logits[:, formed], "scores")
-    values = np.repeat(spaces["value"], heads // key_heads, axis=0)
-    _agree((weights @ values).transpose(1, 0, 2).reshape(len(allowed), -1), _array(call.mixed[0]), "values")
+    _agree((sum(terms.values()) * scaling)[:, allowed], logits[:, allowed], "scores")
 
     if key_bias is None:
         del terms["key_bias"]
@@ -707,9 +710,9 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
     same = len(read["key"]) == len(types)
     key_types = types if same else _token_types(family, model, step, len(read["key"]))
     counted_keys = counted if same else np.ones(len(key_types), bool)
-    pairs = allowed[counted].sum(0)
+    pairs = allowed[queries].sum(0)
     return Attention(
-        read["key"], spaces, weights, allowed, key_types, counted, counted_keys, contributions, pairs, terms
+        read["key"], spaces, weights, allowed, key_types, queries, counted_keys, contributions, pairs, terms
     )
 
 

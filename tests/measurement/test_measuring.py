@@ -212,20 +212,32 @@ def test_other_threads_agree_to_the_tolerance_that_is_promised(dtype, tolerance,
     assert_agree(measure(model, news, progress=False), expected, tolerance)
 
 
+@pytest.fixture(scope="module")
+def lines(news, tmp_path_factory) -> Path:
+    """A file of the same texts."""
+    path = tmp_path_factory.mktemp("news") / "lines.txt"
+    path.write_text("\n".join(text.replace("\n", " ") for text in news.texts), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tables_of_lines(minilm, lines) -> Tables:
+    return measure(minilm, load_corpus(str(lines)), progress=False)
+
+
 @pytest.mark.parametrize(
     "processor", ["ATEN_CPU_CAPABILITY=avx2", "MKL_ENABLE_INSTRUCTIONS=AVX2", "MKL_CBWR=COMPATIBLE"]
 )
-def test_other_processors_agree_to_the_tolerance_that_is_promised(minilm, news, processor, tmp_path):
-    (tmp_path / "lines.txt").write_text("\n".join(text.replace("\n", " ") for text in news.texts), encoding="utf-8")
+def test_other_processors_agree_to_the_tolerance_that_is_promised(lines, tables_of_lines, processor, tmp_path):
     name, value = processor.split("=")
     subprocess.run(
-        [sys.executable, "-m", "analysis_lib", "measure", "--model", "minilm", "--data", "lines.txt", "--out", "out"],
+        [sys.executable, "-m", "analysis_lib", "measure", "--model", "minilm", "--data", lines, "--out", "out"],
         cwd=tmp_path,
         env={**os.environ, name: value, "OMP_NUM_THREADS": "1"},
         check=True,
     )
     found = {name: pd.read_parquet(tmp_path / "out" / f"{name}.parquet") for name in COLUMNS}
-    assert_agree(found, measure(minilm, load_corpus(str(tmp_path / "lines.txt")), progress=False), (4e-4, 2e-6))
+    assert_agree(found, tables_of_lines, (4e-4, 2e-6))
 
 
 def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
