@@ -13,7 +13,7 @@ import nbformat
 import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 from pypdf import PageObject, PdfReader
 from waiting import PATIENCE
 
@@ -441,7 +441,7 @@ def test_links_in_the_prose_lead_to_states_of_a_view(smoke_site, page):
         link.click()
         figure = page.locator(f"figure#{name}")
         for field, value in state.items():
-            assert figure.locator(f"[name={field}]").input_value() == value.replace("+", " ")
+            expect(figure.locator(f"[name={field}]")).to_have_value(value.replace("+", " "))
         assert figure.evaluate("(figure) => figure.getBoundingClientRect().top < innerHeight")
         figure.locator("output", has_text=f"layer {state['layer']}, ").wait_for()
 
