@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from planted_notebooks import alive, outputs, write
-from waiting import wait_until
+from waiting import PATIENCE, wait_until
 
 from analysis_lib.book.notebook import execute, run_notebook
 from analysis_lib.errors import AnalysisError
@@ -106,15 +106,15 @@ def test_a_kernel_begins_with_the_library_imported(tmp_path):
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_no_kernel_outlives_its_run(tmp_path, end):
     pid = tmp_path / "pid"
-    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep({10 * PATIENCE})"
     notebook = write(tmp_path / "n.ipynb", code)
     call = "import sys, pathlib; from analysis_lib.book import run_notebook as run; "
     call += "run(pathlib.Path(sys.argv[1]), {}, pathlib.Path(sys.argv[2]))"
     out = tmp_path / "site" / "out.ipynb"
     run = subprocess.Popen([sys.executable, "-c", call, notebook, out], stderr=subprocess.DEVNULL)
-    wait_until(lambda: pid.exists() and pid.read_text())
+    wait_until(lambda: pid.exists() and pid.read_text(), run)
     run.send_signal(end)
-    assert run.wait(20) != 0
+    assert run.wait(PATIENCE) != 0
     wait_until(lambda: not alive(int(pid.read_text())))
     assert not out.exists()
     if end == signal.SIGINT:

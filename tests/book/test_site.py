@@ -286,13 +286,13 @@ def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
 
 def test_ctrl_c_keeps_what_finished_and_says_so(root):
     pid = root / "pid"
-    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep({10 * PATIENCE})"
     write(root / "book" / "part" / "one.ipynb", code)
     before = state(root)
     call = "import sys, pathlib; from analysis_lib.book import build_book; "
     call += "build_book(root=pathlib.Path(sys.argv[1]))"
     run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
-    wait_until(lambda: pid.exists() and pid.read_text())
+    wait_until(lambda: pid.exists() and pid.read_text(), run)
     run.send_signal(signal.SIGINT)
     _, written = run.communicate(timeout=PATIENCE)
     assert run.returncode != 0

@@ -94,14 +94,18 @@ def test_the_keyboard_moves_it_and_words_follow(opened):
 
 @pytest.mark.browser
 def test_the_button_plays_and_pauses(opened):
+    # Its clock stands still but for what it is given.
+    opened.clock.install(time=0)
+    opened.clock.pause_at(1)
     button = opened.locator("#slider-second").get_by_role("button", name="Play")
     button.press("Enter")
-    opened.wait_for_function("document.querySelector('#slider-second input').value == 1")
+    opened.clock.run_for(1000)
+    assert shown(opened, "slider-second") == [0]
+    opened.clock.run_for(800)
     assert shown(opened, "slider-second") == [1]
     opened.locator("#slider-second").get_by_role("button", name="Pause").press("Space")
-    stopped = shown(opened, "slider-second")
-    opened.wait_for_timeout(1000)
-    assert shown(opened, "slider-second") == stopped
+    opened.clock.run_for(8000)
+    assert shown(opened, "slider-second") == [1]
     assert shown(opened) == [2]
 
 

@@ -6,6 +6,8 @@ import time
 from concurrent import futures
 from multiprocessing import connection
 
+from waiting import PATIENCE
+
 from analysis_lib.measurement import processes
 
 
@@ -14,7 +16,7 @@ def stop_in_the_middle_of_a_result() -> None:
 
     def send(self, message, *_) -> None:
         os.write(self._handle, bytes(message)[: len(message) // 2])
-        time.sleep(600)
+        time.sleep(10 * PATIENCE)
 
     connection.Connection._send = send
 
@@ -26,5 +28,5 @@ def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting():
         half = pool.submit(stop_in_the_middle_of_a_result)
         (manager,) = {t for t in threading.enumerate() if type(t).__name__ == "_ExecutorManagerThread"} - before
         assert not futures.wait([half], 3).done
-    manager.join(20)
+    manager.join(PATIENCE)
     assert not manager.is_alive()
