@@ -58,9 +58,10 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
     Raises:
         AnalysisError: they differ by more than rounding.
     """
-    with loaded.lock, evaluated(loaded.model):
+    with loaded.lock:
         if not getattr(loaded, "_checked", False):
-            _check(loaded, batch)
+            with evaluated(loaded.model):
+                _check(loaded, batch)
 
 
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:

@@ -204,7 +204,7 @@ class _Blocks:
     def _changed(self, stack: Stack, hidden: Tensor, args: tuple) -> Tensor:
         """The residual stream after what is changed there; the vectors of a map are those at its positions."""
         is_map = hidden.dim() == 4
-        vectors = hidden.flatten(2).mT if is_map else hidden
+        vectors = map_vectors(hidden, args, "positions") if is_map else hidden
         vectors = self.layer.changed("residual", vectors, self._vector_tokens(stack, hidden, args))
         return vectors.mT.reshape(hidden.shape) if is_map else vectors
 

@@ -90,7 +90,8 @@ class ScoreSums:
         # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
         masks = tokens.kind_masks.to(self.weight.dtype).unsqueeze(1)
         by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
-        return self._by_run([masks @ (part @ weight).mul_(self.inputs.values) for part, weight in by_head])
+        parts = [masks @ (part @ weight).mul_(self.inputs.values) for part, weight in by_head]
+        return self._by_run(torch.cat(parts, 1))
 
     @cached_property
     def terms(self) -> dict[str, Float[Tensor, "run head type"]]:
@@ -126,7 +127,7 @@ class ScoreSums:
     def by_type(self, values: Float[Tensor, "utterance head #key dim"]) -> Float[Tensor, "run head type dim"]:
         """Values of the keys, summed by type."""
         keys = self.visibility.keys
-        return keys.of_types(self._by_run([keys.kind_masks.to(values.dtype).unsqueeze(1) @ values]))
+        return keys.of_types(self._by_run(keys.kind_masks.to(values.dtype).unsqueeze(1) @ values))
 
-    def _by_run(self, by_head: list[Float[Tensor, "utterance #head kind dim"]]) -> Float[Tensor, "run head kind dim"]:
-        return torch.stack([part.sum(0) for part in self.visibility.keys.split(torch.cat(by_head, 1))])
+    def _by_run(self, sums: Float[Tensor, "utterance head kind dim"]) -> Float[Tensor, "run head kind dim"]:
+        return torch.stack([part.sum(0) for part in self.visibility.keys.split(sums)])

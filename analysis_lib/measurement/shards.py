@@ -71,8 +71,9 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     report = Report()
     read = model.batches if isinstance(model, GivenVectors) else partial(capture.batches, model)
     batches = read(shard.items, shard.groups, shard.settings, report)
-    ahead = [*itertools.islice(batches, 2 * MOST_LANES)]
-    count = _lanes(shard.threads, model, len(ahead))
+    most = _most_lanes(shard.threads, model)
+    ahead = [*itertools.islice(batches, 2 * most if most > 1 else 0)]
+    count = max(n for n in range(1, most + 1) if shard.threads % n == 0 and (n == 1 or len(ahead) >= 2 * n))
     with ExitStack() as stack:
         stack.enter_context(processes.threads(shard.threads // count))
         if count > 1:
@@ -89,8 +90,8 @@ def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None)
     return {metric.name: metric.arrays() for metric in first.metrics}, report
 
 
-def _lanes(threads: int, model: LoadedModel | GivenVectors, batches: int) -> int:
-    """How many batches are computed at once, each by as many threads as the others.
+def _most_lanes(threads: int, model: LoadedModel | GivenVectors) -> int:
+    """How many batches can be computed at once, each by as many threads as the others.
 
     Batches that run side by side use the cores better than the threads of one batch, which wait for one another between
     any two of its many small sums.
@@ -100,7 +101,7 @@ def _lanes(threads: int, model: LoadedModel | GivenVectors, batches: int) -> int
         return 1
     if sum(weight.nbytes for weight in model.model.parameters()) > LARGE:
         return 1
-    return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0 and (n == 1 or batches >= 2 * n))
+    return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0)
 
 
 class _Lane:

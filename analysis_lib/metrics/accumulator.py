@@ -141,8 +141,11 @@ class Metric(ABC):
             return table
         read = frozenset({self.interval, self.counts} - {None})
         parts = (self._without([group], total, read) for group in self.occupied_groups())
-        same = (lambda part: False) if self.counts is None else (lambda part: part[self.counts] == table[self.counts])
-        left_out = (np.ma.array(part[self.interval], mask=same(part)) for part in parts)
+        counts = self.counts
+        left_out = (
+            np.ma.array(part[self.interval], mask=counts is not None and part[counts] == table[counts])
+            for part in parts
+        )
         low, high = jackknife_interval(table[self.interval].to_numpy(), left_out)
         if self.limits is not None:
             low, high = low.clip(*self.limits), high.clip(*self.limits)

@@ -200,7 +200,7 @@ class TokenNorms(Metric):
 
     def points(self, sums: Sums) -> pd.DataFrame:
         position, types = _places()
-        everything = {key: values.sum(0).cpu().numpy() for key, (_, values) in self.sums.items()}
+        everything = self.total()
 
         def rows(layer: int) -> Columns:
             counts, whole = self._by_bin(sums, layer), self._by_bin(everything, layer)
