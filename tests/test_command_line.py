@@ -26,8 +26,7 @@ from waiting import PATIENCE, wait_until
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import INTERRUPTED, AnalysisError
-from analysis_lib.measurement import stored
-from analysis_lib.measurement.shards import measure_shard
+from analysis_lib.measurement import shards, stored
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
 
@@ -230,7 +229,7 @@ def test_an_untrained_twin(run, tiny_folder, tmp_path):
 
 
 def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder, tmp_path, monkeypatch):
-    real = measure_shard
+    real = shards.begin
     arguments = ["measure", "--model", str(tiny_folder("bert")), "--data", "reviews", "--limit", "1500"]
     out = tmp_path / "killed"
     process = subprocess.Popen([*EAGER, *arguments, "--out", str(out)], stderr=subprocess.DEVNULL)
@@ -240,7 +239,7 @@ def test_a_run_that_is_killed_resumes_and_gives_the_same_tables(run, tiny_folder
     assert not list(out.glob("*.parquet"))
     measured = []
     monkeypatch.setattr(
-        "analysis_lib.measurement.execution.measure_shard",
+        "analysis_lib.measurement.shards.begin",
         lambda shard, *rest: measured.append(shard.index) or real(shard, *rest),
     )
     (kept,) = out.glob(".unfinished-*.npz")

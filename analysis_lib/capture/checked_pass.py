@@ -78,7 +78,7 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
     plain = (is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in specs if spec.key)
     if not loaded.layout.listed or not all(plain):
         for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
-            run(loaded, batch, frozenset(), lambda _: None)
+            check(loaded, batch)
     for need, objective in ((LOSS, "next"), (MASKED, "masked")):
         if reason := lacks_head(loaded, objective):
             loaded.lacking[need] = reason

@@ -88,10 +88,10 @@ class ScoreSums:
             parts = zip(tokens.split(gradient), tokens.split(self.inputs.kind_sums), strict=True)
             return torch.stack([(part * sums).sum(0) for part, sums in parts])
         # Head by head: the C_j of all heads, of each key, would take as many times the memory of the inputs.
-        masks = tokens.kind_masks.to(self.weight.dtype).unsqueeze(1)
-        by_head = zip(self.gradient.split(1, 1), self.weight, strict=True)
-        parts = [masks @ (part @ weight).mul_(self.inputs.values) for part, weight in by_head]
-        return self._by_run(torch.cat(parts, 1))
+        inputs = self.inputs.values.flatten(0, 2)
+        by_head = zip(self.gradient.unbind(1), self.weight, strict=True)
+        parts = [tokens.in_bags((part.flatten(0, 1) @ weight).mul_(inputs)) for part, weight in by_head]
+        return torch.stack(parts, 1)
 
     @cached_property
     def terms(self) -> dict[str, Float[Tensor, "run head type"]]:

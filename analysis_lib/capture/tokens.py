@@ -111,6 +111,22 @@ class Tokens:
         """``type_masks`` of the types that occur."""
         return self.type_masks if len(self.kinds) == len(TOKEN_TYPES) else self.type_masks[:, self.kinds]
 
+    @cached_property
+    def _bags(self) -> tuple[Int[Tensor, " place"], Int[Tensor, " bag"]]:
+        """The places of all tokens, ordered by run and type, and where each of these begins; padding comes last."""
+        run = torch.tensor([place for place, (_, rows) in enumerate(self.runs) for _ in range(rows.start, rows.stop)])
+        kind, last = self.kind_masks.argmax(1), len(self.runs) * len(self.kinds)
+        bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
+        bags = torch.where(self.mask, bags, last).flatten()
+        counts = torch.bincount(bags, minlength=last + 1)
+        return bags.argsort(stable=True), counts.cumsum(0) - counts
+
+    def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
+        """Values of the tokens of all utterances, one after another, summed by run and by type that occurs."""
+        order, begins = self._bags
+        sums = functional.embedding_bag(order, values, begins, mode="sum")
+        return sums[:-1].unflatten(0, (len(self.runs), len(self.kinds)))
+
     def of_types(self, values: Shaped[Tensor, "_ head kind dim"]) -> Shaped[Tensor, "_ head type dim"]:
         """Values by the types that occur as values by all types."""
         if len(self.kinds) == len(TOKEN_TYPES):

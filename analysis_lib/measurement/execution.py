@@ -19,7 +19,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.definitions import is_own
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, merge
-from analysis_lib.measurement.shards import Result, Shard, measure_shard
+from analysis_lib.measurement.shards import Result, Shard, measure_shard, measure_shards
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel
@@ -50,7 +50,7 @@ def results(
         return _on_cluster(shards, scheduler, worker_timeout, due, kept)
     if workers > 1 and len(shards) > 1:
         return _in_pool(shards, model, min(workers, len(shards)), kept)
-    return ((1, measure_shard(shard, model)) for shard in shards)
+    return ((1, result) for result in measure_shards(shards, model))
 
 
 def _in_pool(shards: list[Shard], model: LoadedModel, workers: int, kept: str) -> Iterator[Part]:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -289,12 +289,13 @@ def _measure(
         whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-            for count, result in results(shards[merging.shards :], model, *who, kept.due):
-                whole = False
-                merging.add(count, result)
-                whole = True
-                kept.keep(merging)
-                shown.update(read[merging.shards] - shown.n)
+            with closing(results(shards[merging.shards :], model, *who, kept.due)) as parts:
+                for count, result in parts:
+                    whole = False
+                    merging.add(count, result)
+                    whole = True
+                    kept.keep(merging)
+                    shown.update(read[merging.shards] - shown.n)
         except BaseException:
             # What was stopped in the middle of a shard would count it twice. On a full disk, too, what is said is what
             # came first.

@@ -4,7 +4,7 @@ import ctypes
 import itertools
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from analysis_lib.capture.given import FolderSpec, GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.corpora import Corpus
+from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.interventions import changes_of
 from analysis_lib.measurement.tables import Report
@@ -65,29 +66,57 @@ def make_shards(
 
 def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
-    if model is None:
-        with _LOADING:
-            model = _loaded(shard.spec)
+    [result] = measure_shards([shard], model)
+    return result
+
+
+def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors | None = None) -> Iterator[Result]:
+    """What :func:`measure_shard` gives of each; one begins while the last batches of the one before are computed."""
+    crew, under_way = [], None
+    with ExitStack() as stack:
+        for shard in shards:
+            if under_way and len(crew) == 1:
+                yield under_way.result()
+                under_way = None
+            if model is None:
+                with _LOADING:
+                    model = _loaded(shard.spec)
+            try:
+                lanes, ahead, batches, report = begin(shard, model)
+            except AnalysisError:
+                if under_way:
+                    yield under_way.result()
+                raise
+            if len(crew) != lanes:
+                if under_way:
+                    yield under_way.result()
+                    under_way = None
+                stack.close()
+                stack.enter_context(processes.threads(shard.threads // lanes))
+                if lanes > 1:
+                    capture.check(model, ahead[0])
+                crew = _crew(model, lanes, stack)
+            begun = _UnderWay([_Lane(shard, *member) for member in crew], report)
+            begun.take(ahead)
+            if under_way:
+                yield under_way.result()
+            under_way = begun
+            under_way.take(batches)
+        if under_way:
+            yield under_way.result()
+
+
+def begin(
+    shard: Shard, model: LoadedModel | GivenVectors
+) -> tuple[int, list[capture.Batch], Iterator[capture.Batch], Report]:
+    """How many batches of a shard are to be computed at once; its first batches, and all others; what is read."""
     report = Report()
     read = model.batches if isinstance(model, GivenVectors) else partial(capture.batches, model)
     batches = read(shard.items, shard.groups, shard.settings, report)
     most = _most_lanes(shard.threads, model)
     ahead = [*itertools.islice(batches, 2 * most if most > 1 else 0)]
-    count = max(n for n in range(1, most + 1) if shard.threads % n == 0 and (n == 1 or len(ahead) >= 2 * n))
-    with ExitStack() as stack:
-        stack.enter_context(processes.threads(shard.threads // count))
-        if count > 1:
-            capture.check(model, ahead[0])
-        lanes = [_Lane(shard, model if i == 0 else model.replica(), count > 1, stack) for i in range(count)]
-        for batch in itertools.chain(ahead, batches):
-            min(lanes, key=lambda lane: lane.load).take(batch)
-        for lane in lanes:
-            report.merge(lane.finished())
-    first, *others = lanes
-    for lane in others:
-        for metric, part in zip(first.metrics, lane.metrics, strict=True):
-            metric.merge(part)
-    return {metric.name: metric.arrays() for metric in first.metrics}, report
+    lanes = max(n for n in range(1, most + 1) if shard.threads % n == 0 and (n == 1 or len(ahead) >= 2 * n))
+    return lanes, ahead, batches, report
 
 
 def _most_lanes(threads: int, model: LoadedModel | GivenVectors) -> int:
@@ -104,22 +133,54 @@ def _most_lanes(threads: int, model: LoadedModel | GivenVectors) -> int:
     return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0)
 
 
+def _crew(
+    model: LoadedModel | GivenVectors, count: int, stack: ExitStack
+) -> list[tuple[LoadedModel | GivenVectors, ThreadPoolExecutor | None]]:
+    """For each lane, modules of its own and a thread; this thread computes where there is one lane."""
+    if count == 1:
+        return [(model, None)]
+    executors = [ThreadPoolExecutor(1) for _ in range(count)]
+    for executor in executors:
+        stack.callback(executor.shutdown, cancel_futures=True)
+    return [*zip([model, *(model.replica() for _ in range(count - 1))], executors, strict=True)]
+
+
+class _UnderWay:
+    """A shard whose batches are being computed."""
+
+    def __init__(self, lanes: list["_Lane"], report: Report) -> None:
+        self._lanes, self._report = lanes, report
+
+    def take(self, batches: Iterable[capture.Batch]) -> None:
+        """Give each batch to the lane that has taken least."""
+        for batch in batches:
+            min(self._lanes, key=lambda lane: lane.load).take(batch)
+
+    def result(self) -> Result:
+        """What all its lanes have summed, once they are done."""
+        for lane in self._lanes:
+            self._report.merge(lane.finished())
+        first, *others = self._lanes
+        for lane in others:
+            for metric, part in zip(first.metrics, lane.metrics, strict=True):
+                metric.merge(part)
+        return {metric.name: metric.arrays() for metric in first.metrics}, self._report
+
+
 class _Lane:
-    """A thread that computes batches one after another, and what it sums.
+    """Computes batches of a shard one after another, in a thread if others do so beside it, and what it sums.
 
     Attributes:
         load: the size of what it has taken. What a lane takes depends on nothing else, and so do its sums.
     """
 
-    def __init__(self, shard: Shard, model: LoadedModel | GivenVectors, beside_others: bool, stack: ExitStack) -> None:
+    def __init__(
+        self, shard: Shard, model: LoadedModel | GivenVectors, executor: ThreadPoolExecutor | None = None
+    ) -> None:
         self.metrics, self.report, self.load = [metric.fresh() for metric in shard.metrics], Report(), 0
-        self._shard = shard
+        self._shard, self._executor, self._waiting = shard, executor, deque[Future]()
         self._run = model.run if isinstance(model, GivenVectors) else partial(capture.run, model)
         self._needs = frozenset().union(*(metric.needs for metric in self.metrics))
-        self._executor, self._waiting = None, deque[Future]()
-        if beside_others:
-            self._executor = ThreadPoolExecutor(1)
-            stack.callback(self._executor.shutdown, cancel_futures=True)
 
     def take(self, batch: capture.Batch) -> None:
         """Compute a batch, now or when those before are done."""

@@ -136,11 +136,12 @@ class Metric(ABC):
         Raises:
             AnalysisError: there is too little to measure, such as a single token.
         """
-        table = self.points(total := self.total())
+        arrays = self.arrays()
+        table = self.points(total := self._total(arrays))
         if self.interval is None:
             return table
         read = frozenset({self.interval, self.counts} - {None})
-        parts = (self._without([group], total, read) for group in self.occupied_groups())
+        parts = (self._without([group], arrays, total, read) for group in self.occupied_groups())
         counts = self.counts
         left_out = (
             np.ma.array(part[self.interval], mask=counts is not None and part[counts] == table[counts])
@@ -156,14 +157,17 @@ class Metric(ABC):
 
     def without(self, *groups: int) -> pd.DataFrame:
         """The table of the corpus without some groups of utterances, and without intervals."""
-        return self._without(groups, self.total())
+        arrays = self.arrays()
+        return self._without(groups, arrays, self._total(arrays))
 
-    def _without(self, left_out: Collection[int], total: Sums, read: frozenset[str] = frozenset()) -> pd.DataFrame:
+    def _without(
+        self, left_out: Collection[int], arrays: dict[Key, GroupSums], total: Sums, read: frozenset[str] = frozenset()
+    ) -> pd.DataFrame:
         rest = SumsOfPart()
         rest.columns = read
-        for key, (groups, values) in self.sums.items():
+        for key, (groups, values) in arrays.items():
             gone = [values[place] for place, group in enumerate(groups) if group in left_out]
-            rest[key] = total[key] - sum(gone).cpu().numpy() if gone else total[key]
+            rest[key] = total[key] - sum(gone) if gone else total[key]
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.points(rest)
@@ -185,9 +189,12 @@ class Metric(ABC):
 
     def total(self) -> Sums:
         """The sums over all groups."""
-        if not self.sums:
+        return self._total(self.arrays())
+
+    def _total(self, arrays: dict[Key, GroupSums]) -> Sums:
+        if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        return {key: values.sum(0) for key, (_, values) in self.arrays().items()}
+        return {key: values.sum(0) for key, (_, values) in arrays.items()}
 
     def occur(self, quantity: str, layer: int) -> np.ndarray:
         """Of the counts in a sum of a layer, such as those of tokens by type, which are above 0 in the whole corpus.

@@ -35,12 +35,15 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable) -> tuple[np.ndarra
     """
     groups, mean, square = np.zeros(np.shape(point), int), np.zeros(np.shape(point)), np.zeros(np.shape(point))
     for without in left_out:
-        values, has_part = np.ma.getdata(without), ~np.ma.getmaskarray(without)
-        # Running mean and sum of squares (Welford 1962).
-        groups = groups + has_part
-        step = np.where(has_part, values - mean, 0)
-        mean = mean + step / np.maximum(groups, 1)
-        square = square + np.where(has_part, step * (values - mean), 0)
+        has_part = ~np.ma.getmaskarray(without)
+        values = np.where(has_part, np.ma.getdata(without), mean)
+        # Running mean and sum of squares (Welford 1962), in place: tables have millions of rows.
+        groups += has_part
+        step = values - mean
+        mean += step / np.maximum(groups, 1)
+        values -= mean
+        values *= step
+        square += values
     several = np.where(groups > 1, groups, np.nan)
     spread = np.sqrt((several - 1) / several * square)
     quantiles = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(np.max(groups, initial=0) + 1) - 1)

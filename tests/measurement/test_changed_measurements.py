@@ -65,7 +65,7 @@ def test_a_cluster_gives_the_same_bytes(model, small_shards):
 
 @every_arm
 def test_an_interrupted_measurement_goes_on_with_the_same_bytes(model, small_shards, tmp_path, monkeypatch, arm):
-    expected, original, done = changed(model, arm), shards.measure_shard, []
+    expected, original, done = changed(model, arm), shards.begin, []
 
     def interrupted(shard, *given):
         if len(done) == 3:
@@ -74,7 +74,7 @@ def test_an_interrupted_measurement_goes_on_with_the_same_bytes(model, small_sha
         return original(shard, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr("analysis_lib.measurement.execution.measure_shard", interrupted)
+        patch.setattr("analysis_lib.measurement.shards.begin", interrupted)
         with pytest.raises(KeyboardInterrupt):
             changed(model, arm, checkpoints=tmp_path)
     assert done == [0, 1, 2]
@@ -83,7 +83,7 @@ def test_an_interrupted_measurement_goes_on_with_the_same_bytes(model, small_sha
     interventions._latest.clear()
     measured = []
     monkeypatch.setattr(
-        "analysis_lib.measurement.execution.measure_shard",
+        "analysis_lib.measurement.shards.begin",
         lambda shard, *given: measured.append(shard.index) or original(shard, *given),
     )
     assert_same_bytes(changed(model, arm, checkpoints=tmp_path), expected)

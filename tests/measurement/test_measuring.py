@@ -66,13 +66,13 @@ def merged(folder: Path) -> int:
 def measured_shards(monkeypatch) -> list[int]:
     """The indices of the shards that this process measures."""
     measured: list[int] = []
-    original = execution.measure_shard
+    original = shards.begin
 
     def recording(shard, *args):
         measured.append(shard.index)
         return original(shard, *args)
 
-    monkeypatch.setattr(execution, "measure_shard", recording)
+    monkeypatch.setattr(shards, "begin", recording)
     return measured
 
 
@@ -655,7 +655,7 @@ def test_a_shard_carries_no_sums(model, small_shards):
 
 def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_branches, tmp_path, monkeypatch):
     expected = measure(model, MANY, FEW, progress=False)
-    original = execution.measure_shard
+    original = shards.begin
 
     def failing(shard, *args):
         if shard.index == 37:
@@ -663,7 +663,7 @@ def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_br
         return original(shard, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "measure_shard", failing)
+        patch.setattr(shards, "begin", failing)
         with pytest.raises(KeyboardInterrupt):
             measure(model, MANY, FEW, checkpoints=tmp_path, progress=False)
     assert merged(tmp_path) == 37
@@ -708,17 +708,17 @@ def test_a_scheduler_that_does_not_answer(model, address, monkeypatch):
 
 def test_an_interrupted_run_measures_only_what_is_missing(model, small_shards, tmp_path, monkeypatch, measured_shards):
     expected = measure(model, CORPUS, progress=False)
-    recording = execution.measure_shard
+    recording = shards.begin
 
     def failing(shard, *args):
         if shard.index == 3:
             raise KeyboardInterrupt
         return recording(shard, *args)
 
-    monkeypatch.setattr(execution, "measure_shard", failing)
+    monkeypatch.setattr(shards, "begin", failing)
     with pytest.raises(KeyboardInterrupt):
         measure(model, CORPUS, checkpoints=tmp_path, progress=False)
-    monkeypatch.setattr(execution, "measure_shard", recording)
+    monkeypatch.setattr(shards, "begin", recording)
     measured_shards.clear()
     tables = measure(model, CORPUS, checkpoints=tmp_path, progress=False)
     assert measured_shards == [3, 4, 5, 6, 7]
