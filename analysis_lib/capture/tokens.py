@@ -117,9 +117,8 @@ class Tokens:
         run = torch.tensor([place for place, (_, rows) in enumerate(self.runs) for _ in range(rows.start, rows.stop)])
         kind, last = self.kind_masks.argmax(1), len(self.runs) * len(self.kinds)
         bags = run.to(kind.device).unsqueeze(1) * len(self.kinds) + kind
-        bags = torch.where(self.mask, bags, last).flatten()
-        counts = torch.bincount(bags, minlength=last + 1)
-        return bags.argsort(stable=True), counts.cumsum(0) - counts
+        found, order = torch.where(self.mask, bags, last).flatten().sort(stable=True)
+        return order, torch.searchsorted(found, torch.arange(last + 1, device=found.device))
 
     def in_bags(self, values: Float[Tensor, "place dim"]) -> Float[Tensor, "run kind dim"]:
         """Values of the tokens of all utterances, one after another, summed by run and by type that occurs."""
