@@ -154,13 +154,16 @@ def areas(
     Returns:
         The area of each representative; a single NaN where there is none, or nothing to compare it with.
     """
-    others, found = np.flatnonzero(~own), []
-    for representative in np.flatnonzero(own & correct):
-        same = np.flatnonzero(own & (np.arange(len(own)) != representative))
-        if len(same) and len(others):
-            ranks = stats.rankdata(similar[representative, np.concatenate([same, others])])[: len(same)]
-            found.append((ranks.sum() - len(same) * (len(same) + 1) / 2) / (len(same) * len(others)))
-    return np.array(found or [np.nan])
+    representatives, same = np.flatnonzero(own & correct), np.flatnonzero(own)
+    pairs = (len(same) - 1) * (len(own) - len(same))
+    if not (len(representatives) and pairs):
+        return np.array([np.nan])
+    rows = similar[representatives]
+    # A rank among all less that among the class: how many of the others lie below, a tie as a half.
+    below = stats.rankdata(rows, axis=1)[:, own] - stats.rankdata(rows[:, own], axis=1)
+    itself = np.searchsorted(same, representatives)
+    below[np.arange(len(representatives)), itself] = 0
+    return below.sum(1) / pairs
 
 
 def mean_areas(similar: Cosines, labels: Labels, correct: Correct, kept: Kept) -> Float[np.ndarray, " class"]:
