@@ -12,6 +12,8 @@ from scipy import special, stats
 from analysis_lib import capture
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement.sources import source_hash
+from analysis_lib.measurement.stored import StoredMeasurements
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import Estimate, jackknife
@@ -45,10 +47,19 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
             vectors = activations.spaces["hidden"].values[:, 0, 0].double().cpu().numpy()
             found.update(zip(activations.tokens.groups, vectors, strict=True))
 
-    # The group of an utterance is its place: batches come in an order of their own.
-    for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
-        capture.run(model, batch, frozenset({"hidden"}), receive)
-    return np.stack([found[i] for i in range(len(corpus))])
+    def read() -> Vectors:
+        # The group of an utterance is its place: batches come in an order of their own.
+        for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
+            capture.run(model, batch, frozenset({"hidden"}), receive)
+        return np.stack([found[i] for i in range(len(corpus))])
+
+    return _kept("class_vectors", model, corpus, read)
+
+
+def _kept(name: str, model: LoadedModel, corpus: Corpus, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What this module makes of each text, kept beside the measurements: several pages ask for it."""
+    of_both = StoredMeasurements.of_model(model, corpus, capture.Settings())
+    return of_both.array(f"{name}-{source_hash({__name__})[:16]}", make)
 
 
 def cosines(vectors: Vectors) -> Cosines:
@@ -60,9 +71,9 @@ def cosines(vectors: Vectors) -> Cosines:
 
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
     """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the class of."""
-    predicted = predict(folder, corpus)
-    right = (predicted["label"] == predicted["predicted"]).to_numpy()
-    return cosines(class_vectors(load_model(str(folder)), corpus)), right
+    model = load_model(str(folder))
+    predicted = _kept("predicted", model, corpus, lambda: predict(folder, corpus)["predicted"].to_numpy(str))
+    return cosines(class_vectors(model, corpus)), predicted == np.array(corpus.classes)[corpus.labels]
 
 
 def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
