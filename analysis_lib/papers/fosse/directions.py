@@ -69,11 +69,16 @@ def cosines(vectors: Vectors) -> Cosines:
     return unit @ unit.T
 
 
+def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
+    """The class that a classifier gives each text, by its name."""
+    model = load_model(str(folder))
+    return _kept("predicted", model, corpus, lambda: predict(folder, corpus)["predicted"].to_numpy(str))
+
+
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
     """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the class of."""
-    model = load_model(str(folder))
-    predicted = _kept("predicted", model, corpus, lambda: predict(folder, corpus)["predicted"].to_numpy(str))
-    return cosines(class_vectors(model, corpus)), predicted == np.array(corpus.classes)[corpus.labels]
+    right = predicted(folder, corpus) == np.array(corpus.classes)[corpus.labels]
+    return cosines(class_vectors(load_model(str(folder)), corpus)), right
 
 
 def draw_representatives(labels: Labels, correct: Correct, seed: int = 0) -> dict[int, int]:
