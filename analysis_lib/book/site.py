@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,18 +100,21 @@ def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:
 
 
 async def _execute(tasks: list[Task]) -> None:
-    """Execute notebooks side by side, one to a core; report all failures after the last one has ended."""
+    """Execute notebooks side by side, one to a core; report all failures after the last one has ended.
+
+    Each core has a stretch of the book; one that is through takes over from the end of the longest.
+    """
     parallel = max(1, min(cores(), len(tasks)))
     # Neighbours in the book measure or train the same: side by side, one would wait for the other.
-    apart = -(-len(tasks) // parallel)
-    tasks = [task for first in range(apart) for task in tasks[first::apart]]
-    slots, failures = asyncio.Semaphore(parallel), []
+    ends = [len(tasks) * i // parallel for i in range(parallel + 1)]
+    stretches, failures = [deque(tasks[start:end]) for start, end in itertools.pairwise(ends)], []
     cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=cells, unit="cell", disable=not tasks) as bar:
 
-        async def one(task: Task) -> None:
-            line_file = Path(scratch) / task.name.replace("/", "-")
-            async with slots:
+        async def one_by_one(stretch: deque[Task]) -> None:
+            while rest := stretch or max(stretches, key=len):
+                task = rest.popleft() if rest is stretch else rest.pop()
+                line_file = Path(scratch) / task.name.replace("/", "-")
                 line_file.write_text("")
                 try:
                     threads = max(1, cores() // parallel)
@@ -121,7 +125,7 @@ async def _execute(tasks: list[Task]) -> None:
                 line_file.unlink()
 
         watch = asyncio.create_task(_watch(Path(scratch), bar))
-        await asyncio.gather(*map(one, tasks))
+        await asyncio.gather(*map(one_by_one, stretches))
         watch.cancel()
     if failures:
         raise AnalysisError(*dict.fromkeys(failures))

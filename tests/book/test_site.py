@@ -1,5 +1,6 @@
 """The build, on a book of a few pages: what is executed again, what is refused, what is kept."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -105,6 +106,22 @@ def executed(root: Path, name: str, profile: str = "default") -> Path:
 def test_profile_goes_under_each_notebook_that_has_the_parameter(built):
     assert outputs(executed(built, "one")) == "3 [7]\n"
     assert outputs(executed(built, "two")) == "2\n"
+
+
+def test_neighbours_are_executed_one_after_the_other(tmp_path, monkeypatch):
+    """Two cores, and a first notebook that takes longest: the other core comes from the end for its neighbours."""
+    write(notebook := tmp_path / "one.ipynb", "1")
+    tasks, begun, others = [site.Task(name, notebook, {}, notebook, "") for name in "abcdef"], [], asyncio.Event()
+
+    async def execute(_, __, ___, ____, _threads, _on_cell, line_file):
+        begun.append(line_file.name)
+        others.set() if len(begun) == len(tasks) else None
+        await (others.wait() if line_file.name == "a" else asyncio.sleep(0))
+
+    monkeypatch.setattr(site, "execute", execute)
+    monkeypatch.setattr(site, "cores", lambda: 2)
+    asyncio.run(site._execute(tasks))
+    assert begun == [*"adefcb"]
 
 
 def test_status_page_tells_what_was_executed(built):

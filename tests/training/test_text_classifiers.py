@@ -317,12 +317,12 @@ def test_a_pair_is_read_as_the_tokenizer_reads_it(tmp_path):
     tokenizer = word_pieces(GOOD + BAD, 80)
     found, wanted = text_classifiers.encode(pairs, tokenizer, 64), tokenizer(list(GOOD), list(BAD))
     for name in ("input_ids", "token_type_ids"):
-        assert [text.columns[name] for text in found] == wanted[name]
+        assert [text.columns[name].tolist() for text in found] == wanted[name]
     cut = text_classifiers.encode(pairs, tokenizer, 9)
     wanted = tokenizer(list(GOOD), list(BAD), truncation=True, max_length=9)
     assert {len(text) for text in cut} == {9}
     for name in ("input_ids", "token_type_ids"):
-        assert [text.columns[name] for text in cut] == wanted[name]
+        assert [text.columns[name].tolist() for text in cut] == wanted[name]
 
 
 def test_a_pair_of_words_of_characters_is_read_as_bert_reads_it():

@@ -12,6 +12,8 @@ from scipy import special, stats
 from analysis_lib import capture
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement.sources import source_hash
+from analysis_lib.measurement.stored import StoredMeasurements
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import Estimate, jackknife
@@ -45,10 +47,19 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
             vectors = activations.spaces["hidden"].values[:, 0, 0].double().cpu().numpy()
             found.update(zip(activations.tokens.groups, vectors, strict=True))
 
-    # The group of an utterance is its place: batches come in an order of their own.
-    for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
-        capture.run(model, batch, frozenset({"hidden"}), receive)
-    return np.stack([found[i] for i in range(len(corpus))])
+    def read() -> Vectors:
+        # The group of an utterance is its place: batches come in an order of their own.
+        for batch in capture.batches(model, corpus.items, range(len(corpus)), capture.Settings(), capture.Reading()):
+            capture.run(model, batch, frozenset({"hidden"}), receive)
+        return np.stack([found[i] for i in range(len(corpus))])
+
+    return _kept("class_vectors", model, corpus, read)
+
+
+def _kept(name: str, model: LoadedModel, corpus: Corpus, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What this module makes of each text, kept beside the measurements: several pages ask for it."""
+    of_both = StoredMeasurements.of_model(model, corpus, capture.Settings())
+    return of_both.array(f"{name}-{source_hash({__name__})[:16]}", make)
 
 
 def cosines(vectors: Vectors) -> Cosines:
@@ -58,10 +69,15 @@ def cosines(vectors: Vectors) -> Cosines:
     return unit @ unit.T
 
 
+def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
+    """The class that a classifier gives each text, by its name."""
+    model = load_model(str(folder))
+    return _kept("predicted", model, corpus, lambda: predict(folder, corpus)["predicted"].to_numpy(str))
+
+
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
     """What a classifier makes of texts with classes: their :func:`cosines`, and which it finds the class of."""
-    predicted = predict(folder, corpus)
-    right = (predicted["label"] == predicted["predicted"]).to_numpy()
+    right = predicted(folder, corpus) == np.array(corpus.classes)[corpus.labels]
     return cosines(class_vectors(load_model(str(folder)), corpus)), right
 
 
@@ -154,13 +170,16 @@ def areas(
     Returns:
         The area of each representative; a single NaN where there is none, or nothing to compare it with.
     """
-    others, found = np.flatnonzero(~own), []
-    for representative in np.flatnonzero(own & correct):
-        same = np.flatnonzero(own & (np.arange(len(own)) != representative))
-        if len(same) and len(others):
-            ranks = stats.rankdata(similar[representative, np.concatenate([same, others])])[: len(same)]
-            found.append((ranks.sum() - len(same) * (len(same) + 1) / 2) / (len(same) * len(others)))
-    return np.array(found or [np.nan])
+    representatives, same = np.flatnonzero(own & correct), np.flatnonzero(own)
+    pairs = (len(same) - 1) * (len(own) - len(same))
+    if not (len(representatives) and pairs):
+        return np.array([np.nan])
+    rows = similar[representatives]
+    # A rank among all less that among the class: how many of the others lie below, a tie as a half.
+    below = stats.rankdata(rows, axis=1)[:, own] - stats.rankdata(rows[:, own], axis=1)
+    itself = np.searchsorted(same, representatives)
+    below[np.arange(len(representatives)), itself] = 0
+    return below.sum(1) / pairs
 
 
 def mean_areas(similar: Cosines, labels: Labels, correct: Correct, kept: Kept) -> Float[np.ndarray, " class"]:

@@ -70,15 +70,21 @@ class OneBlock:
             utterance (the place of the text), token, special (whether it is [CLS] or [SEP]), weight (a_0j), class,
             contribution (to the margin of the class), and chosen (whether that is the class that is given).
         """
-        frames = []
-        for place, ids in enumerate(self.read(corpus)):
-            read = {"utterance": place, "token": self.tokenizer.convert_ids_to_tokens(ids.tolist())}
-            read |= {"special": self.special(ids), "weight": self.weights(ids)}
-            parts, given = self.terms(ids)[0], self.margins(ids).argmax()
-            for label, name in enumerate(self.classes):
-                row = {"class": name, "contribution": parts[label], "chosen": label == given}
-                frames.append(pd.DataFrame({**read, **row}))
-        return pd.concat(frames, ignore_index=True)
+        texts, classes = [*self.read(corpus)], len(self.classes)
+        parts, given = [self.terms(ids)[0] for ids in texts], [self.margins(ids).argmax() for ids in texts]
+        # In a text the tokens once for each class.
+        sizes, ids = [part.size for part in parts], np.concatenate([np.tile(ids, classes) for ids in texts])
+        labels = np.concatenate([np.repeat(range(classes), len(ids)) for ids in texts])
+        rows = {
+            "utterance": np.repeat(range(len(texts)), sizes),
+            "token": self.tokenizer.convert_ids_to_tokens(ids.tolist()),
+            "special": self.special(ids),
+            "weight": np.concatenate([np.tile(self.weights(ids), classes) for ids in texts]),
+            "class": np.array(self.classes)[labels],
+            "contribution": np.concatenate([part.ravel() for part in parts]),
+            "chosen": labels == np.repeat(given, sizes),
+        }
+        return pd.DataFrame(rows)
 
     def special(self, ids: Int[np.ndarray, " token"]) -> Bool[np.ndarray, " token"]:
         """True at [CLS] and [SEP], which every text has."""

@@ -74,6 +74,21 @@ def test_the_vectors_are_those_of_the_first_token_in_the_order_of_the_corpus(tmp
     assert np.allclose(class_vectors(model, corpus), np.stack(expected), atol=1e-12)
 
 
+def test_vectors_that_one_page_has_asked_for_are_read_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path / "kept"))
+    tiny.save(tmp_path / "bert", "bert")
+    model, corpus = load_model(str(tmp_path / "bert")), Corpus("texts", tiny.TEXTS)
+    vectors = class_vectors(model, corpus)
+    with monkeypatch.context() as patch:
+        patch.delattr(directions.capture, "run")
+        assert np.array_equal(class_vectors(model, corpus), vectors)
+        with pytest.raises(AttributeError):
+            class_vectors(model, corpus.take(range(1)))
+    (kept,) = tmp_path.glob("kept/*/class_vectors-*.npy")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert np.array_equal(class_vectors(model, corpus), vectors)
+
+
 def test_images_are_refused(tmp_path):
     tiny.save(tmp_path / "vit", "vit")
     with pytest.raises(AnalysisError, match="reads texts"):

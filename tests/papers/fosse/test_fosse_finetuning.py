@@ -10,7 +10,7 @@ from planted import run_cells
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
 from analysis_lib.papers import claims
-from analysis_lib.papers.fosse import finetuning
+from analysis_lib.papers.fosse import directions, finetuning
 
 
 def corpus(size: int) -> Corpus:
@@ -88,15 +88,19 @@ def on_page(data: str, right: dict[str, int]) -> dict:
     """The page on 100 texts of which so many are classified rightly by each of three classifiers, five times."""
     test = Corpus("x", [str(i) for i in range(100)], labels=TRUE.tolist(), classes=["a", "b"])
 
-    def predict(folder, _) -> pd.DataFrame:
-        kind, seed = folder.split()
-        found = np.random.default_rng(int(seed)).permutation(100) < right[kind] + int(seed)
-        return pd.DataFrame({"predicted": np.where(found == (TRUE == 0), "a", "b")})
+    class Directions:
+        over_texts = staticmethod(directions.over_texts)
+
+        @staticmethod
+        def predicted(folder, _) -> np.ndarray:
+            kind, seed = folder.split()
+            found = np.random.default_rng(int(seed)).permutation(100) < right[kind] + int(seed)
+            return np.where(found == (TRUE == 0), "a", "b")
 
     trainings = {"folder": [f"encoder {n}" for n in range(5)], "epochs": 3, "failed": False, "judged": True}
     names = {"trainings": pd.DataFrame(trainings), "seed": 0, "data": data, "train": test, "validation": test}
-    names |= {"test": test, "predict": predict, "self_attention": lambda *_, seed: f"layer {seed}"}
-    names |= {"by_direction": lambda folder: predict(folder, test)["predicted"], "display": lambda *_: None}
+    names |= {"test": test, "directions": Directions, "self_attention": lambda *_, seed: f"layer {seed}"}
+    names |= {"by_direction": lambda folder: Directions.predicted(folder, test), "display": lambda *_: None}
     cells = "folders, given", "levels = {", "named = {"
     return run_cells("classification/accuracy", *cells, **names, splits=lambda _: [test])
 

@@ -148,7 +148,7 @@ def test_planted_words_are_the_keywords_and_their_removal_decides(trained):
 def shares_of_page(decision: pd.DataFrame, texts: Corpus) -> pd.DataFrame:
     """The shares of the largest tokens, by their number and by what is ranked."""
     found = run_cells(
-        "classification/tokens", "def over_units", "nlargest", "shares = []", decisions=[decision], test=texts
+        "classification/tokens", "def over_units", "def largest_share", "shares = []", decisions=[decision], test=texts
     )["shares"]
     return found.set_index(["tokens", "name"])
 

@@ -11,12 +11,12 @@ from analysis_lib.papers.fosse.directions import cosines
 PAGE = "classification/words"
 
 
-def test_examples_are_the_nearest_and_farthest_and_never_the_representative():
+def test_examples_are_the_nearest_and_farthest_and_never_the_representative(monkeypatch):
     angles = np.radians([0, 10, 70, 30, 50, 100])
     vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
     names = {"labels": labels, "classes": np.array(["a", "b"]), "folders": [""], "display": lambda _: None}
     names |= {"trained": [(cosines(vectors), np.arange(6) == 0)], "test": Corpus("texts", [*"012345"])}
-    names |= {"predict": lambda *_: pd.DataFrame({"predicted": [*"abaabb"]})}
+    monkeypatch.setattr("analysis_lib.papers.fosse.directions.predicted", lambda *_: np.array([*"abaabb"]))
     names["trained"][0][1][5] = True
     found = run_cells(PAGE, "draw_representatives", "tbl-examples", **names)["examples"]
     assert found["which"].tolist() == ["itself", "nearest", "farthest", "nearest other", "median other"]
