@@ -10,7 +10,7 @@ PROFILE ?= default
 P ?=
 BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: book lab test setup packages clean
 .DELETE_ON_ERROR:
