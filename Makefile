@@ -10,7 +10,7 @@ PROFILE ?= default
 P ?=
 BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: book lab test setup packages clean
 .DELETE_ON_ERROR:
@@ -24,8 +24,8 @@ test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels tests/capture
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels tests/capture
 	$(PYTEST)
 
 # What JupyterLab needs is installed when it is first asked for.

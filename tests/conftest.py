@@ -6,6 +6,7 @@ import inspect
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -59,6 +60,15 @@ torch.set_num_threads(1)
 # A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the site comes first, as nothing takes longer; then the files of most tests."""
+    tests = Counter(item.path for item in items)
+    with_site = {item.path for item in items if "smoke_site" in item.fixturenames}
+    items.sort(
+        key=lambda item: (item.path not in with_site, -tests[item.path], item.path, "smoke_site" in item.fixturenames)
+    )
 
 
 @pytest.fixture(autouse=True)

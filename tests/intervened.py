@@ -230,10 +230,10 @@ class Arm:
             basis = torch.linalg.svd(centred, full_matrices=False)[2][: replace.directions]
         elif replace.directions is not None:
             basis = torch.linalg.qr(torch.tensor(replace.directions, dtype=every.dtype).T)[0].T
-        found = []
-        for vector, kind in zip(values, types, strict=True):
-            of_type = every[[other == kind for other in self.types[layer]]].mean(0)
-            new = {"zero": 0 * vector, "mean": mean, "type_mean": of_type, "centre": vector - mean}[replace.by]
-            moved = basis.T @ (basis @ (new - vector))
-            found.append(new - moved if replace.but else vector + moved)
-        return torch.stack(found)
+        if replace.by == "type_mean":
+            of_type = {kind: every[[other == kind for other in self.types[layer]]].mean(0) for kind in {*types}}
+            new = torch.stack([of_type[kind] for kind in types])
+        else:
+            new = {"zero": 0 * values, "mean": mean.expand_as(values), "centre": values - mean}[replace.by]
+        moved = (new - values) @ basis.T @ basis
+        return new - moved if replace.but else values + moved

@@ -111,6 +111,8 @@ def processor(model: transformers.PreTrainedModel) -> object:
     made = getattr(transformers, name)
     bins = next((getattr(config, name) for name in _BINS if hasattr(config, name)), None)
     names = {} if bins is None else dict.fromkeys(("feature_size", "num_mel_bins"), bins)
+    if isinstance(config, transformers.ASTConfig):
+        names["max_length"] = config.max_length
     return made(**{name: value for name, value in names.items() if name in inspect.signature(made).parameters})
 
 

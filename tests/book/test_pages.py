@@ -1,10 +1,13 @@
 """The built site in a real browser, from the file system and without a network."""
 
+import io
 import random
 import re
 import subprocess
 import sys
 import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
@@ -13,7 +16,7 @@ import nbformat
 import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from pypdf import PageObject, PdfReader
 from waiting import PATIENCE
 
@@ -43,19 +46,99 @@ def visit(page: Page, path: Path) -> None:
     page.wait_for_load_state("load")
 
 
-def test_every_page_loads_itself_and_nothing_else_without_an_error(smoke_site, page):
-    troubles = []
-    page.on("console", lambda m: m.type == "error" and troubles.append(m.text))
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    # A picture far below that is still loading when the next page is opened is no trouble.
-    page.on("requestfailed", lambda r: r.failure == "net::ERR_ABORTED" or troubles.append(f"failed: {r.url}"))
-    page.on(
-        "request",
-        lambda request: request.url.startswith(OWN) or troubles.append(f"asked: {request.url}"),
-    )
-    for path in pages(smoke_site):
-        visit(page, path)
-        assert not troubles, f"{path.relative_to(smoke_site)}: {troubles}"
+@dataclass
+class Seen:
+    """What a browser shows of a page: loaded once, for all that is asked of it."""
+
+    troubles: list[str] = field(default_factory=list)
+    # In bytes, of each file that the browser asks for.
+    weights: dict[Path, int] = field(default_factory=dict)
+    axe: str = ""
+    width: int = 0
+    main: str = ""
+    body: str = ""
+    # Of each picture, its alt text, number and caption; of each named table, its number and caption.
+    figures: list[list[str]] = field(default_factory=list)
+    tables: list[list[str]] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    # What of its tables and captions is to be on paper, whether its figures may be split there, and the paper.
+    printed: list[str] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    paper: bytes = b""
+    download: tuple[str, str] | None = None
+
+
+FIGURES = """(all) => all.map((image) => {
+  const part = (name) => image.closest("figure")?.querySelector(`figcaption .caption-${name}`)?.innerText.trim() ?? "";
+  return [image.getAttribute("alt") ?? "", part("number"), part("text")];
+})"""
+TABLES = """(all) => all.map((table) => {
+  const part = (name) => table.querySelector(`caption .caption-${name}`)?.textContent.trim() ?? "";
+  return [part("number"), part("text")];
+})"""
+
+
+def look(browser: Browser, site: Path, width: int, mode: str, read: Callable[[Page, Seen], None]) -> dict[Path, Seen]:
+    """Every page in a window of a width, in one of the site's two themes: what goes wrong, what axe says, and more."""
+    found = {}
+    with browser.new_context(viewport={"width": width, "height": 900}, accept_downloads=True) as context:
+        context.set_default_timeout(200 * PATIENCE)
+        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
+        page = context.new_page()
+        page.on("console", lambda m: m.type == "error" and seen.troubles.append(m.text))
+        page.on("pageerror", lambda error: seen.troubles.append(str(error)))
+        # A picture far below that is still loading when the next page is opened is no trouble.
+        page.on("requestfailed", lambda r: r.failure == "net::ERR_ABORTED" or seen.troubles.append(f"failed: {r.url}"))
+        page.on("request", lambda r: r.url.startswith(OWN) or seen.troubles.append(f"asked: {r.url}"))
+        page.on("request", lambda r: r.url.startswith("file:") and asked.add(Path(unquote(urlsplit(r.url).path))))
+        for path in pages(site):
+            seen, asked = Seen(), set()
+            visit(page, path)
+            seen.width = page.evaluate("document.documentElement.scrollWidth")
+            # It cannot read the style sheets of a file once more, and would complain.
+            violations = Axe().run(page, options={"resultTypes": ["violations"], "preload": False})
+            seen.axe = violations.generate_report() if violations.violations_count else ""
+            seen.weights = {file: file.stat().st_size for file in asked if file.is_file()}
+            read(page, seen)
+            found[path] = seen
+    return found
+
+
+@pytest.fixture(scope="module")
+def phone(smoke_site, browser) -> dict[Path, Seen]:
+    """Every page on a phone, dark."""
+    return look(browser, smoke_site, 400, "dark", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def desk(smoke_site, browser) -> dict[Path, Seen]:
+    """Every page in a wide window, light; then on paper."""
+    return look(browser, smoke_site, 1300, "light", read)
+
+
+def read(page: Page, seen: Seen) -> None:
+    """What a page says, on the screen and on paper, and its notebook."""
+    article = page.locator("article.bd-article")
+    seen.main, seen.body = page.inner_text("main"), page.inner_text("body")
+    seen.figures = article.locator("img:not(.finding img)").evaluate_all(FIGURES)
+    seen.tables = article.locator("table[id]").evaluate_all(TABLES)
+    seen.verdicts = page.locator("details.claim a").evaluate_all("(all) => all.map((a) => a.href)")
+    page.emulate_media(media="print")
+    seen.printed = article.locator("td, th, figcaption, caption").all_inner_texts()
+    breaks = "(all) => all.map((figure) => getComputedStyle(figure).breakInside)"
+    seen.breaks = article.locator("figure:has(img)").evaluate_all(breaks)
+    seen.paper = page.pdf(format="A4")
+    page.emulate_media(media="screen")
+    if page.locator("a.btn-download-source-button[href$='.ipynb']").count():
+        page.locator(".dropdown-download-buttons > button").click()
+        with page.expect_download() as download:
+            page.locator("a.btn-download-source-button").click()
+        seen.download = download.value.suggested_filename, download.value.path().read_text(encoding="utf-8")
+
+
+def test_every_page_loads_itself_and_nothing_else_without_an_error(desk, phone):
+    for seen in (desk, phone):
+        assert not {path.name: page.troubles for path, page in seen.items() if page.troubles}
 
 
 def test_every_figure_can_be_taken_along(smoke_site):
@@ -86,42 +169,31 @@ def test_what_was_found_stands_at_the_top_of_every_notebook(smoke_site):
         assert path.stem == "checks" or first[1] == "Finding", path
 
 
-def test_no_page_shows_a_python_object(smoke_site, page):
+def test_no_page_shows_a_python_object(smoke_site, desk):
     for path in notebook_pages(smoke_site):
-        visit(page, path)
-        shown = re.findall(r"<[\w.]+ (?:object|at 0x).*", page.inner_text("main"))
+        shown = re.findall(r"<[\w.]+ (?:object|at 0x).*", desk[path].main)
         assert not shown, f"{path.relative_to(smoke_site)}: {shown}"
 
 
-def test_no_page_is_wider_than_a_phone(smoke_site, page):
-    page.set_viewport_size({"width": 400, "height": 800})
-    for path in pages(smoke_site):
-        visit(page, path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400, path.name
+def test_no_page_is_wider_than_a_phone(phone):
+    for path, seen in phone.items():
+        assert seen.width <= 400, path.name
 
 
-@pytest.mark.parametrize(("width", "mode"), [(1300, "light"), (400, "dark")])
-def test_axe_has_nothing_to_say(smoke_site, browser, width, mode):
-    """No violation of any impact, on any page: https://github.com/dequelabs/axe-core."""
-    with browser.new_context(viewport={"width": width, "height": 900}) as context:
-        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
-        page = context.new_page()
-        for path in pages(smoke_site):
-            visit(page, path)
-            found = Axe().run(page)
-            assert not found.violations_count, f"{path.relative_to(smoke_site)}: {found.generate_report()}"
+def test_axe_has_nothing_to_say(smoke_site, desk, phone):
+    """No violation of any impact, on any page, in both themes: https://github.com/dequelabs/axe-core."""
+    for path, seen in (*desk.items(), *phone.items()):
+        assert not seen.axe, f"{path.relative_to(smoke_site)}: {seen.axe}"
 
 
-def test_no_page_weighs_more_than_four_megabytes(smoke_site, browser):
+def test_no_page_weighs_more_than_four_megabytes(desk):
     """All that a browser asks for to show a page."""
-    for path in pages(smoke_site):
-        with browser.new_context() as context:
-            page, asked = context.new_page(), set()
-            page.on("request", lambda request, asked=asked: asked.add(unquote(urlsplit(request.url).path)))
-            visit(page, path)
-            page.wait_for_timeout(200)
-        weights = {name: Path(name).stat().st_size for name in asked if Path(name).is_file()}
-        assert sum(weights.values()) < 4e6, (path.name, sorted(weights.items(), key=lambda item: -item[1])[:6])
+    for path, seen in desk.items():
+        assert path in seen.weights
+        assert sum(seen.weights.values()) < 4e6, (
+            path.name,
+            sorted(seen.weights.items(), key=lambda item: -item[1])[:6],
+        )
 
 
 def move(page: Page, figure: Locator, key: str) -> str:
@@ -133,6 +205,8 @@ def move(page: Page, figure: Locator, key: str) -> str:
 def test_every_slider_follows_keys_and_the_mouse(smoke_site, page):
     sliders = 0
     for path in notebook_pages(smoke_site):
+        if '"slider ' not in path.read_text(encoding="utf-8"):
+            continue
         visit(page, path)
         for figure in page.locator("figure.slider").all():
             sliders += 1
@@ -275,50 +349,37 @@ def test_a_page_copied_whole_writes_its_figures_and_prints_its_tables(smoke_site
             assert "verdict" in printed
 
 
-def test_notebooks_download(smoke_site, page, tmp_path):
+def test_notebooks_download(smoke_site, desk):
     for path in notebook_pages(smoke_site):
-        visit(page, path)
-        page.locator(".dropdown-download-buttons > button").click()
-        with page.expect_download() as download:
-            page.locator("a.btn-download-source-button").click()
-        target = tmp_path / download.value.suggested_filename
-        download.value.save_as(target)
-        assert target.name == path.with_suffix(".ipynb").name
-        notebook = nbformat.read(target, 4)
+        name, text = desk[path].download
+        assert name == path.with_suffix(".ipynb").name
+        notebook = nbformat.reads(text, 4)
         nbformat.validate(notebook)
         assert not any(cell.get("outputs") for cell in notebook.cells)
 
 
-def test_every_figure_and_slider_has_a_number_a_caption_and_alt_text(smoke_site, page):
+def test_every_figure_and_slider_has_a_number_a_caption_and_alt_text(smoke_site, desk):
     for path in notebook_pages(smoke_site):
-        visit(page, path)
-        images = page.locator("article.bd-article img:not(.finding img)").all()
-        assert images
-        for image in images:
-            alt = image.get_attribute("alt")
+        assert desk[path].figures
+        for alt, number, caption in desk[path].figures:
             # Sphinx puts the address of an image where it has no words.
             assert alt, path.name
             assert not alt.endswith(".png"), path.name
-            figure = image.locator("xpath=ancestor::figure")
-            number = figure.locator("figcaption .caption-number").inner_text()
-            assert number.strip().startswith("Figure "), path.name
-            assert figure.locator("figcaption .caption-text").inner_text().strip(), path.name
+            assert number.startswith("Figure "), path.name
+            assert caption, path.name
 
 
-def test_every_named_table_has_a_number_and_a_caption(smoke_site, page):
-    for path in pages(smoke_site):
-        visit(page, path)
-        for table in page.locator("article.bd-article table[id]").all():
-            assert table.locator("caption .caption-number").text_content().startswith("Table ")
-            assert table.locator("caption .caption-text").text_content().strip()
+def test_every_named_table_has_a_number_and_a_caption(desk):
+    for path, seen in desk.items():
+        for number, caption in seen.tables:
+            assert number.startswith("Table "), path.name
+            assert caption, path.name
 
 
-def test_no_reference_is_left_unresolved(smoke_site, page):
-    for path in pages(smoke_site):
-        visit(page, path)
-        text = page.locator("body").inner_text()
+def test_no_reference_is_left_unresolved(desk):
+    for path, seen in desk.items():
         for mark in ("{numref}", "{ref}", "{cite", "{glue", "Figure ??", "Table ??"):
-            assert mark not in text, f"{path.name}: {mark}"
+            assert mark not in seen.body, f"{path.name}: {mark}"
 
 
 def words_on(sheet: PageObject) -> tuple[str, float]:
@@ -335,23 +396,17 @@ def words_on(sheet: PageObject) -> tuple[str, float]:
     return unicodedata.normalize("NFKC", "".join(pieces)), max(farthest)
 
 
-def test_paper_loses_nothing(smoke_site, page, tmp_path):
+def test_paper_loses_nothing(desk):
     """No blank sheet, no text beyond an edge, no word of a table or caption missing, no picture split."""
-    for path in pages(smoke_site):
-        page.emulate_media(media="print")
-        visit(page, path)
-        article = page.locator("article.bd-article")
-        said = article.locator("td, th, figcaption, caption").all_inner_texts()
-        for figure in article.locator("figure:has(img)").all():
-            assert figure.evaluate("(figure) => getComputedStyle(figure).breakInside") == "avoid", path.name
-        page.pdf(path=tmp_path / "page.pdf", format="A4")
+    for path, seen in desk.items():
+        assert {*seen.breaks} <= {"avoid"}, path.name
         printed = ""
-        for number, sheet in enumerate(PdfReader(tmp_path / "page.pdf").pages, 1):
+        for number, sheet in enumerate(PdfReader(io.BytesIO(seen.paper)).pages, 1):
             text, farthest = words_on(sheet)
             assert text or sheet["/Resources"].get("/XObject"), f"{path.name}: sheet {number} is blank"
             assert farthest < float(sheet.mediabox.width), f"{path.name}: sheet {number} is too narrow"
             printed += text
-        words = {word for text in said for word in unicodedata.normalize("NFKC", text).split()}
+        words = {word for text in seen.printed for word in unicodedata.normalize("NFKC", text).split()}
         lost = {word for word in words if word not in printed}
         assert not lost, f"{path.name}: {lost}"
 
@@ -374,14 +429,9 @@ def test_the_ledger_says_what_the_notebooks_found(smoke_site, page):
     assert page.evaluate("document.querySelector('main').scrollHeight") < 15 * 800
 
 
-def test_a_row_of_the_ledger_leads_to_its_page_and_a_verdict_to_its_formula(smoke_site, page):
-    visit(page, smoke_site / "ledger.html")
-    links = page.locator(".ledger details.claim a").evaluate_all("(all) => all.map((a) => a.href)")
-    assert len(links) > 100
-    for path in notebook_pages(smoke_site):
-        visit(page, path)
-        links += page.locator("details.claim a").evaluate_all("(all) => all.map((a) => a.href)")
-    for address in sorted(set(links)):
+def test_a_row_of_the_ledger_leads_to_its_page_and_a_verdict_to_its_formula(smoke_site, desk):
+    assert len(desk[smoke_site / "ledger.html"].verdicts) > 100
+    for address in sorted({link for seen in desk.values() for link in seen.verdicts}):
         place, _, name = address.removeprefix("file://").partition("#")
         assert f'id="{name}"' in Path(unquote(place)).read_text(encoding="utf-8"), address
 
@@ -440,8 +490,8 @@ def test_links_in_the_prose_lead_to_states_of_a_view(smoke_site, page):
         state = dict(part.split("=") for part in map(unquote, state))
         link.click()
         figure = page.locator(f"figure#{name}")
-        for field, value in state.items():
-            expect(figure.locator(f"[name={field}]")).to_have_value(value.replace("+", " "))
+        for control, value in state.items():
+            expect(figure.locator(f"[name={control}]")).to_have_value(value.replace("+", " "))
         assert figure.evaluate("(figure) => figure.getBoundingClientRect().top < innerHeight")
         figure.locator("output", has_text=f"layer {state['layer']}, ").wait_for()
 

@@ -139,11 +139,12 @@ def test_whisper_hears_what_is_read(name, prompt, mistakes, need_packages):
         features = extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt")["input_features"]
         ids = [tokenizer.token_to_id(token) for token in prompt]
         with torch.inference_mode():
-            encoded = model.model.encoder(features)
+            encoded, unread, kept = model.model.encoder(features), ids, None
             while ids[-1] != tokenizer.token_to_id("<|endoftext|>") and len(ids) < 60:
-                ids.append(
-                    int(model(encoder_outputs=encoded, decoder_input_ids=torch.tensor([ids])).logits[0, -1].argmax())
-                )
+                given = torch.tensor([unread])
+                output = model(encoder_outputs=encoded, decoder_input_ids=given, past_key_values=kept, use_cache=True)
+                unread, kept = [int(output.logits[0, -1].argmax())], output.past_key_values
+                ids = [*ids, *unread]
         words = "".join(c if c.isalpha() else " " for c in tokenizer.decode(ids).lower()).split()
         heard.append(" ".join(words))
     wrong = [pair for pair in zip(heard, TRANSCRIPTS, strict=True) if pair[0] != pair[1]]
