@@ -37,7 +37,7 @@ DONE = [*ARMS.values()]
 # Dimensions: of a head, those with the largest contributions; of a model, those that stand out in some layer.
 LISTED = 12
 # For rows of models and heads, in bytes; what effects add has its place beside them.
-ROOM = 280_000
+ROOM = 270_000
 KEY = ["layer", "head"]
 ENDS = {"": "", "ci_low": "_low", "ci_high": "_high"}
 # By Vega's rules: a number with its interval, if it has one; what stands in the row of the chosen head.

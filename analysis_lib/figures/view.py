@@ -22,7 +22,7 @@ SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding=
 COLOURS = ("#0173b2", "#d55e00", "#b56bab", "#029e73", "#8c8c8c")
 INK = "currentColor"
 # Of the tables of a view, in bytes.
-LARGEST = 300 * 1024
+LARGEST = 300_000
 _INKED = dict.fromkeys(("labelColor", "titleColor", "domainColor", "tickColor", "gridColor"), INK)
 CONFIG = {
     "background": "transparent",
@@ -129,8 +129,8 @@ class View:
                 control.value = allowed[0 if control.options or len(allowed) < 3 else 2]
         if (size := sum(len(csv.encode()) for csv in self.csv.values())) > LARGEST:
             raise AnalysisError(
-                f"{self.name} would bring {size / 1024:,.0f} kB of numbers into its page, which holds at most "
-                f"{LARGEST / 1024:.0f}: give fewer models, or effects of fewer dimensions"
+                f"{self.name} would bring {size / 1000:,.0f} kB of numbers into its page, which holds at most "
+                f"{LARGEST / 1000:.0f}: give fewer models, or effects of fewer dimensions"
             )
 
     @functools.cached_property

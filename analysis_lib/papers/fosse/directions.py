@@ -71,8 +71,12 @@ def cosines(vectors: Vectors) -> Cosines:
 
 def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
     """The class that a classifier gives each text, by its name."""
-    model = load_model(str(folder))
-    return _kept("predicted", model, corpus, lambda: predict(folder, corpus)["predicted"].to_numpy(str))
+
+    def read() -> np.ndarray:
+        return predict(folder, corpus)["predicted"].to_numpy(str)
+
+    # Texts without classes are refused by who reads them, whether or not it has read them before.
+    return read() if corpus.labels is None else _kept("predicted", load_model(str(folder)), corpus, read)
 
 
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
