@@ -359,7 +359,10 @@ def test_an_address_with_model_layer_and_head_restores_them(window, saved):
     assert {f: figure.locator(f"[name={f}]").input_value() for f in state} == {k: str(v) for k, v in state.items()}
     # Copied from one window into another, after a choice.
     figure.locator("[name=head]").fill("2")
-    copied, text = window.url, said(figure, "layer 3, head 2. ")
+    text = said(figure, "layer 3, head 2. ")
+    # The address follows when the view is at rest.
+    window.wait_for_function("location.href.includes('head=2')")
+    copied = window.url
     window.goto("about:blank")
     window.goto(copied)
     assert said(window.locator("figure#fig-explorer"), "layer 3, head 2. ") == text
