@@ -16,8 +16,12 @@ from analysis_lib.errors import undisturbed
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
 # What nearly every notebook imports, and what takes long: modules, since a package may import its names late.
-IMPORTED = ["ipykernel.kernelapp", "analysis_lib.measurement.comparison", "analysis_lib.figures.style"]
-IMPORTED.append("analysis_lib.book.sources_read")
+IMPORTED = [
+    "ipykernel.kernelapp",
+    "analysis_lib.measurement.comparison",
+    "analysis_lib.figures.style",
+    "analysis_lib.book.sources_read",
+]
 # What must be set before the imports. One thread: a process with several cannot be copied. An executed notebook needs
 # no widgets, and the warning that they are missing would show our paths.
 SETTINGS = dict.fromkeys(THREAD_LIMITS, "1") | {

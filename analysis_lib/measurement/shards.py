@@ -66,11 +66,14 @@ def make_shards(
 
 def measure_shard(shard: Shard, model: LoadedModel | GivenVectors | None = None) -> Result:
     """The sums and the report of one shard: a pure function of the shard."""
+    if model is None:
+        with _LOADING:
+            model = _loaded(shard.spec)
     [result] = measure_shards([shard], model)
     return result
 
 
-def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors | None = None) -> Iterator[Result]:
+def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors) -> Iterator[Result]:
     """What :func:`measure_shard` gives of each; one begins while the last batches of the one before are computed."""
     crew, under_way = [], None
     with ExitStack() as stack:
@@ -78,9 +81,6 @@ def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors | 
             if under_way and len(crew) == 1:
                 yield under_way.result()
                 under_way = None
-            if model is None:
-                with _LOADING:
-                    model = _loaded(shard.spec)
             try:
                 lanes, ahead, batches, report = begin(shard, model)
             except AnalysisError:

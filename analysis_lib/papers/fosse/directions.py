@@ -53,13 +53,12 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
             capture.run(model, batch, frozenset({"hidden"}), receive)
         return np.stack([found[i] for i in range(len(corpus))])
 
-    return _kept("class_vectors", model, corpus, read)
+    return _kept("class_vectors", StoredMeasurements.of_model(model, corpus, capture.Settings()), read)
 
 
-def _kept(name: str, model: LoadedModel, corpus: Corpus, make: Callable[[], np.ndarray]) -> np.ndarray:
+def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What this module makes of each text, kept beside the measurements: several pages ask for it."""
-    of_both = StoredMeasurements.of_model(model, corpus, capture.Settings())
-    return of_both.array(f"{name}-{source_hash({__name__})[:16]}", make)
+    return beside.array(f"{name}-{source_hash({__name__})[:16]}", make)
 
 
 def cosines(vectors: Vectors) -> Cosines:
@@ -76,7 +75,9 @@ def predicted(folder: Path | str, corpus: Corpus) -> np.ndarray:
         return predict(folder, corpus)["predicted"].to_numpy(str)
 
     # Texts without classes are refused by who reads them, whether or not it has read them before.
-    return read() if corpus.labels is None else _kept("predicted", load_model(str(folder)), corpus, read)
+    if corpus.labels is None:
+        return read()
+    return _kept("predicted", StoredMeasurements.of_name(str(folder), corpus, capture.Settings()), read)
 
 
 def classified(folder: Path | str, corpus: Corpus) -> tuple[Cosines, Correct]:
