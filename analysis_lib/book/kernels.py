@@ -30,17 +30,20 @@ SETTINGS = dict.fromkeys(THREAD_LIMITS, "1") | {
 }
 
 
-def kernel_manager(scratch: str, threads: int, environment: dict[str, str]) -> AsyncKernelManager:
+def kernel_manager(scratch: str, sockets: str, threads: int, environment: dict[str, str]) -> AsyncKernelManager:
     """The manager of one kernel of this interpreter.
 
     Args:
         scratch: a folder that the kernel may fill, and that its caller removes.
+        sockets: another one, where it listens, whose path is short. Not at ports: other programs may take those that
+            are free before the kernel listens there, which ends it.
         threads: cores that it uses.
         environment: what is set in it besides.
     """
     # In no folder are kernels looked for, so that it is this interpreter, even if others are installed.
     kernels = KernelSpecManager(kernel_dirs=[])
-    manager = AsyncKernelManager(kernel_spec_manager=kernels, connection_file=f"{scratch}/kernel.json")
+    listening = {"transport": "ipc", "connection_file": f"{sockets}/kernel.json"}
+    manager = AsyncKernelManager(kernel_spec_manager=kernels, **listening)
     # The user's own configuration must not enter a result, and a run must leave nothing behind.
     # What decides where measurements are kept, as it is now: what is copied may have started before.
     ours = {name: value for name, value in os.environ.items() if name.startswith("ANALYSIS_LIB_")}

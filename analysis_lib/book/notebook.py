@@ -8,6 +8,7 @@ count and no error output. Only then does the executed copy replace the previous
 import asyncio
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -117,8 +118,8 @@ async def _run(
     notebook: nbformat.NotebookNode, scratch: str, threads: int, on_cell: Callable[[], object], line_file: Path | None
 ) -> tuple[nbformat.NotebookNode | None, Exception | None, float]:
     """Run the cells; the last one that was begun, what ended the run before its end, and the processor's seconds."""
-    begun, failure, busy = None, None, 0.0
-    manager = kernel_manager(scratch, threads, {LINE_FILE: str(line_file)} if line_file else {})
+    begun, failure, busy, sockets = None, None, 0.0, tempfile.TemporaryDirectory()
+    manager = kernel_manager(scratch, sockets.name, threads, {LINE_FILE: str(line_file)} if line_file else {})
     # The usual 4 seconds for iopub are too few where many notebooks share few cores.
     client = NotebookClient(notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True)
     try:
@@ -142,6 +143,7 @@ async def _run(
             with suppress(psutil.NoSuchProcess):
                 busy = sum(psutil.Process(manager.provisioner.pid).cpu_times()[:4])
             await manager.shutdown_kernel(now=True)
+        sockets.cleanup()
     return begun, failure, busy
 
 

@@ -103,6 +103,13 @@ def test_a_kernel_begins_with_the_library_imported(tmp_path):
     assert outputs(out) == "set()\n"
 
 
+def test_a_kernel_listens_at_no_port(tmp_path):
+    """Another program may take a port that was free before the kernel has started, which then dies."""
+    code = "import ipykernel\nprint(ipykernel.get_connection_info(unpack=True)['transport'])"
+    out = run_notebook(write(tmp_path / "n.ipynb", code), {}, tmp_path / "out.ipynb")
+    assert outputs(out) == "ipc\n"
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
 def test_no_kernel_outlives_its_run(tmp_path, end):
     pid = tmp_path / "pid"
