@@ -9,14 +9,16 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
+import jaxtyping
 import matplotlib.pyplot as plt
 import pytest
 import threadpoolctl
 import torch
+import typed
 from filelock import FileLock
 from hypothesis import settings
-from jaxtyping import install_import_hook
 from playwright.sync_api import Browser, Page, sync_playwright
 
 # On a busy machine an example may take any time.
@@ -34,7 +36,13 @@ KERNELS = [
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
-with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"):
+# What they import is compiled anew below, as the hook has caches of its own: not so what is there before.
+for module in ("scipy.stats", "transformers.modeling_utils"):
+    importlib.import_module(module)
+with (
+    mock.patch.object(jaxtyping, "jaxtyped", typed.jaxtyped),
+    jaxtyping.install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"),
+):
     for module in KERNELS:
         importlib.import_module(f"analysis_lib.{module}")
 
