@@ -1,32 +1,45 @@
-"""Processes that start in a moment: copies of one that has imported the library and Dask, as the kernels of a book are.
+"""Processes that start in a moment: copies of one that has imported the library and Dask, as kernels of a book are."""
 
-What is set in the environment after the first of them is not set in them.
-"""
-
-import multiprocessing
 import os
 import sys
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from unittest import mock
 
-from analysis_lib.book.kernels import IMPORTED, SETTINGS, _Process
+from analysis_lib.book.kernels import IMPORTED, SETTINGS
 from analysis_lib.errors import undisturbed
 
 DASK = ["analysis_lib.measurement.execution", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
 
 
-def context(_method: str = "forkserver") -> multiprocessing.context.BaseContext:
+class Copy(ForkServerProcess):
+    """A process with the environment of the one that starts it."""
+
+    def __init__(self, *given: object, **more: object):
+        super().__init__(*given, **more)
+        self.environment = {**os.environ}
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ |= self.environment
+        super().run()
+
+
+class _Context(ForkServerContext):
+    Process = Copy
+
+
+def context(_method: str = "forkserver") -> ForkServerContext:
     """What multiprocessing starts such processes with."""
     forkserver.set_forkserver_preload([*IMPORTED, *DASK])
     with mock.patch.dict(os.environ, SETTINGS), undisturbed():
         forkserver.ensure_running()
-    return multiprocessing.get_context("forkserver")
+    return _Context()
 
 
-def start_dask(*arguments: str) -> _Process:
+def start_dask(*arguments: str) -> Copy:
     """``dask`` with such arguments; what it says is not heard."""
-    context()
-    process = _Process(target=_dask, args=arguments)
+    process = context().Process(target=_dask, args=arguments)
     process.start()
     return process
 

@@ -781,7 +781,7 @@ def test_sums_of_something_else_are_not_taken(changed, model, small_shards, tmp_
 
 def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, measured_shards):
     lines, out = tmp_path / "lines.txt", tmp_path / "out"
-    lines.write_text("\n".join(TEXTS * 24), encoding="utf-8")
+    lines.write_text("\n".join(TEXTS * 17), encoding="utf-8")
     options = ["--model", str(tiny_folder("bert")), "--data", str(lines), "--out", str(out)]
     options += ["--metrics", "anisotropy,attention_entropy", "--tokens-per-batch", "100"]
     command = subprocess.Popen(
