@@ -9,14 +9,18 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
+import dask.config
+import jaxtyping
 import matplotlib.pyplot as plt
 import pytest
 import threadpoolctl
 import torch
+import typed
+from distributed import LocalCluster
 from filelock import FileLock
 from hypothesis import settings
-from jaxtyping import install_import_hook
 from playwright.sync_api import Browser, Page, sync_playwright
 
 # On a busy machine an example may take any time.
@@ -34,17 +38,24 @@ KERNELS = [
     *(f"metrics.{path.stem}" for path in ROOT.glob("analysis_lib/metrics/[!_]*.py")),
 ]
 KERNELS.remove("metrics.accumulator")
-with install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"):
+# What they import is compiled anew below, as the hook has caches of its own: not so what is there before.
+for module in ("scipy.stats", "transformers.modeling_utils"):
+    importlib.import_module(module)
+with (
+    mock.patch.object(jaxtyping, "jaxtyped", typed.jaxtyped),
+    jaxtyping.install_import_hook([f"analysis_lib.{module}" for module in KERNELS], "typed.checked"),
+):
     for module in KERNELS:
         importlib.import_module(f"analysis_lib.{module}")
 
+import copies  # noqa: E402
 import tiny  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
 from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
 from analysis_lib.book import build_book  # noqa: E402
 from analysis_lib.capture import checked_pass  # noqa: E402
-from analysis_lib.measurement import interventions, shards, stored  # noqa: E402
+from analysis_lib.measurement import interventions, processes, shards, stored  # noqa: E402
 
 # It has no annotations to check, and a pass in float64 calls it for each operation: the check was half the cost of one.
 checked_pass._DoublePrecision.__torch_function__ = inspect.unwrap(checked_pass._DoublePrecision.__torch_function__)
@@ -135,6 +146,23 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return saved[name]
 
     return folder
+
+
+@pytest.fixture
+def copied_workers(monkeypatch) -> None:
+    """Workers of the library start in a moment, each a copy of a process that has imported it."""
+    monkeypatch.setattr(processes, "get_context", copies.context)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers of Dask, which start as fast."""
+    copies.context()
+    with (
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster,
+    ):
+        yield cluster
 
 
 @pytest.fixture(scope="module")

@@ -612,6 +612,8 @@ def _rotated(vectors: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarra
 def _joined(softmaxes: list[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
     """Logits and weights, heads x queries x keys; of local attention the pieces along the diagonal."""
     logits, weights = ([_array(pair[i][0]) for pair in softmaxes] for i in range(2))
+    if len(softmaxes) == 1:
+        return logits[0], weights[0]
     size = (len(logits[0]), sum(piece.shape[1] for piece in logits), sum(piece.shape[2] for piece in logits))
     joined = np.full(size, -np.inf), np.zeros(size)
     row = column = 0
@@ -696,7 +698,9 @@ def _attention(family: Family, model: nn.Module, step: Step, types, counted) -> 
             # C of the pairs of one query with every key: keys x width.
             pairs = (carried @ key_weight[rows]) * read["key"]
             sums[head, m] = pairs.sum(-1)
-            if queries[m]:
+            if queries[m] and allowed[m].all():
+                contributions[head] += pairs
+            elif queries[m]:
                 contributions[head, allowed[m]] += pairs[allowed[m]]
     _agree(sums, terms["content"] + terms["position_query"], "contributions")
     _agree((sum(terms.values()) * scaling)[:, allowed], logits[:, allowed], "scores")

@@ -92,6 +92,17 @@ def root(built, tmp_path) -> Path:
     return shutil.copytree(built, tmp_path / "root")
 
 
+@pytest.fixture
+def no_pages(monkeypatch) -> None:
+    """Notebooks are executed as ever, but no pages are made of them, which takes longest."""
+
+    def empty(_stage: Path, target: Path, _log: Path) -> Path:
+        target.mkdir()
+        return target
+
+    monkeypatch.setattr(site, "_sphinx", empty)
+
+
 def state(root: Path) -> dict[str, int]:
     """When each file of the site and each executed copy was written."""
     folders = [root / "_build" / "html", root / "_build" / "executed"]
@@ -216,7 +227,7 @@ def test_a_changed_notebook_is_executed_and_no_other(root):
     assert outputs(executed(root, "two")) == "3\n"
 
 
-def test_a_parameter_goes_over_the_profile(root):
+def test_a_parameter_goes_over_the_profile(root, no_pages):
     build_book(parameters={"limit": 5}, root=root)
     assert outputs(executed(root, "one")) == "5 [7]\n"
 
@@ -247,7 +258,7 @@ def test_a_profile_with_unknown_names_is_refused(root, text, complaint):
         build_book(root=root)
 
 
-def test_a_profile_may_extend_another(root):
+def test_a_profile_may_extend_another(root, no_pages):
     text = "extends: smoke\npart/one: {limit: 9}\npart/two: {n: 4}\n"
     (root / "book" / "parameters" / "default.yml").write_text(text)
     build_book(root=root)
@@ -255,7 +266,7 @@ def test_a_profile_may_extend_another(root):
     assert outputs(executed(root, "two")) == "4\n"
 
 
-def test_every_corpus_of_a_list_is_known_to_the_key(root, tmp_path):
+def test_every_corpus_of_a_list_is_known_to_the_key(root, tmp_path, no_pages):
     lines = tmp_path / "lines.txt"
     lines.write_text("one\n")
     declared = 'class_data: list = ["news"]  # corpora'

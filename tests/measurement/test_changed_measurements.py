@@ -12,7 +12,6 @@ import pytest
 import tiny
 import torch
 import yaml
-from distributed import LocalCluster
 from safetensors.torch import save_file
 
 from analysis_lib import AnalysisError, LoadedModel, Replace, Tables, load_model, measure, metrics
@@ -49,7 +48,7 @@ def differ(one: Tables, other: Tables) -> bool:
 
 
 @every_arm
-def test_two_workers_and_a_second_run_give_the_same_bytes(model, small_shards, arm):
+def test_two_workers_and_a_second_run_give_the_same_bytes(model, small_shards, arm, copied_workers):
     expected = changed(model, arm)
     interventions._latest.clear()
     assert_same_bytes(changed(model, arm, workers=2), expected)
@@ -57,10 +56,9 @@ def test_two_workers_and_a_second_run_give_the_same_bytes(model, small_shards, a
     assert differ(expected, changed(model))
 
 
-def test_a_cluster_gives_the_same_bytes(model, small_shards):
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        for arm in ARMS.values():
-            assert_same_bytes(changed(model, arm, scheduler=cluster.scheduler_address), changed(model, arm))
+def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster):
+    for arm in ARMS.values():
+        assert_same_bytes(changed(model, arm, scheduler=cluster.scheduler_address), changed(model, arm))
 
 
 @every_arm

@@ -16,9 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from multiprocessing import Process
 from pathlib import Path
 from types import SimpleNamespace
 
+import copies
 import distributed
 import numpy as np
 import pandas as pd
@@ -109,7 +111,7 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_two_workers_give_the_same_bytes(minilm, news, threads, monkeypatch):
+def test_two_workers_give_the_same_bytes(minilm, news, threads, monkeypatch, copied_workers):
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 2)
     threads(2)
     expected = measure(minilm, news, progress=False)
@@ -240,7 +242,7 @@ def test_other_processors_agree_to_the_tolerance_that_is_promised(lines, tables_
     assert_agree(found, tables_of_lines, (4e-4, 2e-6))
 
 
-def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path):
+def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path, copied_workers):
     # Slow enough to be half-way: many shards, one text at a time.
     corpus = Corpus("long", TEXTS * 4)
     expected = measure(model, corpus, FEW, tokens_per_batch=1, progress=False)
@@ -364,7 +366,9 @@ def lengths_of(model: LoadedModel) -> np.ndarray:
     return torch.cat(states).norm(dim=-1).numpy()
 
 
-def test_a_metric_with_a_parameter_is_measured_by_workers_and_resumed(model, small_shards, tmp_path, measured_shards):
+def test_a_metric_with_a_parameter_is_measured_by_workers_and_resumed(
+    model, small_shards, tmp_path, measured_shards, copied_workers
+):
     lengths = lengths_of(model)
     norm = float(np.median(lengths))
     settings = {"checkpoints": tmp_path, "progress": False}
@@ -444,12 +448,6 @@ def test_a_metric_that_cannot_be_sent_is_one_line(model, small_shards):
 # --- On a cluster ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        yield cluster
-
-
 def test_a_cluster_gives_the_same_bytes(model, small_shards, cluster, measured_shards):
     chosen = ["anisotropy", "score_contributions", Share(1.0, scale=3)]
     tables = measure(model, CORPUS, chosen, scheduler=cluster.scheduler_address, progress=False)
@@ -513,13 +511,11 @@ class _Dask:
         self.scheduler = self.start("scheduler", "--host", address, "--no-dashboard")
         self.worker = self.start_worker()
 
-    def start(self, *arguments: str) -> subprocess.Popen:
-        # Imported at once, and not while the time of idle workers runs.
-        command = [sys.executable, "-m", "dask", *arguments, "--preload", execution.__name__]
-        self.started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+    def start(self, *arguments: str) -> Process:
+        self.started.append(copies.start_dask(*arguments))
         return self.started[-1]
 
-    def start_worker(self) -> subprocess.Popen:
+    def start_worker(self) -> Process:
         return self.start("worker", self.address, "--no-nanny", "--nthreads", "1", "--no-dashboard")
 
     def measure(self, meanwhile: Callable[[], object], model: LoadedModel, folder: Path, timeout: float) -> Tables:
@@ -552,7 +548,7 @@ def dask() -> Iterator[_Dask]:
     yield dask
     for process in dask.started:
         process.kill()
-        process.wait()
+        process.join()
 
 
 @pytest.mark.parametrize(
@@ -609,10 +605,10 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
         with Client(dask.address, timeout=PATIENCE, set_as_default=False) as client:
             wait_until(lambda: client.run_on_scheduler(tasks) > 3)
         dask.worker.kill()
-        slow.send_signal(signal.SIGSTOP)
+        os.kill(slow.pid, signal.SIGSTOP)
         dask.start_worker()
         time.sleep(3)
-        slow.send_signal(signal.SIGCONT)
+        os.kill(slow.pid, signal.SIGCONT)
 
     with Client(dask.address, timeout=PATIENCE, set_as_default=False) as client:
         client.wait_for_workers(3, timeout=PATIENCE)
@@ -697,6 +693,7 @@ def test_branches_of_workers_that_are_done_before_they_are_asked(begun, due):
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])
 def test_a_scheduler_that_does_not_answer(model, address, monkeypatch):
     patient = distributed.Client
+    monkeypatch.setattr(execution, "SECONDS_TO_ANSWER", 1)
     monkeypatch.setattr(distributed, "Client", lambda *args, **options: patient(*args, **{**options, "timeout": "1s"}))
     with pytest.raises(AnalysisError, match="no Dask scheduler answers at") as caught:
         measure(model, CORPUS, scheduler=address, progress=False)
@@ -784,7 +781,7 @@ def test_sums_of_something_else_are_not_taken(changed, model, small_shards, tmp_
 
 def test_a_command_that_was_killed_goes_on_from_there(tiny_folder, tmp_path, measured_shards):
     lines, out = tmp_path / "lines.txt", tmp_path / "out"
-    lines.write_text("\n".join(TEXTS * 24), encoding="utf-8")
+    lines.write_text("\n".join(TEXTS * 17), encoding="utf-8")
     options = ["--model", str(tiny_folder("bert")), "--data", str(lines), "--out", str(out)]
     options += ["--metrics", "anisotropy,attention_entropy", "--tokens-per-batch", "100"]
     command = subprocess.Popen(

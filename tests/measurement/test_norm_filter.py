@@ -108,7 +108,7 @@ def test_a_filter_that_is_none_is_refused(tokens):
         Settings(tokens=tokens)
 
 
-def test_it_gives_the_same_with_workers_and_is_kept_apart(tiny_folder, tmp_path, monkeypatch):
+def test_it_gives_the_same_with_workers_and_is_kept_apart(tiny_folder, tmp_path, monkeypatch, copied_workers):
     monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path))
     name = str(tiny_folder("gpt2"))
     texts = [*tiny.TEXTS] * 70

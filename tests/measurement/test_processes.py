@@ -21,7 +21,7 @@ def stop_in_the_middle_of_a_result() -> None:
     connection.Connection._send = send
 
 
-def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting():
+def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting(copied_workers):
     before = {*threading.enumerate()}
     with processes.pool(1, threads=1) as pool:
         assert pool.submit(abs, -1).result() == 1

@@ -229,7 +229,7 @@ def test_a_file_is_read_some_vectors_at_a_time(tmp_path, monkeypatch, form):
     assert peak < count * width * 4 / 4
 
 
-def test_an_interrupted_measurement_goes_on_and_workers_give_the_same_bytes(tmp_path, monkeypatch):
+def test_an_interrupted_measurement_goes_on_and_workers_give_the_same_bytes(tmp_path, monkeypatch, copied_workers):
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 4)
     lengths = [1, 2, 3] * 8
     np.save(tmp_path / "layer_0.npy", np.random.default_rng(5).normal(size=(sum(lengths), 6)))

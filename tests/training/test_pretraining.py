@@ -213,7 +213,7 @@ def test_a_checkpoint_is_a_model_like_any_other(run, tiny):
     assert all(torch.equal(value, whole[name]) for name, value in loaded.model.state_dict().items() if name in whole)
 
 
-def test_seeds_in_processes_of_their_own_are_the_same(run, tiny, tmp_path):
+def test_seeds_in_processes_of_their_own_are_the_same(run, tiny, tmp_path, copied_workers):
     both = contents(pretrain(tmp_path / "run", tiny, seeds=(0, 1), workers=2))
     assert {name: value for name, value in both.items() if "seed_1" not in name} == contents(run)
     assert "seed_1-step_12/model.safetensors" in both

@@ -87,7 +87,7 @@ def test_a_classifier_starts_where_its_own_seed_starts_it(reviews):
     assert not first.equal(second)
 
 
-def test_a_trial_in_other_processes_is_the_same(reviews, monkeypatch):
+def test_a_trial_in_other_processes_is_the_same(reviews, monkeypatch, copied_workers):
     one = trials(classifiers(seed=[5, 6]), **SMALL, **SHORT)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     pd.testing.assert_frame_equal(trials(classifiers(seed=[5, 6]), **SMALL, **SHORT), one)

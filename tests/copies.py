@@ -1,0 +1,56 @@
+"""Processes that start in a moment: copies of one that has imported the library and Dask, as kernels of a book are."""
+
+import os
+import sys
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from unittest import mock
+
+from analysis_lib.book.kernels import IMPORTED, SETTINGS
+from analysis_lib.errors import undisturbed
+
+DASK = ["analysis_lib.measurement.execution", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
+
+
+class Copy(ForkServerProcess):
+    """A process with the environment of the one that starts it."""
+
+    def __init__(self, *given: object, **more: object):
+        super().__init__(*given, **more)
+        self.environment = {**os.environ}
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ |= self.environment
+        super().run()
+
+
+class _Context(ForkServerContext):
+    Process = Copy
+
+
+def context(_method: str = "forkserver") -> ForkServerContext:
+    """What multiprocessing starts such processes with."""
+    forkserver.set_forkserver_preload([*IMPORTED, *DASK])
+    with mock.patch.dict(os.environ, SETTINGS), undisturbed():
+        forkserver.ensure_running()
+    return _Context()
+
+
+def start_dask(*arguments: str) -> Copy:
+    """``dask`` with such arguments; what it says is not heard."""
+    process = context().Process(target=_dask, args=arguments)
+    process.start()
+    return process
+
+
+def _dask(*arguments: str) -> None:
+    from dask.cli import run_cli
+
+    # Like one that was started elsewhere, it finds no module of the tests.
+    sys.path[:] = [folder for folder in sys.path if not folder.startswith(os.path.dirname(__file__))]
+    silent = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(silent, stream)
+    sys.argv = ["dask", *arguments]
+    run_cli()
