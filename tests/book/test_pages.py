@@ -401,8 +401,9 @@ def words_on(sheet: PdfPage) -> tuple[str, float]:
     """The text of a printed sheet without blanks, and how far to the right it goes."""
     text = sheet.get_textpage()
     farthest = max((text.get_rect(i)[2] for i in range(text.count_rects())), default=0.0)
-    # Ligatures are two letters.
-    return unicodedata.normalize("NFKC", "".join(text.get_text_range().split())), farthest
+    # PDFium has a sign of its own for a hyphen at the end of a line; ligatures are two letters.
+    words = "".join(text.get_text_range().replace("\ufffe", "-").split())
+    return unicodedata.normalize("NFKC", words), farthest
 
 
 def test_paper_loses_nothing(desk):
