@@ -2,12 +2,9 @@
 
 import os
 import sys
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from unittest import mock
 
-from analysis_lib.book.kernels import IMPORTED, SETTINGS
-from analysis_lib.errors import undisturbed
+from analysis_lib.book.kernels import IMPORTED, start_server
 
 DASK = ["analysis_lib.measurement.execution", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
 
@@ -31,9 +28,7 @@ class _Context(ForkServerContext):
 
 def context(_method: str = "forkserver") -> ForkServerContext:
     """What multiprocessing starts such processes with."""
-    forkserver.set_forkserver_preload([*IMPORTED, *DASK])
-    with mock.patch.dict(os.environ, SETTINGS), undisturbed():
-        forkserver.ensure_running()
+    start_server([*IMPORTED, *DASK])
     return _Context()
 
 

@@ -53,15 +53,20 @@ def kernel_manager(scratch: str, sockets: str, threads: int, environment: dict[s
     return manager
 
 
+def start_server(imported: list[str]) -> None:
+    """Start the process of which others are copies, with modules imported, unless it runs."""
+    forkserver.set_forkserver_preload(imported)
+    with mock.patch.dict(os.environ, SETTINGS), undisturbed():
+        forkserver.ensure_running()
+
+
 class _Copied(LocalProvisioner):
     """Starts a kernel as a copy of the process that has imported the library."""
 
     arguments: tuple
 
     async def launch_kernel(self, cmd: list[str], **_: object) -> dict:
-        forkserver.set_forkserver_preload(IMPORTED)
-        with mock.patch.dict(os.environ, SETTINGS), undisturbed():
-            forkserver.ensure_running()
+        start_server(IMPORTED)
         process = _Process(target=_be_kernel, args=self.arguments)
         process.start()
         # Only now: what has not started cannot be stopped.

@@ -74,8 +74,12 @@ async def execute(
     copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
     with packages.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
-    with packages.writing(out.parent), packages.scratch(out.parent, ".unfinished") as scratch:
-        begun, error, busy = await _run(copy, str(scratch), threads or cores(), on_cell, line_file)
+    with (
+        packages.writing(out.parent),
+        packages.scratch(out.parent, ".unfinished") as scratch,
+        tempfile.TemporaryDirectory() as sockets,
+    ):
+        begun, error, busy = await _run(copy, str(scratch), sockets, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             if failed:
@@ -115,11 +119,16 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
 
 
 async def _run(
-    notebook: nbformat.NotebookNode, scratch: str, threads: int, on_cell: Callable[[], object], line_file: Path | None
+    notebook: nbformat.NotebookNode,
+    scratch: str,
+    sockets: str,
+    threads: int,
+    on_cell: Callable[[], object],
+    line_file: Path | None,
 ) -> tuple[nbformat.NotebookNode | None, Exception | None, float]:
     """Run the cells; the last one that was begun, what ended the run before its end, and the processor's seconds."""
-    begun, failure, busy, sockets = None, None, 0.0, tempfile.TemporaryDirectory()
-    manager = kernel_manager(scratch, sockets.name, threads, {LINE_FILE: str(line_file)} if line_file else {})
+    begun, failure, busy = None, None, 0.0
+    manager = kernel_manager(scratch, sockets, threads, {LINE_FILE: str(line_file)} if line_file else {})
     # The usual 4 seconds for iopub are too few where many notebooks share few cores.
     client = NotebookClient(notebook, manager, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True)
     try:
@@ -143,7 +152,6 @@ async def _run(
             with suppress(psutil.NoSuchProcess):
                 busy = sum(psutil.Process(manager.provisioner.pid).cpu_times()[:4])
             await manager.shutdown_kernel(now=True)
-        sockets.cleanup()
     return begun, failure, busy
 
 
