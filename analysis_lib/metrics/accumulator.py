@@ -1,11 +1,13 @@
 """What every metric is: sums over utterances, in float64, that merge; and the tables they give."""
 
 import copy
+import functools
 import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -30,14 +32,7 @@ WHOLE_SPACES = ("hidden", "final")
 KEY_TYPES = ["all", *TOKEN_TYPES, "sink"]
 
 Key = tuple[str | int, ...]
-Sums = dict[Key, np.ndarray]
 Columns = dict[str, np.ndarray]
-
-
-class SumsOfPart(Sums):
-    """The sums without some groups; of their table, only some columns are read, if these are named."""
-
-    columns: frozenset[str] = frozenset()
 
 
 class GroupSums(NamedTuple):
@@ -50,6 +45,59 @@ class GroupSums(NamedTuple):
 
     groups: tuple[int, ...]
     values: Tensor | np.ndarray
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Sums of neighbouring layers that have the same, so that a table is computed of all of them at once.
+
+    Attributes:
+        numbers: of the layers.
+        sums: of shape layer x ..., by their key without its layer; of one text, by that.
+        occur: of the counts that ``Metric.kinds`` names, which are above 0 in the whole corpus.
+    """
+
+    numbers: tuple[int, ...]
+    sums: dict[Key, np.ndarray]
+    occur: np.ndarray | None = None
+
+    def __getitem__(self, name: Key | str) -> np.ndarray:
+        return self.sums[(name,) if isinstance(name, str) else name]
+
+    def apart(self) -> Iterator[Self]:
+        """Each layer by itself."""
+        for place, number in enumerate(self.numbers):
+            of_one = {name: values[place : place + 1] for name, values in self.sums.items()}
+            yield replace(self, numbers=(number,), sums=of_one)
+
+
+class Sums(Mapping[Key, np.ndarray]):
+    """Sums over groups, by key.
+
+    Attributes:
+        layers: the same, with what neighbouring layers have alike in one array.
+        read: the columns of their table that are read, where these are few.
+    """
+
+    def __init__(self, layers: Iterable[Layers], read: frozenset[str] = frozenset()) -> None:
+        self.layers, self.read = [*layers], read
+
+    def __getitem__(self, key: Key) -> np.ndarray:
+        *name, number = key
+        for layers in self.layers:
+            if number in layers.numbers and tuple(name) in layers.sums:
+                return layers.sums[*name][layers.numbers.index(number)]
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[Key]:
+        return ((*name, number) for layers in self.layers for number in layers.numbers for name in layers.sums)
+
+    def __len__(self) -> int:
+        return sum(len(layers.numbers) * len(layers.sums) for layers in self.layers)
+
+    def apart(self) -> Self:
+        """The same, with each layer by itself."""
+        return type(self)((one for layers in self.layers for one in layers.apart()), self.read)
 
 
 class Metric(ABC):
@@ -92,6 +140,8 @@ class Metric(ABC):
         limits: the range of that column, which its interval does not leave.
         counts: the column that says how many vectors or utterances a row rests on. A group of utterances that adds
             nothing to it has no part in the interval of the row; without such a column, every group has.
+        kinds: the sum that counts tokens, or pairs, by type, if rows are by type. Which types have a row in a layer is
+            decided by what occurs in the whole corpus, so that a table without a group of utterances has the same rows.
         of_pairs_within_utterances: whether it compares vectors of one utterance.
         on_request: whether it costs so much that ``all`` leaves it out.
     """
@@ -101,6 +151,7 @@ class Metric(ABC):
     interval: ClassVar[str | None] = None
     limits: ClassVar[tuple[float, float] | None] = None
     counts: ClassVar[str | None] = None
+    kinds: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
     on_request: ClassVar[bool] = False
 
@@ -163,14 +214,19 @@ class Metric(ABC):
     def _without(
         self, left_out: Collection[int], arrays: dict[Key, GroupSums], total: Sums, read: frozenset[str] = frozenset()
     ) -> pd.DataFrame:
-        rest = SumsOfPart()
-        rest.columns = read
-        for key, (groups, values) in arrays.items():
-            gone = [values[place] for place, group in enumerate(groups) if group in left_out]
-            rest[key] = total[key] - sum(gone) if gone else total[key]
+        rest = []
+        for layers in total.layers:
+            sums = {name: values.copy() for name, values in layers.sums.items()}
+            for name, values in sums.items():
+                for place, number in enumerate(layers.numbers):
+                    groups, of_groups = arrays[*name, number]
+                    gone = [of_groups[groups.index(group)] for group in left_out if group in groups]
+                    if gone:
+                        values[place] -= functools.reduce(operator.add, gone)
+            rest.append(replace(layers, sums=sums))
         # The only utterance of its kind may be in the group: what is left is NaN, and so is its interval.
         with np.errstate(invalid="ignore", divide="ignore"):
-            return self.points(rest)
+            return self.points(Sums(rest, read))
 
     def arrays(self) -> dict[Key, GroupSums]:
         """The sums as arrays, wherever they were summed.
@@ -194,14 +250,23 @@ class Metric(ABC):
     def _total(self, arrays: dict[Key, GroupSums]) -> Sums:
         if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        return {key: values.sum(0) for key, (_, values) in arrays.items()}
+        by_layer: dict[int, dict[Key, np.ndarray]] = {}
+        for (*name, layer), (_, values) in arrays.items():
+            by_layer.setdefault(layer, {})[tuple(name)] = values.sum(0)
 
-    def occur(self, quantity: str, layer: int) -> np.ndarray:
-        """Of the counts in a sum of a layer, such as those of tokens by type, which are above 0 in the whole corpus.
+        def alike(layer: int) -> tuple:
+            sums = by_layer[layer]
+            occur = None if self.kinds is None else (sums[self.kinds,] > 0).tobytes()
+            return {name: values.shape for name, values in sums.items()}, occur
 
-        What ``points`` lists is decided by these, so that a table without a group of utterances has the same rows.
-        """
-        return self.sums[quantity, layer].values.sum(0).cpu().numpy() > 0
+        found = []
+        # Attentions to another stack come between the layers, and have numbers after them.
+        for _, neighbours in itertools.groupby(sorted(by_layer), alike):
+            numbers = tuple(neighbours)
+            first = by_layer[numbers[0]]
+            sums = {name: np.stack([by_layer[number][name] for number in numbers]) for name in first}
+            found.append(Layers(numbers, sums, None if self.kinds is None else first[self.kinds,] > 0))
+        return Sums(found)
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
@@ -246,21 +311,20 @@ class Metric(ABC):
 def tabulated(
     sums: Sums, quantity: str, rows: Callable[..., Columns], needed: frozenset[str] = frozenset()
 ) -> pd.DataFrame:
-    """The rows of every layer, or space and layer, of which ``quantity`` was summed, below each other.
+    """The rows of all layers, or spaces and layers, of which ``quantity`` was summed, below each other.
 
     With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. A head of 0 is none, and missing
     in the table. Types of keys become categories in the order of ``TOKEN_TYPES``, after ``all``, which legends and
     groups then follow.
 
     Args:
+        rows: of neighbouring layers, and of what stands in keys between ``quantity`` and the layer.
         needed: columns that are there in any case; of a part of the sums, others are only where they are read.
     """
-    # Attentions to another stack come between the layers, and have numbers after them.
-    places = sorted((place for name, *place in sums if name == quantity), key=operator.itemgetter(-1))
-    places.sort(key=lambda place: VECTOR_SPACES.index(place[0]) if place[0] in VECTOR_SPACES else 0)
+    places = [(layers, *between) for layers in sums.layers for name, *between in layers.sums if name == quantity]
+    places.sort(key=lambda place: VECTOR_SPACES.index(place[1]) if place[-1] in VECTOR_SPACES else 0)
     parts = [rows(*place) for place in places]
-    # Arrays are joined before there is a table: the jackknife makes twenty, and a frame per layer is slow.
-    read = getattr(sums, "columns", None) or parts[0].keys()
+    read = sums.read or parts[0].keys()
     names = [name for name in parts[0] if name in read or name in needed]
     columns = {name: np.concatenate([part[name].ravel() for part in parts]) for name in names}
     if "head" in columns:
@@ -274,30 +338,29 @@ def tabulated(
     return pd.DataFrame(columns, copy=False)
 
 
-def head_rows(layer: int, columns: Columns, space: str | None = None) -> Columns:
-    """The rows of one layer, or of one of its spaces, from columns of one value per head.
+def head_rows(layers: Layers, columns: Columns, space: str | None = None) -> Columns:
+    """The rows of neighbouring layers, or of one of their spaces, from columns of shape layer x head.
 
     Heads count from 1. ``WHOLE_SPACES`` have none.
     """
-    count = len(next(iter(columns.values())))
-    places = {} if space is None else {"space": np.full(count, space, dtype=object)}
-    heads = np.zeros(count, int) if space in WHOLE_SPACES else np.arange(1, count + 1)
-    return {**places, "layer": np.full(count, layer), "head": heads, **columns}
+    count = next(iter(columns.values())).shape[1]
+    heads = [0] if space in WHOLE_SPACES else range(1, count + 1)
+    found = crossed(layers, {"head": heads}, **columns)
+    return found if space is None else {"space": np.broadcast_to(np.array(space, object), found["head"].shape)} | found
 
 
-def crossed(layer: int, axes: Mapping[str, Sequence], **values: np.ndarray) -> Columns:
-    """The rows of one layer, one for each cell of arrays; arrays of fewer dimensions lack the first of the axes.
+def crossed(layers: Layers, axes: Mapping[str, Sequence], **values: np.ndarray) -> Columns:
+    """The rows of neighbouring layers, one for each cell of arrays of shape layer x ..., whose other axes are named.
 
     Columns are arrays of as many dimensions, which are views: few may be read. Types of keys are numbers, their places
     in ``KEY_TYPES``: there are many rows, and words take ten times as long.
     """
-    shape = [len(axis) for axis in axes.values()]
     ends = [np.array([*map(KEY_TYPES.index, axis)] if name == "key_type" else axis) for name, axis in axes.items()]
     # Words as objects: each is there once.
-    ends = [end.astype(object) if end.dtype.kind == "U" else end for end in ends]
-    places = dict(zip(axes, np.meshgrid(*ends, indexing="ij", sparse=True), strict=True))
-    columns = {"layer": np.array(layer), **places, **values}
-    return {name: np.broadcast_to(cells, shape) for name, cells in columns.items()}
+    ends = [np.array(layers.numbers), *(end.astype(object) if end.dtype.kind == "U" else end for end in ends)]
+    places = dict(zip(["layer", *axes], np.meshgrid(*ends, indexing="ij", sparse=True), strict=True))
+    shape = [len(end) for end in ends]
+    return {name: np.broadcast_to(cells, shape) for name, cells in {**places, **values}.items()}
 
 
 def type_means(
@@ -306,14 +369,16 @@ def type_means(
     """The means over all tokens, or pairs, and over those of each type that occurs.
 
     Args:
-        totals: sums by type that has a row, of shape ... x kind x width.
-        counts: how many tokens or pairs of each type there are.
-        occur: which types have a row, whether there are any here or not: see :meth:`Metric.occur`.
+        totals: sums by type that has a row, of shape layer x ... x kind x width.
+        counts: how many tokens or pairs of each type there are, of shape layer x type.
+        occur: which types have a row, whether there are any here or not: see :class:`Layers`.
 
     Returns:
-        The means, of shape ... x kind x width; how many there are of each kind; and the kinds, ``all`` first.
+        The means, of shape layer x ... x kind x width; how many there are of each kind, of shape layer x ... x kind x
+        1; and the kinds, ``all`` first.
     """
+    rows = np.array([True, *occur])
     totals = np.concatenate([totals.sum(-2, keepdims=True), totals], axis=-2)
-    counts, rows = np.array([counts.sum(), *counts]), np.array([True, *occur])
-    means = totals / np.where(counts > 0, counts, np.nan)[rows, None]
-    return means, counts[rows].astype(int), np.array(["all", *types])[rows]
+    counts = np.concatenate([counts.sum(-1, keepdims=True), counts], axis=-1)[:, rows]
+    counts = counts.reshape(len(counts), *(1 for _ in totals.shape[1:-2]), -1, 1)
+    return totals / np.where(counts > 0, counts, np.nan), counts.astype(int), np.array(["all", *types])[rows]

@@ -12,6 +12,7 @@ from analysis_lib.metrics.accumulator import (
     VECTOR_SPACES,
     WHOLE_SPACES,
     Columns,
+    Layers,
     Metric,
     Sums,
     crossed,
@@ -92,10 +93,10 @@ class Anisotropy(Metric):
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> Columns:
-            vectors = sums["vectors", space, layer]
-            cosine = mean_pair_cosine(sums["unit_sum", space, layer], vectors)
-            return head_rows(layer, {"cosine": cosine, "tokens": vectors.astype(int)}, space)
+        def rows(layers: Layers, space: str) -> Columns:
+            vectors = layers["vectors", space]
+            cosine = mean_pair_cosine(layers["unit_sum", space], vectors)
+            return head_rows(layers, {"cosine": cosine, "tokens": vectors.astype(int)}, space)
 
         return tabulated(sums, "unit_sum", rows)
 
@@ -125,13 +126,11 @@ class CosineByDimension(Metric):
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> Columns:
-            of_one = (sums[name, space, layer][0] for name in ("unit_sum", "unit_squares", "vectors"))
-            unit_sum, squares, vectors = of_one
-            cosine = (unit_sum**2 - squares) / _pairs(vectors)
-            return {"space": np.full(len(cosine), space, dtype=object)} | crossed(
-                layer, {"dimension": range(len(cosine))}, cosine=cosine
-            )
+        def rows(layers: Layers, space: str) -> Columns:
+            unit_sum, squares, vectors = (layers[name, space] for name in ("unit_sum", "unit_squares", "vectors"))
+            cosine = (unit_sum**2 - squares) / _pairs(vectors)[..., None]
+            columns = crossed(layers, {"space": [space], "dimension": range(cosine.shape[-1])}, cosine=cosine)
+            return {"space": columns["space"]} | columns
 
         return tabulated(sums, "unit_sum", rows)
 
@@ -160,10 +159,10 @@ class UtteranceSimilarity(Metric):
             self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> Columns:
-            count = sums["utterances", space, layer]
-            mean = sums["similarity", space, layer] / np.where(count > 0, count, np.nan)
-            return head_rows(layer, {"similarity": mean, "utterances": count.astype(int)}, space)
+        def rows(layers: Layers, space: str) -> Columns:
+            count = layers["utterances", space]
+            mean = layers["similarity", space] / np.where(count > 0, count, np.nan)
+            return head_rows(layers, {"similarity": mean, "utterances": count.astype(int)}, space)
 
         return tabulated(sums, "similarity", rows)
 

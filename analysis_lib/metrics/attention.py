@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Sums, crossed, head_rows, tabulated
 
 
 class AttentionEntropy(Metric):
@@ -34,11 +34,10 @@ class AttentionEntropy(Metric):
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            several = sums["normalised_rows", layer]
-            normalised = sums["normalised", layer] / np.where(several > 0, several, np.nan)
-            columns = {"entropy_nats": sums["nats", layer] / sums["rows", layer], "entropy_normalised": normalised}
-            return head_rows(layer, columns)
+        def rows(layers: Layers) -> Columns:
+            every, several = layers["rows"][:, None], layers["normalised_rows"][:, None]
+            normalised = layers["normalised"] / np.where(several > 0, several, np.nan)
+            return head_rows(layers, {"entropy_nats": layers["nats"] / every, "entropy_normalised": normalised})
 
         return tabulated(sums, "nats", rows)
 
@@ -58,6 +57,7 @@ class AttentionByTokenType(Metric):
     needs = frozenset({WEIGHTS})
     interval = "weight"
     limits = (0, 1)
+    kinds = "pairs"
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
@@ -69,13 +69,16 @@ class AttentionByTokenType(Metric):
         self.add(("uniform", layer), activations.rows.uniform, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            occur, queries = self.occur("pairs", layer), sums["queries", layer]
-            given, uniform, pairs = (sums[name, layer][..., occur] for name in ("mass", "uniform", "pairs"))
+        def rows(layers: Layers) -> Columns:
+            occur, queries = layers.occur, layers["queries"][:, None, None]
+            given, (uniform, pairs) = (
+                layers["mass"][..., occur],
+                (layers[n][:, None, occur] for n in ("uniform", "pairs")),
+            )
             pairs = np.where(pairs > 0, pairs, np.nan)
-            axes = {"head": range(1, len(given) + 1), "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur]}
+            axes = {"head": range(1, given.shape[1] + 1), "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur]}
             values = {"mass": given / queries, "weight": given / pairs}
-            even = {"uniform_mass": uniform[None] / queries, "uniform_weight": uniform[None] / pairs}
-            return crossed(layer, axes, **values, **even)
+            even = {"uniform_mass": uniform / queries, "uniform_weight": uniform / pairs}
+            return crossed(layers, axes, **values, **even)
 
         return tabulated(sums, "mass", rows)

@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
@@ -34,6 +34,7 @@ class DimensionMeans(Metric):
 
     name = "dimension_means"
     needs = frozenset({"hidden"})
+    kinds = "tokens"
 
     def update(self, activations: Activations) -> None:
         if (hidden := activations.spaces.get("hidden")) is not None:
@@ -43,10 +44,10 @@ class DimensionMeans(Metric):
             self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            by_type, tokens, occur = sums["sum", layer], sums["tokens", layer], self.occur("tokens", layer)
-            means, _, types = type_means(by_type[occur], tokens, occur, TOKEN_TYPES[-len(tokens) :])
-            return crossed(layer, {"token_type": types, "dimension": range(by_type.shape[-1])}, mean=means)
+        def rows(layers: Layers) -> Columns:
+            tokens, occur = layers["tokens"], layers.occur
+            means, _, types = type_means(layers["sum"][:, occur], tokens, occur, TOKEN_TYPES[-len(occur) :])
+            return crossed(layers, {"token_type": types, "dimension": range(means.shape[-1])}, mean=means)
 
         return tabulated(sums, "sum", rows)[["layer", "dimension", "token_type", "mean"]]
 
@@ -61,12 +62,12 @@ class OutlierDimensions(DimensionMeans):
     name = "outlier_dimensions"
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            mean = sums["sum", layer].sum(0) / sums["tokens", layer].sum()
+        def rows(layer: Layers) -> Columns:
+            mean = layer["sum"][0].sum(0) / layer["tokens"].sum()
             zscore = magnitude_zscores(mean)
             order = np.argsort(-zscore, kind="stable")
             found = order[zscore[order] > THRESHOLD]
             columns = {"dimension": found, "mean": mean[found], "zscore": zscore[found]}
-            return {"layer": np.full(len(found), layer), **columns}
+            return {"layer": np.repeat(layer.numbers, len(found)), **columns}
 
-        return tabulated(sums, "sum", rows)
+        return tabulated(sums.apart(), "sum", rows)

@@ -33,17 +33,19 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable) -> tuple[np.ndarra
     >>> round(float(high - 2), 3)
     2.484
     """
-    groups, mean, square = np.zeros(np.shape(point), int), np.zeros(np.shape(point)), np.zeros(np.shape(point))
+    groups, mean, square = np.array(0), np.zeros(np.shape(point)), np.zeros(np.shape(point))
     for without in left_out:
-        has_part = ~np.ma.getmaskarray(without)
-        values = np.where(has_part, np.ma.getdata(without), mean)
+        values, mask = np.ma.getdata(without), np.ma.getmask(without)
+        if np.any(mask):
+            groups, values = groups + ~mask, np.where(mask, mean, values)
+        else:
+            groups = groups + 1
         # Running mean and sum of squares (Welford 1962), in place: tables have millions of rows.
-        groups += has_part
         step = values - mean
         mean += step / np.maximum(groups, 1)
-        values -= mean
-        values *= step
-        square += values
+        rest = values - mean
+        rest *= step
+        square += rest
     several = np.where(groups > 1, groups, np.nan)
     spread = np.sqrt((several - 1) / several * square)
     quantiles = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(np.max(groups, initial=0) + 1) - 1)

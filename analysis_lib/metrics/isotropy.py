@@ -10,7 +10,7 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Sums, head_rows, tabulated
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
 
@@ -138,28 +138,28 @@ class Isotropy(Metric):
     def points(self, sums: Sums) -> pd.DataFrame:
         arrays = self.arrays()
 
-        def rows(space: str, layer: int) -> Columns:
-            unit_sum, vectors = sums["unit_sum", space, layer], sums["vectors", space, layer]
+        def rows(layer: Layers, space: str) -> Columns:
+            names, (number,) = ("unit_sum", "vectors"), layer.numbers
+            unit_sum, vectors = (layer[name, space] for name in names)
             deviations = _deviations(unit_sum, vectors)
-            names = ("unit_sum", "vectors")
-            without = [sums[name, space, layer] - arrays[name, space, layer].values for name in names]
-            low, high = jackknife_interval(deviations, _deviations(*without))
-            square = mean_square_cosine(sums["unit_moment", space, layer], vectors)
+            without = [layer[name, space] - arrays[name, space, number].values for name in names]
+            low, high = jackknife_interval(deviations, (part[None] for part in _deviations(*without)))
+            square = mean_square_cosine(layer["unit_moment", space], vectors)
             with np.errstate(divide="ignore"):
                 effective = 1 / square
             columns = {
-                "dimensions": np.full(len(vectors), unit_sum.shape[-1]),
+                "dimensions": np.full(vectors.shape, unit_sum.shape[-1]),
                 "deviations": deviations,
                 "ci_low": low,
                 "ci_high": high,
                 "mean_square_cosine": square,
                 "effective_dimension": effective,
-                "isoscore": isoscore(_covariance(sums, space, layer)),
+                "isoscore": isoscore(_covariance(layer, space)),
                 "tokens": vectors.astype(int),
             }
             return head_rows(layer, columns, space)
 
-        return tabulated(sums, "moment", rows)
+        return tabulated(sums.apart(), "moment", rows)
 
     def table(self) -> pd.DataFrame:
         table = super().table()
@@ -184,11 +184,11 @@ def _deviations(
     return mean_pair_cosine(unit_sum, vectors) * np.sqrt(unit_sum.shape[-1])
 
 
-def _covariance(sums: Sums, space: str, layer: int) -> Float[np.ndarray, "head dim dim"]:
+def _covariance(layer: Layers, space: str) -> Float[np.ndarray, "#layer head dim dim"]:
     """The covariance of the vectors that count, zero vectors among them; 0 where it is below rounding."""
-    tokens = sums["tokens", space, layer][:, None, None]
-    mean = sums["sum", space, layer] / tokens[..., 0]
-    moment = sums["moment", space, layer] / tokens
+    tokens = layer["tokens", space][..., None, None]
+    mean = layer["sum", space] / tokens[..., 0]
+    moment = layer["moment", space] / tokens
     covariance = moment - mean[..., :, None] * mean[..., None, :]
     variance, power = (np.trace(matrix, axis1=-2, axis2=-1) for matrix in (covariance, moment))
-    return np.where((variance > ROUNDING * power)[:, None, None], covariance, 0.0)
+    return np.where((variance > ROUNDING * power)[..., None, None], covariance, 0.0)

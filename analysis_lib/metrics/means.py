@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Sums, crossed, head_rows, tabulated
 
 
 class MeanVector(Metric):
@@ -24,11 +24,11 @@ class MeanVector(Metric):
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> Columns:
-            tokens = sums["tokens", space, layer]
-            norm_of_mean = np.linalg.norm(sums["sum", space, layer] / tokens, axis=-1)
-            mean_norm = sums["norms", space, layer] / tokens
-            return head_rows(layer, {"norm_of_mean": norm_of_mean, "mean_norm": mean_norm}, space)
+        def rows(layers: Layers, space: str) -> Columns:
+            tokens = layers["tokens", space][:, None]
+            norm_of_mean = np.linalg.norm(layers["sum", space] / tokens[..., None], axis=-1)
+            mean_norm = layers["norms", space] / tokens
+            return head_rows(layers, {"norm_of_mean": norm_of_mean, "mean_norm": mean_norm}, space)
 
         return tabulated(sums, "sum", rows)
 
@@ -49,11 +49,11 @@ class HeadMeans(Metric):
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(space: str, layer: int) -> Columns:
-            means = sums["sum", space, layer] / sums["tokens", space, layer]
-            heads, width = means.shape
+        def rows(layers: Layers, space: str) -> Columns:
+            means = layers["sum", space] / layers["tokens", space][:, None, None]
+            _, heads, width = means.shape
             axes = {"space": [space], "head": range(1, heads + 1), "dimension": range(width)}
-            return crossed(layer, axes, mean=means)
+            return crossed(layers, axes, mean=means[:, None])
 
         return tabulated(sums, "sum", rows)[["space", "layer", "head", "dimension", "mean"]]
 
@@ -79,12 +79,12 @@ class QueryKeyAlignment(Metric):
             self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            query, key = (sums[name, layer] / sums[f"{name} tokens", layer] for name in ("query", "key"))
+        def rows(layers: Layers) -> Columns:
+            query, key = (layers[name] / layers[f"{name} tokens"][:, None, None] for name in ("query", "key"))
             # Grouped queries share the keys of their group.
-            key = np.repeat(key, len(query) // len(key), axis=0)
+            key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
             dot = (query * key).sum(-1)
             norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
-            return head_rows(layer, {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot})
+            return head_rows(layers, {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot})
 
         return tabulated(sums, "query", rows)

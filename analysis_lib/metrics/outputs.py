@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import LOSS, MASKED, OUTPUT, Activations
-from analysis_lib.metrics.accumulator import Columns, Metric, Sums, tabulated
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, tabulated
 
 
 class _OfTokens(Metric):
@@ -25,10 +25,10 @@ class _OfTokens(Metric):
         self.add(("tokens", activations.layer), counts, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            tokens = sums["tokens", layer]
-            means = {name: sums[name, layer] / tokens for name in self.columns}
-            return {"layer": np.array([layer]), **means, "tokens": tokens.astype(int)}
+        def rows(layers: Layers) -> Columns:
+            tokens = layers["tokens"]
+            means = {name: layers[name] / tokens for name in self.columns}
+            return {"layer": np.array(layers.numbers), **means, "tokens": tokens.astype(int)}
 
         return tabulated(sums, "tokens", rows)
 

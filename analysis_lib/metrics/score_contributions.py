@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated, type_means
 
 
 class ScoreContributions(Metric):
@@ -23,7 +23,7 @@ class ScoreContributions(Metric):
     name = "score_contributions"
     needs = frozenset({SCORES})
     interval = "contribution"
-    counts = "pairs"
+    counts = kinds = "pairs"
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -35,13 +35,12 @@ class ScoreContributions(Metric):
         self.add(("pairs", layer), scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            pairs, occur = sums["pairs", layer], self.occur("pairs", layer)
-            totals = np.stack([sums["sum", kind, layer] for kind in np.flatnonzero(occur).tolist()], 1)
-            means, pairs, types = type_means(totals, pairs, occur)
-            heads, _, width = means.shape
+        def rows(layers: Layers) -> Columns:
+            totals = np.stack([layers["sum", kind] for kind in np.flatnonzero(layers.occur).tolist()], 2)
+            means, pairs, types = type_means(totals, layers["pairs"], layers.occur)
+            _, heads, _, width = means.shape
             axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
-            columns = crossed(layer, axes, contribution=means, pairs=pairs[:, None])
+            columns = crossed(layers, axes, contribution=means, pairs=pairs)
             return {name: columns[name] for name in ("layer", "head", "dimension", *columns)}
 
         return tabulated(sums, "pairs", rows)
@@ -61,7 +60,7 @@ class ScoreTerms(Metric):
     name = "score_terms"
     needs = frozenset({SCORES})
     interval = "contribution"
-    counts = "pairs"
+    counts = kinds = "pairs"
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -71,11 +70,10 @@ class ScoreTerms(Metric):
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(term: str, layer: int) -> Columns:
-            pairs, occur = sums["pairs", layer], self.occur("pairs", layer)
-            means, pairs, types = type_means(sums["sum", term, layer][:, occur], pairs, occur)
-            axes = {"head": range(1, len(means) + 1), "key_type": types, "term": [term]}
-            return crossed(layer, axes, contribution=means, pairs=pairs[:, None])
+        def rows(layers: Layers, term: str) -> Columns:
+            means, pairs, types = type_means(layers["sum", term][:, :, layers.occur], layers["pairs"], layers.occur)
+            axes = {"head": range(1, means.shape[1] + 1), "key_type": types, "term": [term]}
+            return crossed(layers, axes, contribution=means, pairs=pairs)
 
         table = tabulated(sums, "sum", rows, needed=frozenset({"layer", "head"}))
         return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)

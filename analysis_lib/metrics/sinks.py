@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture import RECEIVED, Activations, Tokens
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Metric, Sums, tabulated
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Sums, crossed, tabulated
 from analysis_lib.models import TOKEN_TYPES
 
 # How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025, sec. 3.1).
@@ -33,7 +33,7 @@ def _slots(tokens: Tokens) -> Float[Tensor, "utterance slot token"]:
     return torch.cat([place[..., 1:-1].transpose(1, 2).double(), tokens.type_masks.double()], 1)
 
 
-def _with_all(sums: np.ndarray, axis: int) -> np.ndarray:
+def _with_all(sums: np.ndarray, axis: int = -1) -> np.ndarray:
     """The sums by slot, after those over all tokens, whatever their type."""
     of_types = np.take(sums, range(POSITIONS, sums.shape[axis]), axis)
     return np.concatenate([of_types.sum(axis, keepdims=True), sums], axis)
@@ -45,7 +45,7 @@ def _places() -> tuple[np.ndarray, np.ndarray]:
     return np.array([0, *range(1, POSITIONS + 1), *(0 for _ in TOKEN_TYPES)]), np.array(types)
 
 
-def _of_slots(sums: Sums, quantity: str, rows: Callable[[int], Columns]) -> pd.DataFrame:
+def _of_slots(sums: Sums, quantity: str, rows: Callable[[Layers], Columns]) -> pd.DataFrame:
     """The rows of every layer; a position of 0 is none, and missing in the table."""
     table = tabulated(sums, quantity, rows, needed=frozenset({"position"}))
     places = table["position"].to_numpy()
@@ -65,7 +65,7 @@ class AttentionReceived(Metric):
     needs = frozenset({RECEIVED})
     interval = "received"
     limits = (0, 1)
-    counts = "keys"
+    counts = kinds = "keys"
     on_request = True
 
     def update(self, activations: Activations) -> None:
@@ -81,16 +81,18 @@ class AttentionReceived(Metric):
     def points(self, sums: Sums) -> pd.DataFrame:
         position, types = _places()
 
-        def rows(layer: int) -> Columns:
-            occur = _with_all(self.occur("keys", layer), 0) > 0
-            keys = _with_all(sums["keys", layer], 0)[occur]
-            received, sinks = (_with_all(sums[name, layer], 1)[:, occur] for name in ("received", "sinks"))
-            several, heads = np.where(keys > 0, keys, np.nan), len(received)
-            head, place = np.meshgrid(np.arange(1, heads + 1), np.flatnonzero(occur), indexing="ij")
-            columns = {"head": head, "position": position[place], "key_type": types[place]}
-            columns |= {"received": received / several, "sink_rate": sinks / several}
-            columns |= {"keys": np.broadcast_to(keys.astype(int), head.shape)}
-            return {"layer": np.full(head.size, layer)} | {name: cells.ravel() for name, cells in columns.items()}
+        def rows(layers: Layers) -> Columns:
+            occur = _with_all(layers.occur) > 0
+            of_kinds = (_with_all(layers[name])[..., occur] for name in ("received", "sinks", "keys"))
+            received, sinks, keys = of_kinds
+            keys = keys[:, None]
+            several = np.where(keys > 0, keys, np.nan)
+            axes = {"head": range(1, received.shape[1] + 1), "place": np.flatnonzero(occur)}
+            shares = {"received": received / several, "sink_rate": sinks / several}
+            columns = crossed(layers, axes, **shares, keys=keys.astype(int))
+            place = columns.pop("place")
+            places = {"position": position[place], "key_type": types[place]}
+            return {"layer": columns.pop("layer"), "head": columns.pop("head"), **places, **columns}
 
         return _of_slots(sums, "received", rows)
 
@@ -190,20 +192,20 @@ class TokenNorms(Metric):
                 self.add_runs(("norms", octave, layer), counts[:, :, i], activations)
 
     @staticmethod
-    def _by_bin(sums: Sums, layer: int) -> Int[np.ndarray, "slot bin"]:
+    def _by_bin(layer: Layers) -> Int[np.ndarray, "slot bin"]:
         """The counts of a layer, of all tokens and of each slot."""
-        counts = np.zeros((len(sums["tokens", layer]), BINS // PER_OCTAVE, PER_OCTAVE), int)
-        for quantity, *place in sums:
-            if quantity == "norms" and place[1] == layer:
-                counts[:, place[0]] = sums[quantity, *place]
+        counts = np.zeros((layer["tokens"].shape[1], BINS // PER_OCTAVE, PER_OCTAVE), int)
+        for quantity, *octave in layer.sums:
+            if quantity == "norms":
+                counts[:, octave[0]] = layer["norms", *octave][0]
         return _with_all(counts.reshape(-1, BINS), 0)
 
     def points(self, sums: Sums) -> pd.DataFrame:
         position, types = _places()
-        everything = self.total()
+        everything = {layer.numbers: layer for layer in self.total().apart().layers}
 
-        def rows(layer: int) -> Columns:
-            counts, whole = self._by_bin(sums, layer), self._by_bin(everything, layer)
+        def rows(layer: Layers) -> Columns:
+            counts, whole = self._by_bin(layer), self._by_bin(everything[layer.numbers])
             occur = whole.any(1)
             counts, first = counts[occur], separating_bin(whole[0])
             multiple, spikes = np.nan, np.zeros(len(counts), int)
@@ -215,9 +217,9 @@ class TokenNorms(Metric):
             columns = {"position": position[occur], "token_type": np.array(KEY_TYPES, object)[types[occur]]}
             columns |= {"median": median_norm(counts), "largest": _norm(last), "multiple": np.full(len(last), multiple)}
             columns |= {"spikes": spikes, "tokens": counts.sum(1).astype(int)}
-            return {"layer": np.full(len(last), layer), **columns}
+            return {"layer": np.repeat(layer.numbers, len(last)), **columns}
 
-        return _of_slots(sums, "tokens", rows)
+        return _of_slots(sums.apart(), "tokens", rows)
 
 
 class SpikeDimensions(Metric):
@@ -242,15 +244,15 @@ class SpikeDimensions(Metric):
         self.add_whole(("squares", activations.layer), ((octaves * counted.unsqueeze(-1)).mT @ squares).sum(0))
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            counts = sums["tokens", layer].astype(int)
+        def rows(layer: Layers) -> Columns:
+            counts = layer["tokens"][0].astype(int)
             first = separating_bin(counts)
             # A range as wide as an octave holds the beginning of one: sums by octave tell the spikes from the others.
-            squares = np.zeros(0) if first is None else sums["squares", layer][first // PER_OCTAVE :].sum(0)
+            squares = np.zeros(0) if first is None else layer["squares"][0, first // PER_OCTAVE :].sum(0)
             share, tokens = squares / max(squares.sum(), 1e-300), counts[first:].sum()
             order = np.argsort(-share, kind="stable")
             found = order[share[order] >= LEAST_SHARE]
             columns = {"dimension": found, "share": share[found], "rms": np.sqrt(squares[found] / tokens)}
-            return {"layer": np.full(len(found), layer), **columns}
+            return {"layer": np.repeat(layer.numbers, len(found)), **columns}
 
-        return tabulated(sums, "squares", rows)
+        return tabulated(sums.apart(), "squares", rows)

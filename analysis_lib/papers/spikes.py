@@ -10,7 +10,7 @@ from analysis_lib.capture import Activations
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
-from analysis_lib.metrics.accumulator import Columns, Metric, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
@@ -25,25 +25,27 @@ RECORDED, TRAINED = "spike", "norms"
 
 
 class _OfFirst(Metric):
-    """A mean over texts of what each of the first few tokens has: columns layer, position (from 0), it, and texts."""
+    """Means over texts of what each of the first few tokens has: columns layer, position (from 0), these, and texts."""
 
     counts = "texts"
+    means: tuple[str, ...]
 
     def __init__(self, positions: int = 3) -> None:
         super().__init__()
         self.positions = positions
 
-    def _add(self, values: torch.Tensor, counted: torch.Tensor, activations: Activations) -> None:
-        self.add(("sum", activations.layer), torch.where(counted, values, 0).double(), activations)
+    def _add(self, counted: torch.Tensor, activations: Activations, **values: torch.Tensor) -> None:
+        for name in self.means:
+            self.add((name, activations.layer), torch.where(counted, values[name], 0).double(), activations)
         self.add(("texts", activations.layer), counted.double(), activations)
 
     def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layer: int) -> Columns:
-            total, texts = sums["sum", layer], sums["texts", layer]
-            means = total / np.where(texts > 0, texts, np.nan)
-            return crossed(layer, {"position": range(len(total))}, **{self.interval: means}, texts=texts)
+        def rows(layers: Layers) -> Columns:
+            texts = layers["texts"]
+            means = {name: layers[name] / np.where(texts > 0, texts, np.nan) for name in self.means}
+            return crossed(layers, {"position": range(texts.shape[1])}, **means, texts=texts)
 
-        return tabulated(sums, "sum", rows)
+        return tabulated(sums, "texts", rows)
 
 
 class SpikeHeight(_OfFirst):
@@ -53,14 +55,14 @@ class SpikeHeight(_OfFirst):
     sec. 2, call an activation massive where it is some 1,000 or more (and above 100 in itself).
     """
 
-    name, needs, interval = "spike_height", frozenset({"hidden"}), "height"
+    name, needs, interval, means = "spike_height", frozenset({"hidden"}), "height", ("height",)
 
     def update(self, activations: Activations) -> None:
         hidden = activations.spaces["hidden"]
         sizes, mask = hidden.values[:, 0].abs(), hidden.tokens.mask
         typical = torch.stack([size[real].median() for size, real in zip(sizes, mask, strict=True)])
         heights = sizes[:, : self.positions].amax(-1) / typical.unsqueeze(1)
-        self._add(heights, mask[:, : self.positions], activations)
+        self._add(mask[:, : self.positions], activations, height=heights)
 
 
 class FirstKeys(_OfFirst):
@@ -73,7 +75,8 @@ class FirstKeys(_OfFirst):
         masked: the attention layers in which the first key is masked.
     """
 
-    name, needs, interval, limits = "first_keys", frozenset({"query", "key", "value"}), "weight", (0, 1)
+    name, needs, means = "first_keys", frozenset({"query", "key", "value"}), ("weight", "size")
+    interval, limits = "weight", (0, 1)
 
     def __init__(self, positions: int = 3, masked: tuple[int, ...] = ()) -> None:
         super().__init__(positions)
@@ -95,14 +98,7 @@ class FirstKeys(_OfFirst):
         typical = (norms[..., self.positions :] * later.unsqueeze(1)).sum(-1, keepdim=True) / count.unsqueeze(1)
         counted = later.any(1, keepdim=True).expand_as(given)
         sizes = (norms[..., : self.positions] / typical).mean(1)
-        self.add(("size", activations.layer), torch.where(counted, sizes, 0).double(), activations)
-        self._add(given, counted, activations)
-
-    def points(self, sums: Sums) -> pd.DataFrame:
-        sizes = super().points(
-            {("sum" if name == "size" else name, i): v for (name, i), v in sums.items() if name != "sum"}
-        )
-        return super().points(sums).assign(size=sizes["weight"])
+        self._add(counted, activations, weight=given, size=sizes)
 
 
 class HiddenAnisotropy(Anisotropy):
