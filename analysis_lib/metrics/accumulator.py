@@ -33,6 +33,8 @@ KEY_TYPES = ["all", *TOKEN_TYPES, "sink"]
 
 Key = tuple[str | int, ...]
 Columns = dict[str, np.ndarray]
+# A table, or the columns of one that are read.
+Points = pd.DataFrame | Columns
 
 
 class GroupSums(NamedTuple):
@@ -163,8 +165,8 @@ class Metric(ABC):
         """Add one layer of one batch."""
 
     @abstractmethod
-    def points(self, sums: Sums) -> pd.DataFrame:
-        """The table, without intervals, from sums over groups, as arrays."""
+    def points(self, sums: Sums) -> Points:
+        """The table, without intervals, from sums over groups, as arrays; only the columns ``sums.read`` are needed."""
 
     def fresh(self, sums: dict[Key, GroupSums] | None = None) -> Self:
         """An accumulator with the same parameters that is empty, or holds these sums."""
@@ -193,12 +195,13 @@ class Metric(ABC):
             return table
         read = frozenset({self.interval, self.counts} - {None})
         parts = (self._without([group], arrays, total, read) for group in self.occupied_groups())
-        counts = self.counts
-        left_out = (
-            np.ma.array(part[self.interval], mask=counts is not None and part[counts] == table[counts])
-            for part in parts
-        )
-        low, high = jackknife_interval(table[self.interval].to_numpy(), left_out)
+        every = {name: table[name].to_numpy() for name in read}
+
+        def no_part(part: Points) -> np.ndarray | bool:
+            return self.counts is not None and np.asarray(part[self.counts]) == every[self.counts]
+
+        left_out = (np.ma.array(part[self.interval], mask=no_part(part)) for part in parts)
+        low, high = jackknife_interval(every[self.interval], left_out)
         if self.limits is not None:
             low, high = low.clip(*self.limits), high.clip(*self.limits)
         position = table.columns.get_loc(self.interval) + 1
@@ -213,7 +216,7 @@ class Metric(ABC):
 
     def _without(
         self, left_out: Collection[int], arrays: dict[Key, GroupSums], total: Sums, read: frozenset[str] = frozenset()
-    ) -> pd.DataFrame:
+    ) -> Points:
         rest = []
         for layers in total.layers:
             sums = {name: values.copy() for name, values in layers.sums.items()}
@@ -308,9 +311,7 @@ class Metric(ABC):
         owners.add_to(sums, groups, values)
 
 
-def tabulated(
-    sums: Sums, quantity: str, rows: Callable[..., Columns], needed: frozenset[str] = frozenset()
-) -> pd.DataFrame:
+def tabulated(sums: Sums, quantity: str, rows: Callable[..., Columns]) -> Points:
     """The rows of all layers, or spaces and layers, of which ``quantity`` was summed, below each other.
 
     With spaces, rows are ordered by space (as in ``VECTOR_SPACES``), layer and head. A head of 0 is none, and missing
@@ -319,14 +320,16 @@ def tabulated(
 
     Args:
         rows: of neighbouring layers, and of what stands in keys between ``quantity`` and the layer.
-        needed: columns that are there in any case; of a part of the sums, others are only where they are read.
+
+    Returns:
+        The table; where only some of its columns are read, these as arrays: the jackknife asks twenty times.
     """
     places = [(layers, *between) for layers in sums.layers for name, *between in layers.sums if name == quantity]
     places.sort(key=lambda place: VECTOR_SPACES.index(place[1]) if place[-1] in VECTOR_SPACES else 0)
     parts = [rows(*place) for place in places]
-    read = sums.read or parts[0].keys()
-    names = [name for name in parts[0] if name in read or name in needed]
-    columns = {name: np.concatenate([part[name].ravel() for part in parts]) for name in names}
+    columns = {name: np.concatenate([part[name].ravel() for part in parts]) for name in sums.read or parts[0]}
+    if sums.read:
+        return columns
     if "head" in columns:
         columns["head"] = pd.arrays.IntegerArray(columns["head"], columns["head"] == 0)
     if "key_type" in columns:

@@ -14,6 +14,7 @@ from analysis_lib.metrics.accumulator import (
     Columns,
     Layers,
     Metric,
+    Points,
     Sums,
     crossed,
     head_rows,
@@ -92,7 +93,7 @@ class Anisotropy(Metric):
             self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers, space: str) -> Columns:
             vectors = layers["vectors", space]
             cosine = mean_pair_cosine(layers["unit_sum", space], vectors)
@@ -125,7 +126,7 @@ class CosineByDimension(Metric):
             self.add(("unit_squares", space, activations.layer), vectors.unit_squares, activations)
             self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers, space: str) -> Columns:
             unit_sum, squares, vectors = (layers[name, space] for name in ("unit_sum", "unit_squares", "vectors"))
             cosine = (unit_sum**2 - squares) / _pairs(vectors)[..., None]
@@ -158,7 +159,7 @@ class UtteranceSimilarity(Metric):
             self.add(("similarity", space, activations.layer), similarity, activations)
             self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers, space: str) -> Columns:
             count = layers["utterances", space]
             mean = layers["similarity", space] / np.where(count > 0, count, np.nan)

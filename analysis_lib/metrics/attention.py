@@ -1,10 +1,19 @@
 """Attention rows: their entropy, and the weight that they give to keys of each type."""
 
 import numpy as np
-import pandas as pd
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import (
+    KEY_TYPES,
+    Columns,
+    Layers,
+    Metric,
+    Points,
+    Sums,
+    crossed,
+    head_rows,
+    tabulated,
+)
 
 
 class AttentionEntropy(Metric):
@@ -33,7 +42,7 @@ class AttentionEntropy(Metric):
         self.add(("rows", layer), tokens.counts, activations)
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             every, several = layers["rows"][:, None], layers["normalised_rows"][:, None]
             normalised = layers["normalised"] / np.where(several > 0, several, np.nan)
@@ -68,7 +77,7 @@ class AttentionByTokenType(Metric):
         self.add(("pairs", layer), activations.rows.pairs, activations)
         self.add(("uniform", layer), activations.rows.uniform, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             occur, queries = layers.occur, layers["queries"][:, None, None]
             given, (uniform, pairs) = (

@@ -1,11 +1,10 @@
 """Mean value of every dimension of the hidden state, and the dimensions whose mean lies far from the others."""
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated, type_means
 from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
@@ -43,7 +42,7 @@ class DimensionMeans(Metric):
             self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
             self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             tokens, occur = layers["tokens"], layers.occur
             means, _, types = type_means(layers["sum"][:, occur], tokens, occur, TOKEN_TYPES[-len(occur) :])
@@ -61,7 +60,7 @@ class OutlierDimensions(DimensionMeans):
 
     name = "outlier_dimensions"
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layer: Layers) -> Columns:
             mean = layer["sum"][0].sum(0) / layer["tokens"].sum()
             zscore = magnitude_zscores(mean)

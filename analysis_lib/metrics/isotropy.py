@@ -10,7 +10,7 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Points, Sums, head_rows, tabulated
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
 
@@ -135,7 +135,7 @@ class Isotropy(Metric):
         self.add_whole(("moment", space, layer), values.mT @ values)
         self.add_whole(("unit_moment", space, layer), units.mT @ units)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         arrays = self.arrays()
 
         def rows(layer: Layers, space: str) -> Columns:

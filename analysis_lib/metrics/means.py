@@ -1,10 +1,19 @@
 """The mean vector of a space: its norm, which is the drift, the means of each head, and the alignment of two."""
 
 import numpy as np
-import pandas as pd
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Sums, crossed, head_rows, tabulated
+from analysis_lib.metrics.accumulator import (
+    VECTOR_SPACES,
+    Columns,
+    Layers,
+    Metric,
+    Points,
+    Sums,
+    crossed,
+    head_rows,
+    tabulated,
+)
 
 
 class MeanVector(Metric):
@@ -23,7 +32,7 @@ class MeanVector(Metric):
             self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers, space: str) -> Columns:
             tokens = layers["tokens", space][:, None]
             norm_of_mean = np.linalg.norm(layers["sum", space] / tokens[..., None], axis=-1)
@@ -48,7 +57,7 @@ class HeadMeans(Metric):
             self.add(("sum", space, activations.layer), vectors.sum, activations)
             self.add(("tokens", space, activations.layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers, space: str) -> Columns:
             means = layers["sum", space] / layers["tokens", space][:, None, None]
             _, heads, width = means.shape
@@ -78,7 +87,7 @@ class QueryKeyAlignment(Metric):
             self.add((space, activations.layer), vectors.sum, activations)
             self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             query, key = (layers[name] / layers[f"{name} tokens"][:, None, None] for name in ("query", "key"))
             # Grouped queries share the keys of their group.

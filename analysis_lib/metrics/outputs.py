@@ -1,10 +1,9 @@
 """What an intervention does to what a model gives out: its vectors, and its predictions of tokens."""
 
 import numpy as np
-import pandas as pd
 
 from analysis_lib.capture import LOSS, MASKED, OUTPUT, Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, tabulated
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, tabulated
 
 
 class _OfTokens(Metric):
@@ -24,7 +23,7 @@ class _OfTokens(Metric):
         counts = found.counted[self.columns[0]].sum(1, keepdim=True).double()
         self.add(("tokens", activations.layer), counts, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             tokens = layers["tokens"]
             means = {name: layers[name] / tokens for name in self.columns}

@@ -1,10 +1,9 @@
 """What each dimension of the keys' input adds to the attention scores."""
 
 import numpy as np
-import pandas as pd
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated, type_means
 
 
 class ScoreContributions(Metric):
@@ -34,7 +33,7 @@ class ScoreContributions(Metric):
             self.add_runs(("sum", kind, layer), scores.contributions[:, :, place], activations)
         self.add(("pairs", layer), scores.visibility.pairs, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             totals = np.stack([layers["sum", kind] for kind in np.flatnonzero(layers.occur).tolist()], 2)
             means, pairs, types = type_means(totals, layers["pairs"], layers.occur)
@@ -69,11 +68,13 @@ class ScoreTerms(Metric):
             self.add_runs(("sum", term, activations.layer), sums.unsqueeze(-1), activations)
         self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
-        def rows(layers: Layers, term: str) -> Columns:
-            means, pairs, types = type_means(layers["sum", term][:, :, layers.occur], layers["pairs"], layers.occur)
-            axes = {"head": range(1, means.shape[1] + 1), "key_type": types, "term": [term]}
-            return crossed(layers, axes, contribution=means, pairs=pairs)
+    def points(self, sums: Sums) -> Points:
+        def rows(layers: Layers) -> Columns:
+            terms = [term for name, *between in layers.sums if name == "sum" for term in between]
+            totals = np.stack([layers["sum", term][:, :, layers.occur] for term in terms], 2)
+            means, pairs, types = type_means(totals, layers["pairs"], layers.occur)
+            axes = {"head": range(1, means.shape[1] + 1), "term": terms, "key_type": types}
+            columns = crossed(layers, axes, contribution=means[..., 0], pairs=pairs[..., 0])
+            return {name: columns[name] for name in ("layer", "head", "key_type", *columns)}
 
-        table = tabulated(sums, "sum", rows, needed=frozenset({"layer", "head"}))
-        return table.sort_values(["layer", "head"], kind="stable").reset_index(drop=True)
+        return tabulated(sums, "pairs", rows)

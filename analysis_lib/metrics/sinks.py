@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture import RECEIVED, Activations, Tokens
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Points, Sums, crossed, tabulated
 from analysis_lib.models import TOKEN_TYPES
 
 # How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025, sec. 3.1).
@@ -45,9 +45,11 @@ def _places() -> tuple[np.ndarray, np.ndarray]:
     return np.array([0, *range(1, POSITIONS + 1), *(0 for _ in TOKEN_TYPES)]), np.array(types)
 
 
-def _of_slots(sums: Sums, quantity: str, rows: Callable[[Layers], Columns]) -> pd.DataFrame:
+def _of_slots(sums: Sums, quantity: str, rows: Callable[[Layers], Columns]) -> Points:
     """The rows of every layer; a position of 0 is none, and missing in the table."""
-    table = tabulated(sums, quantity, rows, needed=frozenset({"position"}))
+    table = tabulated(sums, quantity, rows)
+    if sums.read:
+        return table
     places = table["position"].to_numpy()
     return table.assign(position=pd.arrays.IntegerArray(places, places == 0))
 
@@ -78,7 +80,7 @@ class AttentionReceived(Metric):
         self.add(("sinks", layer), (share > SINK).double() @ slots, activations)
         self.add(("keys", layer), slots.sum(1), activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         position, types = _places()
 
         def rows(layers: Layers) -> Columns:
@@ -200,7 +202,7 @@ class TokenNorms(Metric):
                 counts[:, octave[0]] = layer["norms", *octave][0]
         return _with_all(counts.reshape(-1, BINS), 0)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         position, types = _places()
         everything = {layer.numbers: layer for layer in self.total().apart().layers}
 
@@ -243,7 +245,7 @@ class SpikeDimensions(Metric):
         self.add_whole(("tokens", activations.layer), torch.bincount(bins[counted], minlength=BINS))
         self.add_whole(("squares", activations.layer), ((octaves * counted.unsqueeze(-1)).mT @ squares).sum(0))
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layer: Layers) -> Columns:
             counts = layer["tokens"][0].astype(int)
             first = separating_bin(counts)

@@ -11,7 +11,7 @@ from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.measurement.interventions import changes_of
-from analysis_lib.metrics.accumulator import GROUPS, Columns, Layers, Metric, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import GROUPS, Columns, Layers, Metric, Points, Sums, crossed, tabulated
 from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import TOKEN_TYPES, LoadedModel, load_model, title
 from analysis_lib.papers import maruta, recorded
@@ -44,7 +44,7 @@ class DimensionVariances(Metric):
             self.add(("square", activations.layer), values.square().sum((1, 2)), activations)
             self.add(("tokens", activations.layer), read.counts.unsqueeze(1), activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             mean, square = (layers[name] / layers["tokens"] for name in ("sum", "square"))
             return crossed(layers, {"dimension": range(mean.shape[-1])}, variance=square - mean**2)

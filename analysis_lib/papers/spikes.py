@@ -10,7 +10,7 @@ from analysis_lib.capture import Activations
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
@@ -39,7 +39,7 @@ class _OfFirst(Metric):
             self.add((name, activations.layer), torch.where(counted, values[name], 0).double(), activations)
         self.add(("texts", activations.layer), counted.double(), activations)
 
-    def points(self, sums: Sums) -> pd.DataFrame:
+    def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             texts = layers["texts"]
             means = {name: layers[name] / np.where(texts > 0, texts, np.nan) for name in self.means}
