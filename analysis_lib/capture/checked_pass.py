@@ -196,11 +196,9 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
         if large and loaded.model._no_split_modules:
             double = load_model(**{**vars(spec), "dtype": "float64", "device_map": {"": "disk"}})
         else:
-            double = copy.copy(loaded)
-            vars(double).pop("stacks", None)
             memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
             memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
-            double.model = copy.deepcopy(loaded.model, memo)
+            double = loaded.with_modules(copy.deepcopy(loaded.model, memo))
             # Of mixtures of experts, the fast ways have no float64.
             double.model.set_experts_implementation("eager")
         inputs = {

@@ -143,7 +143,7 @@ class _Blocks:
 
     def attach(self) -> Iterator[RemovableHandle]:
         """Attach all hooks; the caller removes the handles."""
-        names = {module: name for name, module in self.loaded.model.named_modules()}
+        names = self.loaded.paths
         crossing = itertools.count(sum(1 + len(blocks) for blocks in self.loaded.stacks.values()))
         for stack, blocks in self.loaded.stacks.items():
             for place, block in enumerate(blocks):

@@ -176,10 +176,11 @@ class Metric(ABC):
 
     def merge(self, other: Self) -> None:
         """Add what ``other`` has summed; the result is that of one pass over both corpora."""
+        owners = functools.cache(Owners)
         for key, (groups, values) in other.sums.items():
             values = torch.as_tensor(values)
             if key in self.sums:
-                self._accumulate(key, values, Owners(groups))
+                self._accumulate(key, values, owners(groups))
             else:
                 self.sums[key] = GroupSums(groups, values.clone())
 

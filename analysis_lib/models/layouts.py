@@ -69,9 +69,10 @@ AttentionMaskInterface.register(PROBE, sdpa_mask)
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
     """Inside it a model is in evaluation mode, not compiled, and gives what it gives by name; then it is as it was."""
-    states = ((module, module.training, module._compiled_call_impl) for module in model.modules())
+    modules = [*model.modules()]
+    states = ((module, module.training, module._compiled_call_impl) for module in modules)
     before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
-    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
     tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
     try:
         for config in tuples:

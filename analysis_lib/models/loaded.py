@@ -124,15 +124,22 @@ class LoadedModel:
         form = f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, {self.model.dtype} on {self.device}"
         return f"<LoadedModel {self.name}: {form}>"
 
+    def with_modules(self, model: transformers.PreTrainedModel) -> "LoadedModel":
+        """The same with other modules, which lie alike."""
+        other = copy.copy(self)
+        for known in ("stacks", "paths"):
+            vars(other).pop(known, None)
+        other.model = model
+        return other
+
     def replica(self) -> "LoadedModel":
         """The same model with modules of its own, for hooks of another thread; the weights are those of this one."""
-        other = copy.copy(self)
-        vars(other).pop("stacks", None)
         whole = self.model if self.headed is None else self.headed
         kept = {id(weight): weight for weight in itertools.chain(whole.parameters(), whole.buffers())}
         with self.lock:
-            other.model, other.headed = copy.deepcopy((self.model, self.headed), kept)
-        other.lock = threading.Lock()
+            model, headed = copy.deepcopy((self.model, self.headed), kept)
+        other = self.with_modules(model)
+        other.headed, other.lock = headed, threading.Lock()
         return other
 
     @property
@@ -146,8 +153,13 @@ class LoadedModel:
         found = {}
         for stack in self.layout.stacks:
             pattern = re.compile(re.escape(stack.blocks).replace(r"\*", r"\d+"))
-            found[stack] = [module for name, module in self.model.named_modules() if pattern.fullmatch(name)]
+            found[stack] = [module for module, name in self.paths.items() if pattern.fullmatch(name)]
         return found
+
+    @cached_property
+    def paths(self) -> dict[nn.Module, str]:
+        """Where in the model each of its modules is."""
+        return {module: name for name, module in self.model.named_modules()}
 
     @property
     def attending(self) -> Iterator[tuple[nn.Module, Attention]]:
