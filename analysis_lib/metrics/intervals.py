@@ -34,18 +34,20 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable) -> tuple[np.ndarra
     2.484
     """
     groups, mean, square = np.array(0), np.zeros(np.shape(point)), np.zeros(np.shape(point))
+    # Tables have millions of rows: what is computed of each has its room once.
+    step, part = np.empty_like(mean), np.empty_like(mean)
     for without in left_out:
         values, mask = np.ma.getdata(without), np.ma.getmask(without)
         if np.any(mask):
             groups, values = groups + ~mask, np.where(mask, mean, values)
         else:
             groups = groups + 1
-        # Running mean and sum of squares (Welford 1962), in place: tables have millions of rows.
-        step = values - mean
-        mean += step / np.maximum(groups, 1)
-        rest = values - mean
-        rest *= step
-        square += rest
+        # Running mean and sum of squares (Welford 1962).
+        np.subtract(values, mean, out=step)
+        mean += np.divide(step, np.maximum(groups, 1), out=part)
+        np.subtract(values, mean, out=part)
+        part *= step
+        square += part
     several = np.where(groups > 1, groups, np.nan)
     spread = np.sqrt((several - 1) / several * square)
     quantiles = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(np.max(groups, initial=0) + 1) - 1)
