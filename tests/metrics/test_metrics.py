@@ -349,6 +349,32 @@ def assert_untouched(metric, before) -> None:
         assert np.array_equal(after[key].values, values)
 
 
+def test_layers_that_are_alike_give_together_what_each_gives_alone(passes):
+    for metric in passes.whole.values():
+        total, summed = metric.total(), {key: values.sum(0) for key, (_, values) in metric.arrays().items()}
+        numbers = {key[-1] for key in summed}
+        assert len(numbers) == 1 or len(total.layers) < len(numbers)
+        assert total.keys() == summed.keys()
+        assert all(np.array_equal(total[key], summed[key]) for key in summed)
+        pd.testing.assert_frame_equal(metric.points(total), metric.points(total.apart()), check_exact=True)
+    with pytest.raises(KeyError, match="99"):
+        total["sum", 99]
+
+
+def test_intervals_are_those_of_the_tables_without_a_group(passes):
+    found = {name: metric for name, metric in passes.whole.items() if metric.interval}
+    assert len(found) > 5
+    for metric in found.values():
+        table, interval, counts, left_out = metric.table(), metric.interval, metric.counts, []
+        for group in metric.occupied_groups():
+            part = metric.without(group)
+            no_part = counts is not None and (part[counts] == table[counts]).to_numpy()
+            left_out.append(np.ma.array(part[interval].to_numpy(), mask=no_part))
+        ends = jackknife_interval(table[interval].to_numpy(), left_out)
+        for name, end in zip(("ci_low", "ci_high"), ends, strict=True):
+            assert np.array_equal(table[name], end.clip(*(metric.limits or (None, None))), equal_nan=True)
+
+
 def test_merging_is_associative_and_leaves_the_other_alone(passes):
     for name in OF_ANY_MODEL:
         a, b = (part[name] for part in passes.parts)
