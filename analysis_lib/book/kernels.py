@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -11,10 +12,12 @@ from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from jupyter_client.provisioning import LocalProvisioner
 
-from analysis_lib.errors import undisturbed
+from analysis_lib.errors import AnalysisError, undisturbed
 
 THREAD_LIMITS = [f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")]
 THREAD_LIMITS.append("VECLIB_MAXIMUM_THREADS")
+# A socket's path has 107 letters at most (103 on macOS), of which 32 follow the folder for temporary files.
+LONGEST_FOLDER = 71
 # What nearly every notebook imports, and what takes long: modules, since a package may import its names late.
 IMPORTED = [
     "ipykernel.kernelapp",
@@ -53,10 +56,25 @@ def kernel_manager(scratch: str, sockets: str, threads: int, environment: dict[s
     return manager
 
 
+def folder_for_sockets() -> str:
+    """That for temporary files, or /tmp where the path of that is too long for sockets in it.
+
+    Raises:
+        AnalysisError: neither will do.
+    """
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp"):
+        if len(os.fsencode(folder)) <= LONGEST_FOLDER and os.access(folder, os.W_OK):
+            return folder
+    raise AnalysisError(f"no kernel can listen in {usual}, whose path is too long: set TMPDIR to a shorter one")
+
+
 def start_server(imported: list[str]) -> None:
     """Start the process of which others are copies, with modules imported, unless it runs."""
     forkserver.set_forkserver_preload(imported)
-    with mock.patch.dict(os.environ, SETTINGS), undisturbed():
+    # It listens at a socket, too.
+    there = mock.patch.object(tempfile, "tempdir", folder_for_sockets())
+    with mock.patch.dict(os.environ, SETTINGS), there, undisturbed():
         forkserver.ensure_running()
 
 

@@ -22,7 +22,7 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from analysis_lib.book.kernels import kernel_manager
+from analysis_lib.book.kernels import folder_for_sockets, kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, leave_to_asyncio
@@ -77,7 +77,7 @@ async def execute(
     with (
         packages.writing(out.parent),
         packages.scratch(out.parent, ".unfinished") as scratch,
-        tempfile.TemporaryDirectory() as sockets,
+        tempfile.TemporaryDirectory(dir=folder_for_sockets()) as sockets,
     ):
         begun, error, busy = await _run(copy, str(scratch), sockets, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -108,6 +109,23 @@ def test_a_kernel_listens_at_no_port(tmp_path):
     code = "import ipykernel\nprint(ipykernel.get_connection_info(unpack=True)['transport'])"
     out = run_notebook(write(tmp_path / "n.ipynb", code), {}, tmp_path / "out.ipynb")
     assert outputs(out) == "ipc\n"
+
+
+def test_a_long_path_of_the_folder_for_temporary_files_is_no_trouble(tmp_path, monkeypatch):
+    """Longer than a socket's may be; only where there is no other folder is it one line."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    notebook, out = write(tmp_path / "n.ipynb", "print(1)"), tmp_path / "out.ipynb"
+    command = [sys.executable, "-m", "analysis_lib", "run", notebook, "--out", out.parent / "new"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert outputs(out.parent / "new" / "n.ipynb") == "1\n"
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(AnalysisError, match=r"longlong.* is too long: set TMPDIR to a shorter one"):
+        run_notebook(notebook, {}, out)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill-9"])
