@@ -80,10 +80,8 @@ class AttentionByTokenType(Metric):
     def points(self, sums: Sums) -> Points:
         def rows(layers: Layers) -> Columns:
             occur, queries = layers.occur, layers["queries"][:, None, None]
-            given, (uniform, pairs) = (
-                layers["mass"][..., occur],
-                (layers[n][:, None, occur] for n in ("uniform", "pairs")),
-            )
+            given = layers["mass"][..., occur]
+            uniform, pairs = (layers[name][:, None, occur] for name in ("uniform", "pairs"))
             pairs = np.where(pairs > 0, pairs, np.nan)
             axes = {"head": range(1, given.shape[1] + 1), "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur]}
             values = {"mass": given / queries, "weight": given / pairs}

@@ -85,16 +85,15 @@ class AttentionReceived(Metric):
 
         def rows(layers: Layers) -> Columns:
             occur = _with_all(layers.occur) > 0
-            of_kinds = (_with_all(layers[name])[..., occur] for name in ("received", "sinks", "keys"))
-            received, sinks, keys = of_kinds
+            received, sinks, keys = (_with_all(layers[name])[..., occur] for name in ("received", "sinks", "keys"))
             keys = keys[:, None]
             several = np.where(keys > 0, keys, np.nan)
             axes = {"head": range(1, received.shape[1] + 1), "place": np.flatnonzero(occur)}
             shares = {"received": received / several, "sink_rate": sinks / several}
             columns = crossed(layers, axes, **shares, keys=keys.astype(int))
             place = columns.pop("place")
-            places = {"position": position[place], "key_type": types[place]}
-            return {"layer": columns.pop("layer"), "head": columns.pop("head"), **places, **columns}
+            columns |= {"position": position[place], "key_type": types[place]}
+            return {name: columns[name] for name in ("layer", "head", "position", "key_type", *columns)}
 
         return _of_slots(sums, "received", rows)
 
