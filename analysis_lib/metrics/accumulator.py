@@ -84,6 +84,25 @@ class Sums(Mapping[Key, np.ndarray]):
     def __init__(self, layers: Iterable[Layers], read: frozenset[str] = frozenset()) -> None:
         self.layers, self.read = [*layers], read
 
+    @classmethod
+    def of(cls, sums: Mapping[Key, np.ndarray], kinds: str | None) -> Self:
+        """The sums by key; ``kinds`` as of :class:`Metric`."""
+        by_layer: dict[int, dict[Key, np.ndarray]] = {}
+        for (*name, layer), values in sums.items():
+            by_layer.setdefault(layer, {})[tuple(name)] = values
+        occur = {} if kinds is None else {layer: found[kinds,] > 0 for layer, found in by_layer.items()}
+
+        def alike(layer: int) -> tuple:
+            return {name: values.shape for name, values in by_layer[layer].items()}, [*occur.get(layer, ())]
+
+        found = []
+        # Attentions to another stack come between the layers, and have numbers after them.
+        for _, neighbours in itertools.groupby(sorted(by_layer), alike):
+            numbers = tuple(neighbours)
+            stacks = {name: np.stack([by_layer[number][name] for number in numbers]) for name in by_layer[numbers[0]]}
+            found.append(Layers(numbers, stacks, occur.get(numbers[0])))
+        return cls(found)
+
     def __getitem__(self, key: Key) -> np.ndarray:
         *name, number = key
         for layers in self.layers:
@@ -254,23 +273,7 @@ class Metric(ABC):
     def _total(self, arrays: dict[Key, GroupSums]) -> Sums:
         if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        by_layer: dict[int, dict[Key, np.ndarray]] = {}
-        for (*name, layer), (_, values) in arrays.items():
-            by_layer.setdefault(layer, {})[tuple(name)] = values.sum(0)
-
-        def alike(layer: int) -> tuple:
-            sums = by_layer[layer]
-            occur = None if self.kinds is None else (sums[self.kinds,] > 0).tobytes()
-            return {name: values.shape for name, values in sums.items()}, occur
-
-        found = []
-        # Attentions to another stack come between the layers, and have numbers after them.
-        for _, neighbours in itertools.groupby(sorted(by_layer), alike):
-            numbers = tuple(neighbours)
-            first = by_layer[numbers[0]]
-            sums = {name: np.stack([by_layer[number][name] for number in numbers]) for name in first}
-            found.append(Layers(numbers, sums, None if self.kinds is None else first[self.kinds,] > 0))
-        return Sums(found)
+        return Sums.of({key: values.sum(0) for key, (_, values) in arrays.items()}, self.kinds)
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
