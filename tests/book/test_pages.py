@@ -78,19 +78,38 @@ TABLES = """(all) => all.map((table) => {
 })"""
 
 
-# Code has a few colours on every page, and a contrast takes longer than all else: one piece of each class is enough.
+# A contrast takes longer than all else, and hangs on these alone: one piece of text of each look is enough. Of code,
+# with a thousand pieces on a page, the others become plain text.
 SEEN_BEFORE = """(known) => {
-  for (const piece of document.querySelectorAll("div.highlight pre span")) {
-    if (known.includes(piece.className)) piece.dataset.seen = "";
-    else if (piece.checkVisibility()) known.push(piece.className);
+  const looks = new Set(known), grounds = new Map([[null, ""]]), seen = [];
+  const ground = (piece) => {
+    if (!grounds.has(piece)) {
+      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(piece);
+      grounds.set(piece, ground(piece.parentElement) + backgroundColor + backgroundImage + opacity);
+    }
+    return grounds.get(piece);
+  };
+  for (const piece of document.querySelectorAll("body *")) {
+    const texts = [...piece.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+    if (!texts.length || !piece.checkVisibility()) continue;
+    const { color, fontSize, fontWeight } = getComputedStyle(piece);
+    const look = [color, fontSize, fontWeight, ground(piece)].join();
+    if (looks.has(look)) seen.push(piece);
+    looks.add(look);
   }
-  return known;
+  for (const piece of seen) {
+    if (piece.matches("div.highlight pre span")) piece.replaceWith(...piece.childNodes);
+    else piece.dataset.seen = "";
+  }
+  return [...looks];
 }"""
+AXE = Axe()
+AXE.axe_script += 'axe.configure({rules: [{id: "color-contrast", selector: "*:not([data-seen])"}]})'
 
 
 def look(browser: Browser, site: Path, width: int, mode: str, read: Callable[[Page, Seen], None]) -> dict[Path, Seen]:
     """Every page in a window of a width, in one of the site's two themes: what goes wrong, what axe says, and more."""
-    found, colours = {}, []
+    found, looks = {}, []
     with browser.new_context(viewport={"width": width, "height": 900}, accept_downloads=True) as context:
         context.set_default_timeout(200 * PATIENCE)
         context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
@@ -105,10 +124,9 @@ def look(browser: Browser, site: Path, width: int, mode: str, read: Callable[[Pa
             seen, asked = Seen(), set()
             visit(page, path)
             seen.width = page.evaluate("document.documentElement.scrollWidth")
+            looks = page.evaluate(SEEN_BEFORE, looks)
             # It cannot read the style sheets of a file once more, and would complain.
-            colours = page.evaluate(SEEN_BEFORE, colours)
-            once = {"exclude": [["[data-seen]"]]}
-            violations = Axe().run(page, context=once, options={"resultTypes": ["violations"], "preload": False})
+            violations = AXE.run(page, options={"resultTypes": ["violations"], "preload": False})
             seen.axe = violations.generate_report() if violations.violations_count else ""
             seen.weights = {file: file.stat().st_size for file in asked if file.is_file()}
             read(page, seen)
