@@ -1,6 +1,7 @@
 """Fixtures that more than one test module uses."""
 
 import csv
+import functools
 import importlib
 import inspect
 import os
@@ -22,6 +23,7 @@ from distributed import LocalCluster
 from filelock import FileLock
 from hypothesis import settings
 from playwright.sync_api import Browser, Page, sync_playwright
+from transformers import CanineTokenizer
 
 # On a busy machine an example may take any time.
 settings.register_profile("patient", deadline=None)
@@ -59,6 +61,10 @@ from analysis_lib.measurement import interventions, processes, shards, stored  #
 
 # It has no annotations to check, and a pass in float64 calls it for each operation: the check was half the cost of one.
 checked_pass._DoublePrecision.__torch_function__ = inspect.unwrap(checked_pass._DoublePrecision.__torch_function__)
+
+# Whenever one is loaded, it writes a table of a million characters out several times.
+_characters = functools.cache(lambda count: {chr(place): place for place in range(count)})
+CanineTokenizer.get_vocab = lambda self: _characters(self.vocab_size) | self.added_tokens_encoder
 
 # Every test measures anew what it measures; those of the store name a folder of their own.
 os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""

@@ -1,7 +1,6 @@
 """Corpus x model x metrics -> tidy tables: ``measure(model, corpus, "anisotropy")``."""
 
 import functools
-import importlib.metadata
 import itertools
 import logging
 import time
@@ -23,7 +22,7 @@ from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards, release_freed_memory
-from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, measuring_code
+from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version, measuring_code
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
@@ -386,6 +385,6 @@ def _description(
         "report": {name: value for name, value in asdict(report).items() if name != "layers"},
         "notes": _notes(model, corpus, report),
         "layers": report.layers,
-        "versions": {name: importlib.metadata.version(name) for name in versions},
+        "versions": {name: installed_version(name) for name in versions},
         "seconds": round(seconds, 3),
     }

@@ -1,5 +1,6 @@
 """Finished measurements on disk, and the sums from which an interrupted one goes on."""
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -215,6 +216,10 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
     return found, Report(**json.loads(str(stored["report"])))
 
 
+# Read once: a page may measure a hundred times.
+installed_version = functools.cache(importlib.metadata.version)
+
+
 def measuring_code(metrics: Iterable[Metric]) -> str:
     """The hash of the code that measures: the metrics, and all that they and a shard need."""
     return source_hash({shards.__name__, *(type(metric).__module__ for metric in metrics)})[:16]
@@ -225,7 +230,7 @@ def _common(corpus: Corpus, settings: dict, architecture: set[str]) -> list:
     return [
         *(corpus.sha256, corpus.groups(GROUPS), settings),
         source_hash({shards.__name__, *architecture, *(type(item).__module__ for item in corpus.items)}),
-        [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
+        [installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]
 
 
