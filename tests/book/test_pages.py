@@ -78,10 +78,9 @@ TABLES = """(all) => all.map((table) => {
 })"""
 
 
-# A contrast takes longer than all else, and hangs on these alone: one piece of text of each look is enough. Of code,
-# with a thousand pieces on a page, the others become plain text.
+# A contrast takes longer than all else, and hangs on these alone: one piece of text of each look is enough.
 SEEN_BEFORE = """(known) => {
-  const looks = new Set(known), grounds = new Map([[null, ""]]), seen = [];
+  const looks = new Set(known), grounds = new Map([[null, ""]]);
   const ground = (piece) => {
     if (!grounds.has(piece)) {
       const { backgroundColor, backgroundImage, opacity } = getComputedStyle(piece);
@@ -90,16 +89,12 @@ SEEN_BEFORE = """(known) => {
     return grounds.get(piece);
   };
   for (const piece of document.querySelectorAll("body *")) {
-    const texts = [...piece.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-    if (!texts.length || !piece.checkVisibility()) continue;
+    const written = [...piece.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+    if (!written || !piece.checkVisibility()) continue;
     const { color, fontSize, fontWeight } = getComputedStyle(piece);
     const look = [color, fontSize, fontWeight, ground(piece)].join();
-    if (looks.has(look)) seen.push(piece);
+    if (looks.has(look)) piece.dataset.seen = "";
     looks.add(look);
-  }
-  for (const piece of seen) {
-    if (piece.matches("div.highlight pre span")) piece.replaceWith(...piece.childNodes);
-    else piece.dataset.seen = "";
   }
   return [...looks];
 }"""
