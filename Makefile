@@ -12,21 +12,29 @@ BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: book lab test setup packages clean
+.PHONY: book lab test kernels setup packages clean
 .DELETE_ON_ERROR:
 
 book: setup
 	$(BIN)/python -m analysis_lib book --profile $(PROFILE) $(P)
 
-# What is measured must not depend on the processor: tests marked `kernels` run with the kernels of other processors, too.
 # The whole suite comes last, so that the last summary is its own.
 test: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) -m kernels tests/capture
-	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) -m kernels tests/capture
+	$(MAKE) --jobs=2 --output-sync kernels
 	$(PYTEST)
+
+# Many processes import the library: it is compiled once, also where Python is told to keep nothing.
+test: export PYTHONDONTWRITEBYTECODE =
+
+# What is measured must not depend on the processor: tests marked `kernels` run with the kernels of other processors, too.
+kernels: kernels-avx2 kernels-default
+kernels-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
+kernels-default: export MKL_CBWR = COMPATIBLE
+kernels-%: setup
+	ATEN_CPU_CAPABILITY=$* $(BIN)/python -m pytest -m kernels tests/capture
 
 # What JupyterLab needs is installed when it is first asked for.
 lab: setup .venv/.lab

@@ -111,13 +111,16 @@ def components(width: int) -> list[dict]:
 
 @pytest.mark.parametrize(("name", "site"), [(n, s) for n in MODELS for s in SITES if not (n == "mpnet" and s in HEADS)])
 def test_every_site_arm_and_component_equals_hooks_on_eager_attention(name, site):
+    """Of BERT, each arm with each component at every site; of the others, a quarter of these pairs, in turn."""
     corpus, arm = corpus_of(name), Arm(plain(name), items(name), Replace(site))
     layers = sorted(arm.seen)
     # Whose turn it is: all tokens, one type or two, the first; one layer or all.
     tokens = itertools.cycle([None, ("other",), ("first",), None, ("first", "other")])
     some = itertools.cycle([layers[-1:], layers[:1], None])
-    for by, component in itertools.product(("mean", "type_mean", "zero", "centre"), components(widths(name, site))):
-        replace = Replace(site, by=by, tokens=next(tokens), layers=next(some), **component)
+    pairs = itertools.product(("mean", "type_mean", "zero", "centre"), components(widths(name, site)))
+    every = [Replace(site, by=by, tokens=next(tokens), layers=next(some), **component) for by, component in pairs]
+    # Of seven components, so that the four quarters have them all, and all arms.
+    for replace in every if name == "bert" else every[SITES.index(site) % 4 :: 4]:
         assert_equal(loaded(name), corpus, arm, replace)
 
 
