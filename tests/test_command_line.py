@@ -487,36 +487,22 @@ def test_dynamics_that_cannot_be_measured(run, tmp_path, monkeypatch, arguments,
     assert not list(tmp_path.glob("out/*"))
 
 
-def test_an_interrupted_pretraining_is_one_line_and_goes_on(run, little, tmp_path):
+def test_an_interrupted_pretraining_in_processes_is_one_line_and_goes_on(run, little, tmp_path):
+    """Interrupted as by Ctrl-C in a terminal: its workers are, too."""
     arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 400]
-    # Two workers, which leave nothing behind of which Python would complain.
     process = subprocess.Popen(
-        [sys.executable, "-m", "analysis_lib", *map(str, arguments), "--seeds=0,1", "--workers=2"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_until(lambda: (tmp_path / "run" / "seed_0-step_8").is_dir(), process)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert err.splitlines() == ["interrupted: what was finished is kept, and the same command continues from there"]
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
-    assert run(*arguments)[0] == 0
-    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
-    assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
-
-
-def test_an_interrupted_pretraining_in_processes_is_one_line(little, tmp_path):
-    arguments = ["pretrain", "--out", tmp_path / "run", *little, "--steps", 20000, "--seeds", "0,1,2", "--workers", 2]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "analysis_lib", *map(str, arguments)],
+        [sys.executable, "-m", "analysis_lib", *map(str, arguments), "--seeds=0,1,2", "--workers=2"],
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    wait_until(lambda: list((tmp_path / "run").glob("seed_*-step_0")), process)
+    wait_until(lambda: (tmp_path / "run" / "seed_0-step_8").is_dir(), process)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines() == [INTERRUPTED]
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
+    assert run(*arguments)[0] == 0
+    assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
+    assert len(pd.read_csv(tmp_path / "run" / "seed_0.csv")) == 401
 
 
 def test_models_and_datasets_list_what_is_known_by_name(run):

@@ -168,7 +168,7 @@ def beginnings() -> Corpus:
 
 
 REAL = {
-    "smollm2-135m": lambda: Corpus("news", load_corpus("news", limit=3, seed=0).texts),
+    "smollm2-135m": lambda: Corpus("news", load_corpus("news", limit=2, seed=0).texts),
     "vit-s14": lambda: load_corpus("photographs", limit=2, seed=0),
     "whisper-base": beginnings,
 }

