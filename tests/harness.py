@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -74,6 +75,11 @@ torch.set_num_threads(1)
 # A shell's background job ignores Ctrl-C, and so would all that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    # What is imported stays, and need not be looked through whenever garbage is collected.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
