@@ -196,19 +196,6 @@ def test_the_first_page_has_what_the_others_found(built):
     assert page.count('<span class="chip">not run</span>') == sum(len(claims.load(p)) for p in claims.PAPERS) - 1
 
 
-def test_launch_buttons_and_a_link_appear_once_the_repository_has_an_address(root):
-    def page() -> str:
-        return (root / "_build" / "html" / "part" / "one.html").read_text()
-
-    assert "mybinder" not in page()
-    text = (root / "_config.yml").read_text()
-    assert 'url: ""' in text
-    (root / "_config.yml").write_text(text.replace('url: ""', "url: https://github.com/owner/name"))
-    build_book(root=root)
-    assert 'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"' in page()
-    assert 'href="https://github.com/owner/name"' in page()
-
-
 def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
     before = state(root)
     monkeypatch.setattr(notebook, "_run", None)
@@ -218,13 +205,23 @@ def test_nothing_changed_executes_and_builds_nothing(root, monkeypatch):
 
 
 def test_a_changed_notebook_is_executed_and_no_other(root):
-    before = state(root)
+    """Launch buttons and a link appear once the repository has an address, which executes nothing."""
+
+    def page() -> str:
+        return (root / "_build" / "html" / "part" / "one.html").read_text()
+
+    assert "mybinder" not in page()
+    before, text = state(root), (root / "_config.yml").read_text()
+    assert 'url: ""' in text
+    (root / "_config.yml").write_text(text.replace('url: ""', "url: https://github.com/owner/name"))
     write(root / "book" / "part" / "two.ipynb", "print(n + 1)", parameters="n: int = 2  # number")
     build_book(root=root)
     changed = {name for name, when in state(root).items() if before.get(name) != when}
     assert "_build/html/index.html" in changed
     assert {n for n in changed if "executed" in n} == {"_build/executed/default/part/two.ipynb"}
     assert outputs(executed(root, "two")) == "3\n"
+    assert 'href="https://mybinder.org/v2/gh/owner/name/main?urlpath=lab/tree/book/part/one.ipynb"' in page()
+    assert 'href="https://github.com/owner/name"' in page()
 
 
 def test_a_parameter_goes_over_the_profile(root, no_pages):
