@@ -42,7 +42,7 @@ def _has_shapes(annotation: object) -> bool:
     return any(map(_has_shapes, typing.get_args(annotation)))
 
 
-def _once_for_each_look(plain: Callable, checked: Callable) -> Callable:
+def _once_for_each_look(plain: Callable, strict: Callable) -> Callable:
     seen = set()
 
     @functools.wraps(plain)
@@ -51,7 +51,7 @@ def _once_for_each_look(plain: Callable, checked: Callable) -> Callable:
             look = (*map(_look, args), *kwargs, *map(_look, kwargs.values()))
         if look in seen:
             return plain(*args, **kwargs)
-        found = checked(*args, **kwargs)
+        found = strict(*args, **kwargs)
         seen.add(look)
         return found
 

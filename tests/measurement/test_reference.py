@@ -1,10 +1,13 @@
-"""Every table of real models against the naive reference of ``reference.py``."""
+"""Every table against the naive reference of ``reference.py``, on real models and on every architecture."""
+
+from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 import pytest
 import reference
 import tiny
-from reference import assert_agree
+from reference import COLUMNS, KEYS, assert_agree
 
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
@@ -17,6 +20,14 @@ FLOAT32 = (2e-4, 1e-6)
 FLOAT64 = (1e-9, 1e-12)
 
 
+def complete(tables: Mapping[str, pd.DataFrame]) -> Mapping[str, pd.DataFrame]:
+    """All tables, in which no number is missing: missing ones would equal whatever is missing."""
+    assert {*tables} == {*COLUMNS}
+    for name, table in tables.items():
+        assert not table.drop(columns=[*KEYS], errors="ignore").isna().any(axis=None), name
+    return tables
+
+
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory):
     return reference.bundled_model(tmp_path_factory.mktemp("bundled"))
@@ -24,12 +35,12 @@ def bundled(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_special(bundled, sentences):
-    return reference.Reference(bundled, sentences).tables()
+    return complete(reference.Reference(bundled, sentences).tables())
 
 
 @pytest.fixture(scope="module")
 def without_special(bundled, sentences):
-    return reference.Reference(bundled, sentences, special_tokens=False).tables()
+    return complete(reference.Reference(bundled, sentences, special_tokens=False).tables())
 
 
 def test_sentences_hold_every_key_type(with_special):
@@ -78,7 +89,7 @@ def articles():
 
 @pytest.fixture(scope="module")
 def long_tables(bundled, articles):
-    return reference.Reference(bundled, articles).tables()
+    return complete(reference.Reference(bundled, articles).tables())
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", FLOAT32), ("float64", FLOAT64)])
@@ -110,19 +121,33 @@ def test_texts_longer_than_the_model_reads(long_texts, dtype, tiny_folder):
     assert tables.report.utterances == len(naive.utterances)
     assert tables.report.tokens == sum(len(utterance.types) for utterance in naive.utterances)
     assert (tables.report.cut, tables.report.windowed) == ((long, 0) if long_texts == "cut" else (0, long))
-    assert_agree(tables, naive.tables(), FLOAT32 if dtype == "float32" else FLOAT64)
+    assert_agree(tables, complete(naive.tables()), FLOAT32 if dtype == "float32" else FLOAT64)
 
 
-def beginning() -> Corpus:
-    """Half a second of a clip: every pair of its frames is formed. The model reads thirty seconds of anything."""
-    (sound,) = load_corpus("speech-clips").items[5:6]
-    return Corpus("clips", [Sound(sound.load().samples[:8000], 16000)], kind="audio")
+@pytest.mark.parametrize("special_tokens", [True, False])
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_every_architecture(name, special_tokens, tiny_folder):
+    """With a text that is longer than those on which every variant is tried, and all types of keys."""
+    folder = tiny_folder(name)
+    corpus = Corpus("texts", (*tiny.TEXTS[:5], LONG[0]))
+    model = load_model(str(folder), dtype="float64")
+    tables = measure(model, corpus, special_tokens=special_tokens, progress=False)
+    naive = reference.Reference(folder, corpus.texts, special_tokens=special_tokens, max_length=model.max_length)
+    expected = complete(naive.tables())
+    assert set(expected["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
+    assert_agree(tables, expected, FLOAT64)
+
+
+def beginnings() -> Corpus:
+    """Half a second of two clips: every pair of their frames is formed."""
+    clips = load_corpus("speech-clips")
+    return Corpus("clips", [Sound(clips.items[i].load().samples[:8000], 16000) for i in (5, 10)], kind="audio")
 
 
 REAL = {
     "smollm2-135m": lambda: Corpus("news", load_corpus("news", limit=2, seed=0).texts),
     "vit-s14": lambda: load_corpus("photographs", limit=2, seed=0),
-    "whisper-base": beginning,
+    "whisper-base": beginnings,
 }
 
 
@@ -132,5 +157,5 @@ def test_real_models(name):
     folder = names.located(name, None)[0]
     read = {"text": lambda item: item, "image": lambda item: item.load(), "audio": lambda item: item.load().samples}
     items = [read[corpus.kind](item) for item in corpus.items]
-    wanted = reference.Reference(folder, items, max_length=512).tables()
+    wanted = complete(reference.Reference(folder, items, max_length=512).tables())
     assert_agree(measure(model, corpus, progress=False), wanted, FLOAT64)
