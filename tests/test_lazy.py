@@ -4,10 +4,12 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in ("figures", "measurement", "models", "training")))
+PACKAGES = "figures", "measurement", "metrics", "models", "training"
+LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in PACKAGES))
 
 
 @pytest.mark.parametrize("package", LAZY)
@@ -38,6 +40,15 @@ def test_what_needs_no_model_imports_no_torch(arguments):
     code += "with contextlib.suppress(SystemExit):\n    main(sys.argv[1:])\n"
     code += "assert not {'torch', 'transformers', 'pandas'} & {*sys.modules}"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_pages_of_the_site_are_built_without_torch():
+    folder = Path(__file__).parents[1] / "book" / "_ext"
+    code = f"import sys\nsys.path.insert(0, {str(folder)!r})\n"
+    code += f"import {', '.join(path.stem for path in folder.glob('*.py'))}\n"
+    code += "assert not {'torch', 'transformers'} & {*sys.modules}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -25,7 +25,7 @@ from analysis_lib.models.loading import lacks_head
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.
-ROUNDING = 64 * torch.finfo(torch.float32).eps
+ROUNDING = 128 * torch.finfo(torch.float32).eps
 AGREEMENT = torch.finfo(torch.float64).eps ** 0.5
 
 

@@ -4,20 +4,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
 from IPython.display import display
 
-from analysis_lib import corpora
+from analysis_lib import corpora, measurement
 from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.figures import OUTCOMES, Verdicts
-from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables
-from analysis_lib.measurement.tables import Statistic
 from analysis_lib.metrics.intervals import CONFIDENCE, Estimate, holm, least, seed_interval
 from analysis_lib.models import title
+
+# The site reads claims and their verdicts without a model, and need not wait for torch.
+if TYPE_CHECKING:
+    from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables
+    from analysis_lib.measurement.tables import Statistic
 
 PAPERS = {
     "godey": "Godey et al. 2024",
@@ -140,7 +144,7 @@ def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p:
 
 
 def verdicts(
-    statistics: Mapping[str, Statistic | Chosen | Ratio], tables: Tables | Shipped | Mapping[str, Tables | Shipped]
+    statistics: "Mapping[str, Statistic | Chosen | Ratio]", tables: "Tables | Shipped | Mapping[str, Tables | Shipped]"
 ) -> pd.DataFrame:
     """Each claim with the number that decides it, its 95 % interval over texts, and the verdict.
 
@@ -154,12 +158,12 @@ def verdicts(
         ci_low and ci_high (missing where the number has no interval), draws (groups of independent units), p (of the
         value if the truth lay at the bound), bound, direction, rationale, sample, verdict.
     """
-    if not isinstance(tables, Tables | Shipped):
+    if not isinstance(tables, measurement.Tables | measurement.Shipped):
         found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
         return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
     run = tables.run
     sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
-    if isinstance(tables, Shipped):
+    if isinstance(tables, measurement.Shipped):
         found = recorded(tables.folder.name)
         found = found[found["id"].isin(statistics)].assign(sample=sample)
     else:

@@ -1,0 +1,57 @@
+"""Every quantity by its name, and the accumulators that a measurement is asked for."""
+
+from collections.abc import Iterable
+
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.metrics.accumulator import Metric
+from analysis_lib.metrics.anisotropy import Anisotropy, CosineByDimension, UtteranceSimilarity
+from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
+from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
+from analysis_lib.metrics.isotropy import Isotropy
+from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
+from analysis_lib.metrics.outputs import MaskedTokenLoss, NextTokenLoss, OutputChange
+from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
+from analysis_lib.metrics.sinks import AttentionReceived, SpikeDimensions, TokenNorms
+
+_ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
+_DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
+_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, CosineByDimension)
+_SINKS = (AttentionReceived, TokenNorms, SpikeDimensions)
+_OUTPUTS = (OutputChange, NextTokenLoss, MaskedTokenLoss)
+METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_SINKS, *_OUTPUTS)}
+
+
+def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
+    """Empty accumulators, from names (comma-separated or listed), from accumulators, or from ``all``.
+
+    ``all`` leaves out those that are made ``on_request`` because they cost so much, such as ``isotropy``.
+
+    Raises:
+        AnalysisError: an unknown name (with the nearest), two accumulators of one name, or no metric at all.
+
+    >>> [metric.name for metric in resolve("anisotropy,qk_alignment")]
+    ['anisotropy', 'qk_alignment']
+    """
+    if isinstance(metrics, str):
+        common = [name for name, metric in METRICS.items() if not metric.on_request]
+        metrics = common if metrics == "all" else [name.strip() for name in metrics.split(",")]
+    found: dict[str, Metric] = {}
+    named = set()
+    for metric in metrics:
+        if isinstance(metric, str):
+            if metric == "all":
+                raise AnalysisError("all stands by itself: give it alone, or the names of the metrics")
+            if metric not in METRICS:
+                raise AnalysisError(f"there is no metric {metric!r}: {near_names(metric, METRICS)}")
+            if metric in named:
+                continue
+            named.add(metric)
+            metric = METRICS[metric]()
+        if metric.name in found:
+            raise AnalysisError(f"two metrics are called {metric.name}: give each a name of its own")
+        if not metric.name.isidentifier():
+            raise AnalysisError(f"a metric is called {metric.name!r}, as is its table: give letters, digits and _")
+        found[metric.name] = metric.fresh()
+    if not found:
+        raise AnalysisError(f"no metric was asked for: give some of {', '.join(METRICS)}, or all")
+    return list(found.values())
