@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -15,7 +14,7 @@ import nbformat
 import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 from pypdfium2 import PdfDocument, PdfPage
 from pypdfium2.raw import FPDF_PAGEOBJ_FORM, FPDF_PAGEOBJ_IMAGE
 from waiting import PATIENCE
@@ -48,7 +47,7 @@ def visit(page: Page, path: Path) -> None:
 
 @dataclass
 class Seen:
-    """What a browser shows of a page: loaded once, for all that is asked of it."""
+    """What a browser shows of a page, for all that is asked of it."""
 
     troubles: list[str] = field(default_factory=list)
     # In bytes, of each file that the browser asks for.
@@ -89,6 +88,7 @@ SEEN_BEFORE = """(known) => {
     return grounds.get(piece);
   };
   for (const piece of document.querySelectorAll("body *")) {
+    delete piece.dataset.seen;
     const written = [...piece.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
     if (!written || !piece.checkVisibility()) continue;
     const { color, fontSize, fontWeight } = getComputedStyle(piece);
@@ -102,12 +102,13 @@ AXE = Axe()
 AXE.axe_script += 'axe.configure({rules: [{id: "color-contrast", selector: "*:not([data-seen])"}]})'
 
 
-def look(browser: Browser, site: Path, width: int, mode: str, read: Callable[[Page, Seen], None]) -> dict[Path, Seen]:
-    """Every page in a window of a width, in one of the site's two themes: what goes wrong, what axe says, and more."""
-    found, looks = {}, []
-    with browser.new_context(viewport={"width": width, "height": 900}, accept_downloads=True) as context:
+@pytest.fixture(scope="module")
+def seen(smoke_site, browser) -> tuple[dict[Path, Seen], dict[Path, Seen]]:
+    """Every page on a phone, dark, then in a wide window, light, and on paper: loaded once, for all that is asked."""
+    on_phone, on_desk, looks = {}, {}, {}
+    with browser.new_context(accept_downloads=True) as context:
         context.set_default_timeout(200 * PATIENCE)
-        context.add_init_script(f"localStorage.setItem('mode', '{mode}'); localStorage.setItem('theme', '{mode}')")
+        context.add_init_script("localStorage.setItem('mode', 'auto')")
         page = context.new_page()
         page.on("console", lambda m: m.type == "error" and seen.troubles.append(m.text))
         page.on("pageerror", lambda error: seen.troubles.append(str(error)))
@@ -115,30 +116,46 @@ def look(browser: Browser, site: Path, width: int, mode: str, read: Callable[[Pa
         page.on("requestfailed", lambda r: r.failure == "net::ERR_ABORTED" or seen.troubles.append(f"failed: {r.url}"))
         page.on("request", lambda r: r.url.startswith(OWN) or seen.troubles.append(f"asked: {r.url}"))
         page.on("request", lambda r: r.url.startswith("file:") and asked.add(Path(unquote(urlsplit(r.url).path))))
-        for path in pages(site):
-            seen, asked = Seen(), set()
+        for path in pages(smoke_site):
+            seen, asked = on_phone.setdefault(path, Seen()), set()
+            show(page, 400, "dark")
             visit(page, path)
-            seen.width = page.evaluate("document.documentElement.scrollWidth")
-            looks = page.evaluate(SEEN_BEFORE, looks)
-            # It cannot read the style sheets of a file once more, and would complain.
-            violations = AXE.run(page, options={"resultTypes": ["violations"], "preload": False})
-            seen.axe = violations.generate_report() if violations.violations_count else ""
+            look(page, seen, "dark", looks)
+            seen = on_desk.setdefault(path, Seen())
+            show(page, 1300, "light")
+            look(page, seen, "light", looks)
+            # Before all pictures are loaded for the paper.
             seen.weights = {file: file.stat().st_size for file in asked if file.is_file()}
             read(page, seen)
-            found[path] = seen
-    return found
+    return on_phone, on_desk
 
 
 @pytest.fixture(scope="module")
-def phone(smoke_site, browser) -> dict[Path, Seen]:
+def phone(seen) -> dict[Path, Seen]:
     """Every page on a phone, dark."""
-    return look(browser, smoke_site, 400, "dark", lambda *_: None)
+    return seen[0]
 
 
 @pytest.fixture(scope="module")
-def desk(smoke_site, browser) -> dict[Path, Seen]:
+def desk(seen) -> dict[Path, Seen]:
     """Every page in a wide window, light; then on paper."""
-    return look(browser, smoke_site, 1300, "light", read)
+    return seen[1]
+
+
+def show(page: Page, width: int, theme: str) -> None:
+    """Give the window a width, and the site the theme that the system prefers."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=theme)
+
+
+def look(page: Page, seen: Seen, theme: str, looks: dict[str, list[str]]) -> None:
+    """How wide a page is, and what axe says of it; ``looks`` of text are those that it has seen, by theme."""
+    page.wait_for_function("(theme) => document.documentElement.dataset.theme === theme", arg=theme)
+    seen.width = page.evaluate("document.documentElement.scrollWidth")
+    looks[theme] = page.evaluate(SEEN_BEFORE, looks.get(theme, []))
+    # It cannot read the style sheets of a file once more, and would complain.
+    violations = AXE.run(page, options={"resultTypes": ["violations"], "preload": False})
+    seen.axe = violations.generate_report() if violations.violations_count else ""
 
 
 def read(page: Page, seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""Passes of tiny models over simulated devices, in a process of their own: ``python simulated_devices.py bert gpt2``.
+"""Passes of tiny models over simulated devices, in a process of their own: ``simulated_devices.py 1:bert 2:bert``.
 
 PyTorch's fake tensors lie on devices that need not exist. They have shapes and no values: an operation that asks for
 one, and would wait on a GPU until all work is done, fails, and so does one on tensors of two devices. The devices are
@@ -120,7 +120,7 @@ def main() -> None:
     _setup_privateuseone_for_python_backend("npy")
     # transformers' own question whether there is padding, which a device would have to answer.
     masking_utils._ignore_bidirectional_mask_sdpa = lambda *_, **__: False
-    print(json.dumps({name: [attempted(name, count) for count in (1, 2)] for name in sys.argv[1:]}))
+    print(json.dumps({asked: attempted(asked[2:], int(asked[0])) for asked in sys.argv[1:]}))
 
 
 if __name__ == "__main__":
