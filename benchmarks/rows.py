@@ -56,7 +56,7 @@ def full_batches(model: LoadedModel, corpus: Corpus) -> list[Batch]:
     whole = encoded(model.name, model.tokenizer, corpus.texts, model.max_length)
     texts = [text.beginning(model.max_length) for text in whole]
     size = Settings.tokens_per_batch
-    return make_batches(model, texts, [0] * len(texts), True, size, most_padding=size)
+    return [*make_batches(model, texts, [0] * len(texts), True, size, most_padding=size)]
 
 
 def bare(model: LoadedModel, corpus: Corpus) -> Call:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import scipy
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
@@ -85,7 +85,7 @@ def make_batches(
     special_tokens: bool,
     tokens_per_batch: int,
     most_padding: int = MOST_PADDING,
-) -> list[Batch]:
+) -> Iterator[Batch]:
     """Batches of texts of similar length, each of at most ``tokens_per_batch`` tokens, padding included.
 
     If padding would change what the model computes, all texts of a batch have one length; if it computes longer texts
@@ -108,14 +108,21 @@ def make_batches(
             chunks.append([])
             tokens = length
         chunks[-1].append(i)
-    chunks = [sorted(chunk, key=lambda i: groups[i]) for chunk in chunks]
-    return [_pad(loaded, [texts[i] for i in c], tuple(groups[i] for i in c), special_tokens) for c in chunks]
+    for chunk in chunks:
+        chunk.sort(key=lambda i: groups[i])
+        yield _pad(loaded, [texts[i] for i in chunk], tuple(groups[i] for i in chunk), special_tokens)
+
+
+def _rows(loaded: LoadedModel, texts: Sequence[Encoded]) -> tuple[dict[str, Tensor], Tensor]:
+    """The arguments of the model for texts that are padded to one length, and which tokens frame a text."""
+    rows = padded([{**text.columns, "special": text.special} for text in texts], loaded.pad_id)
+    special = rows.pop("special")
+    return rows, special
 
 
 def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], special_tokens: bool) -> Batch:
-    inputs = padded([text.columns for text in texts], loaded.pad_id)
+    inputs, special = _rows(loaded, texts)
     ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-    special = nn.utils.rnn.pad_sequence([torch.tensor(text.special) for text in texts], batch_first=True)
     read = [(ids, special)]
     if any(stack.tokens == "shifted" for stack in loaded.layout.stacks):
         # No token of a text stands for the one that a decoder starts with.
@@ -220,8 +227,7 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
         kept = text.take(range(len(text) - (text.ids[-1:] == [end])))
         ids, special = [*start, *kept.ids], [True] * len(start) + kept.special
         rows.append(Encoded({"input_ids": ids}, special).beginning(config.max_target_positions))
-    read = padded([row.columns for row in rows], loaded.pad_id)
-    special = nn.utils.rnn.pad_sequence([torch.tensor(row.special) for row in rows], batch_first=True)
+    read, special = _rows(loaded, rows)
     types, mask = loaded.token_types(read["input_ids"], special), read["attention_mask"].bool()
     batch.shifted = Tokens(mask, types, batch.groups, batch.special_tokens).on(loaded.device)
     batch.inputs |= {f"decoder_{name}": values.to(loaded.device) for name, values in read.items()}

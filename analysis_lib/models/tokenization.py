@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
@@ -131,14 +131,13 @@ def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tenso
     Returns:
         By name, one row for each text; ``attention_mask`` is 1 at a token, 0 at padding.
     """
-    found = {
-        name: nn.utils.rnn.pad_sequence(
-            [torch.as_tensor(text[name]) for text in texts],
-            batch_first=True,
-            padding_value=pad if name == "input_ids" else 0,
-        )
-        for name in texts[0]
-    }
     lengths = torch.tensor([len(text["input_ids"]) for text in texts])
-    found["attention_mask"] = (torch.arange(found["input_ids"].shape[1]) < lengths.unsqueeze(1)).long()
-    return found
+    mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
+    found = {}
+    for name in texts[0]:
+        parts = [text[name] for text in texts]
+        # Of all texts at once: a tensor of each takes as long as all else that is done here.
+        values = torch.cat(parts) if isinstance(parts[0], Tensor) else torch.tensor([*chain.from_iterable(parts)])
+        found[name] = values.new_full((*mask.shape, *values.shape[1:]), pad if name == "input_ids" else 0)
+        found[name][mask] = values
+    return found | {"attention_mask": mask.long()}

@@ -25,9 +25,9 @@ def test_batches_hold_every_utterance_once_within_the_budget(tiny_folder):
                 found[int(group)] = row[real].tolist()
                 assert (row[~real] == loaded.tokenizer.pad_token_id).all()
         assert found == dict(enumerate(ids))
-    assert len(make_batches(loaded, texts, groups, True, 10**6, 10**6)) == 1
-    assert len(make_batches(loaded, texts, groups, True, 10**6, 0)) == len({*lengths})
-    assert len(make_batches(loaded, texts, groups, True, 1)) == len(ids)
+    assert len([*make_batches(loaded, texts, groups, True, 10**6, 10**6)]) == 1
+    assert len([*make_batches(loaded, texts, groups, True, 10**6, 0)]) == len({*lengths})
+    assert len([*make_batches(loaded, texts, groups, True, 1)]) == len(ids)
     # By length 2, 3, 4, 4, 5, 5, 9, 12, 30: 7 places are padded up to 5, 30 up to 9, and 18 more for 30 than for 12.
     batches = make_batches(loaded, texts, groups, True, 10**6, 7)
     assert [batch.tokens.mask.sum(1).sort().values.tolist() for batch in batches] == [[2, 3, 4, 4, 5, 5], [9, 12], [30]]
