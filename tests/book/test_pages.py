@@ -98,10 +98,10 @@ SEEN_BEFORE = """(known) => {
   }
   return [...looks];
 }"""
-# Colours of another theme come gradually.
-SETTLED = """() => {
-  const changing = document.getAnimations().filter((animation) => animation instanceof CSSTransition);
-  return Promise.allSettled(changing.map((animation) => animation.finished));
+# Colours of another theme come gradually, and of what is not shown never by themselves; those that are inherited follow.
+SETTLE = """() => {
+  const changing = () => document.getAnimations().filter((animation) => animation instanceof CSSTransition);
+  for (let some = changing(); some.length; some = changing()) some.forEach((transition) => transition.finish());
 }"""
 AXE = Axe()
 AXE.axe_script += 'axe.configure({rules: [{id: "color-contrast", selector: "*:not([data-seen])"}]})'
@@ -156,7 +156,7 @@ def show(page: Page, width: int, theme: str) -> None:
 def look(page: Page, seen: Seen, theme: str, looks: dict[str, list[str]]) -> None:
     """How wide a page is, and what axe says of it; ``looks`` of text are those that it has seen, by theme."""
     page.wait_for_function("(theme) => document.documentElement.dataset.theme === theme", arg=theme)
-    page.evaluate(SETTLED)
+    page.evaluate(SETTLE)
     seen.width = page.evaluate("document.documentElement.scrollWidth")
     looks[theme] = page.evaluate(SEEN_BEFORE, looks.get(theme, []))
     # It cannot read the style sheets of a file once more, and would complain.
