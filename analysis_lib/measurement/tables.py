@@ -192,13 +192,16 @@ def largest(statistic: Statistic) -> Chosen:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One number over another, which has no value where the interval of the latter holds zero."""
+    """One number over another, which has no value where the interval of the latter holds zero.
 
-    over: Statistic
-    under: Statistic
+    Attributes:
+        both: gives the two numbers.
+    """
+
+    both: Callable[..., tuple[float, float]]
 
     def number(self, *tables: Mapping[str, pd.DataFrame]) -> list[float]:
-        over, under = self.over(*tables), self.under(*tables)
+        over, under = self.both(*tables)
         return [over / under if under else math.nan, under]
 
     def told(self, found: list[Estimate]) -> Estimate:

@@ -245,8 +245,9 @@ def share_of_gap(part: str, rule: str = "outliers", **options: object) -> Ratio:
         options: as of :func:`explained_gap`.
     """
 
-    def total(tables: TableSet, column: str) -> float:
-        found = explained_gap(tables, **options).eval(column)
-        return found.reindex(named_layers(int(found.index.max()))[part]).sum()
+    def both(tables: TableSet) -> tuple[float, float]:
+        found = explained_gap(tables, **options)
+        rows = found.reindex(named_layers(int(found.index.max()))[part])
+        return rows.eval(rule).sum(), rows["gap"].sum()
 
-    return Ratio(lambda t: total(t, rule), lambda t: total(t, "gap"))
+    return Ratio(both)

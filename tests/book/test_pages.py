@@ -98,7 +98,7 @@ SEEN_BEFORE = """(known) => {
   }
   return [...looks];
 }"""
-# Colours of another theme come gradually, and of what is not shown never by themselves; those that are inherited follow.
+# Colours of another theme come gradually: of what is not shown never by themselves, of what inherits them one by one.
 SETTLE = """() => {
   const changing = () => document.getAnimations().filter((animation) => animation instanceof CSSTransition);
   for (let some = changing(); some.length; some = changing()) some.forEach((transition) => transition.finish());
