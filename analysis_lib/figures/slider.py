@@ -82,5 +82,5 @@ def png(figure: Figure, **options: object) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", **options)
     drawn, buffer = Image.open(buffer).convert("RGB"), io.BytesIO()
-    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png", optimize=True)
+    drawn.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, format="png")
     return base64.b64encode(buffer.getvalue()).decode()

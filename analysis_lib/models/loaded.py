@@ -268,7 +268,8 @@ def _punctuation_ids(tokenizer: Tokenizer) -> list:
 
 def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in weights(loaded.model):
-        if not torch.isfinite(weight).all():
+        # A sum takes a tenth of the time, and is finite only if all is.
+        if not weight.sum().isfinite() and not weight.isfinite().all():
             places = (
                 f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
                 for stack, blocks in loaded.stacks.items()

@@ -484,6 +484,14 @@ def test_not_finite_in_this_process_too():
         LoadedModel("by hand", "seed 0", model, words)
 
 
+def test_large_weights_whose_sum_is_not_finite_are():
+    model, words = tiny.build("bert")
+    weight = model.half().encoder.layer[0].output.dense.weight
+    torch.nn.init.constant_(weight, 1e4)
+    assert weight.sum().isinf()
+    LoadedModel("by hand", "seed 0", model, words)
+
+
 def test_no_tokenizer(folder):
     for path in folder.glob("tokenizer*"):
         path.unlink()
