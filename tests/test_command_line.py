@@ -26,7 +26,7 @@ from waiting import PATIENCE, wait_until
 from analysis_lib import metrics
 from analysis_lib.__main__ import METRICS, main
 from analysis_lib.errors import INTERRUPTED, AnalysisError
-from analysis_lib.measurement import shards, stored
+from analysis_lib.measurement import execution, shards, stored
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
 
@@ -642,7 +642,8 @@ def test_damaged_sums_are_measured_again(run, tiny_folder, tmp_path, monkeypatch
     assert not list(tmp_path.glob(".unfinished-*"))
 
 
-def test_a_failed_run_leaves_no_folder_of_its_own(run, tiny_folder, tmp_path):
+def test_a_failed_run_leaves_no_folder_of_its_own(run, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "SECONDS_TO_ANSWER", 1)
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
     assert_refused(run(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "no Dask scheduler")
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,6 @@
 """The built site in a real browser, from the file system and without a network."""
 
+import os
 import random
 import re
 import subprocess
@@ -330,13 +331,15 @@ def captions(cell: nbformat.NotebookNode) -> list[str]:
 
 
 def run_script(text: str, folder: Path) -> tuple[int, str]:
-    """How many figures a script leaves in an empty folder, and what it prints."""
+    """How many figures a script leaves in an empty folder, and what it prints; what the site measured is kept for it."""
     folder.mkdir()
     script, data = folder.with_suffix(".py"), folder / "tests"
     script.write_text(text)
     # The smoke profile reads a table of ours, by its path from here.
     data.symlink_to(ROOT / "tests")
-    run = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, cwd=folder, timeout=PATIENCE)
+    environment = os.environ | {"ANALYSIS_LIB_MEASUREMENTS": str(ROOT / "_build" / "measurements")}
+    command = [sys.executable, "-P", script]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=PATIENCE)
     assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]
     data.unlink()
     figures = list(folder.iterdir())
@@ -358,7 +361,8 @@ def test_each_cell_has_two_buttons_with_a_name_that_keys_and_fingers_reach(smoke
                     if view is page:
                         view.keyboard.press("Tab")  # The focus is visible only after a key.
                         button.focus()
-                    view.wait_for_function("(b) => getComputedStyle(b).opacity === '1'", arg=button.element_handle())
+                    view.evaluate(SETTLE)
+                    assert button.evaluate("(button) => getComputedStyle(button).opacity") == "1"
 
 
 def test_a_sample_of_cells_copied_with_everything_runs_by_itself(smoke_site, clipboard, tmp_path):
