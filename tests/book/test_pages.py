@@ -331,7 +331,7 @@ def captions(cell: nbformat.NotebookNode) -> list[str]:
 
 
 def run_script(text: str, folder: Path) -> tuple[int, str]:
-    """How many figures a script leaves in an empty folder, and what it prints; what the site measured is kept for it."""
+    """How many figures a script leaves in an empty folder, and what it prints; what the site measured is at hand."""
     folder.mkdir()
     script, data = folder.with_suffix(".py"), folder / "tests"
     script.write_text(text)
