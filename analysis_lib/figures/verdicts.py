@@ -19,7 +19,8 @@ _LINE = """<details class="claim" id="{id}"><summary>{claim}<span class="chips">
 _FORMULA = ' (<a href="{up}notation.html#notation-{name}">formula</a>)'
 # In a reason, the id of a claim.
 _OTHER = re.compile(r"\b(?:fosse|godey|maruta)-[a-z-]+[a-z]")
-_CHIP = '<span class="chip {kind}">{text}</span>'
+# Never parted by the end of a line, but where one alone is as wide as the page.
+_CHIP = '<span class="one"><span class="chip {kind}">{text}</span>{interval}</span>'
 _HEADS = ("judged on", "verdict", "number [95 % interval]", "measured on", "p")
 _WIDTH = 84
 
@@ -61,7 +62,7 @@ def claim_line(rows: pd.DataFrame, addresses: list[str] | None = None) -> str:
         kind = row["verdict"].replace(" ", "-") + " lost" * lost
         verdict = row["verdict"] + f" (corrected: {row['after']})" * lost
         text = f"{escape(name)}{': ' * bool(name)}{row['verdict']}"
-        chips.append(_CHIP.format(kind=kind, text=text) + _interval(row, span))
+        chips.append(_CHIP.format(kind=kind, text=text, interval=_interval(row, span)))
         on = f'<a href="{escape(address)}">{escape(name or "here")}</a>' if address else escape(name)
         p = "" if np.isnan(row["p"]) else "&lt; 0.0001" if row["p"] < 1e-4 else f"{row['p']:.4f}"
         # A part of a corpus stands behind a colon.

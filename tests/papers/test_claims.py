@@ -246,6 +246,8 @@ def test_the_interval_is_drawn_on_one_scale_with_its_bound():
     ends = 4 + 76 * (np.array([[0.214, 0.606], [0.86, 0.94]]) - 0.2) / 0.74
     np.testing.assert_allclose(drawn, ends, atol=0.06)
     assert line.count('<path d="M4.0 0v14"') == 2
+    # Each beside its verdict.
+    assert len(re.findall(r'<span class="one"><span class="chip [^>]*>[^<]*</span><svg', line)) == 2
 
 
 def test_rows_say_in_what_they_differ():
