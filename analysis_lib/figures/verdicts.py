@@ -20,7 +20,7 @@ _FORMULA = ' (<a href="{up}notation.html#notation-{name}">formula</a>)'
 # In a reason, the id of a claim.
 _OTHER = re.compile(r"\b(?:fosse|godey|maruta)-[a-z-]+[a-z]")
 # Never parted by the end of a line, but where one alone is as wide as the page.
-_CHIP = '<span class="one"><span class="chip {kind}">{text}</span>{interval}</span>'
+_CHIP = '<span class="verdict"><span class="chip {kind}">{text}</span>{interval}</span>'
 _HEADS = ("judged on", "verdict", "number [95 % interval]", "measured on", "p")
 _WIDTH = 84
 

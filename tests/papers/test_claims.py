@@ -247,7 +247,7 @@ def test_the_interval_is_drawn_on_one_scale_with_its_bound():
     np.testing.assert_allclose(drawn, ends, atol=0.06)
     assert line.count('<path d="M4.0 0v14"') == 2
     # Each beside its verdict.
-    assert len(re.findall(r'<span class="one"><span class="chip [^>]*>[^<]*</span><svg', line)) == 2
+    assert len(re.findall(r'<span class="verdict"><span class="chip [^>]*>[^<]*</span><svg', line)) == 2
 
 
 def test_rows_say_in_what_they_differ():
