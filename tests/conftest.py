@@ -7,6 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
+# Where the site in the smoke profile keeps what it measures.
+MEASURED = ROOT / "_build" / "measurements"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,7 +19,7 @@ import pytest
 import threadpoolctl
 import torch
 import typed
-from conftest import ROOT, SHARED
+from conftest import MEASURED, ROOT, SHARED
 from distributed import LocalCluster
 from filelock import FileLock
 from hypothesis import settings
@@ -96,7 +96,7 @@ def smoke_site() -> Path:
     build.mkdir(exist_ok=True)
     # Parallel test processes share one build: the second finds it up to date.
     with FileLock(build / ".smoke.lock"), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(build / "measurements"))
+        patch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(MEASURED))
         return build_book("smoke", root=ROOT, out=build / "smoke").parent
 
 

@@ -77,7 +77,7 @@ class Slider:
 def png(figure: Figure, **options: object) -> str:
     """A figure on white, as a PNG in base64; ``options`` as ``Figure.savefig`` takes them.
 
-    A site holds hundreds of them, and figures few colours: a palette makes them three times smaller.
+    A site holds hundreds of them, and figures few colours: a palette halves their size.
     """
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white", **options)

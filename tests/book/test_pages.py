@@ -15,6 +15,7 @@ import nbformat
 import pandas as pd
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from conftest import MEASURED, ROOT
 from playwright.sync_api import Locator, Page, expect
 from pypdfium2 import PdfDocument, PdfPage
 from pypdfium2.raw import FPDF_PAGEOBJ_FORM, FPDF_PAGEOBJ_IMAGE
@@ -22,7 +23,6 @@ from waiting import PATIENCE
 
 from analysis_lib.papers import claims
 
-ROOT = Path(__file__).resolve().parents[2]
 OWN = ("file:", "data:", "blob:")
 
 pytestmark = pytest.mark.browser
@@ -337,7 +337,7 @@ def run_script(text: str, folder: Path) -> tuple[int, str]:
     script.write_text(text)
     # The smoke profile reads a table of ours, by its path from here.
     data.symlink_to(ROOT / "tests")
-    environment = os.environ | {"ANALYSIS_LIB_MEASUREMENTS": str(ROOT / "_build" / "measurements")}
+    environment = os.environ | {"ANALYSIS_LIB_MEASUREMENTS": str(MEASURED)}
     command = [sys.executable, "-P", script]
     run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=PATIENCE)
     assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]

@@ -103,7 +103,7 @@ def test_a_rule_of_ones_own_is_given_what_it_chose():
 @pytest.mark.parametrize(("shift", "there"), [(0.0, False), (5.0, True), (-5.0, True)])
 def test_a_ratio_has_no_value_where_its_denominator_may_be_zero(shift, there):
     values = np.random.default_rng(1).normal(0, 1, (20, 2)) + np.array([3.0, shift])
-    found = tables(values).interval(Ratio(lambda t: (by_layer(t)[0], by_layer(t)[1])))
+    found = tables(values).interval(Ratio(by_layer))
     ratio = values[:, 0].mean() / values[:, 1].mean()
     assert found.value == pytest.approx(ratio if there else math.nan, nan_ok=True)
     assert math.isfinite(found.ci_low) == there

@@ -115,8 +115,7 @@ def test_some_layer_is_enough_where_the_claim_says_so():
 
 def test_a_ratio_over_nearly_nothing_is_not_applicable():
     for under, expected in ((0.5, HOLDS), (0.005, NOT_APPLICABLE)):
-        ratio = Ratio(lambda t: (every(t)[0], every(t)[1]))
-        assert claims.verdicts({LEAD: ratio}, hidden(0.5, under))["verdict"].tolist() == [expected]
+        assert claims.verdicts({LEAD: Ratio(every)}, hidden(0.5, under))["verdict"].tolist() == [expected]
 
 
 def test_unknown_names_offer_the_nearest():
