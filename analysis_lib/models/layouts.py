@@ -138,9 +138,13 @@ def rotated(
     """
     rotate, width = getattr(sys.modules[type(module).__module__], rotation), each * angles[0].shape[-1]
     part = vectors[..., :width].transpose(1, 2) if tokens_first else vectors[..., :width]
-    # Some rotate queries and keys in one call, some one of them.
-    turned = rotate(part, *angles) if _arguments(rotate) == 1 + len(angles) else rotate(part, part, *angles)[0]
-    return torch.cat([turned.transpose(1, 2) if tokens_first else turned, vectors[..., width:]], -1)
+    if _arguments(rotate) == 1 + len(angles):
+        turned = rotate(part, *angles)
+    else:
+        # Queries and keys in one call, where keys may have fewer heads: one, of what nobody needs.
+        turned = rotate(part, part.narrow(2 if tokens_first else 1, 0, 1), *angles)[0]
+    turned = turned.transpose(1, 2) if tokens_first else turned
+    return turned if width == vectors.shape[-1] else torch.cat([turned, vectors[..., width:]], -1)
 
 
 @cache
