@@ -141,7 +141,7 @@ def rotated(
     if _arguments(rotate) == 1 + len(angles):
         turned = rotate(part, *angles)
     else:
-        # Queries and keys in one call, where keys may have fewer heads: one, of what nobody needs.
+        # Queries and keys in one call: nobody needs those keys, which may have fewer heads, so that one will do.
         turned = rotate(part, part.narrow(2 if tokens_first else 1, 0, 1), *angles)[0]
     turned = turned.transpose(1, 2) if tokens_first else turned
     return turned if width == vectors.shape[-1] else torch.cat([turned, vectors[..., width:]], -1)
