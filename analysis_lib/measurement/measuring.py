@@ -21,7 +21,7 @@ from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
-from analysis_lib.measurement.shards import make_shards, release_freed_memory
+from analysis_lib.measurement.shards import make_shards
 from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version, measuring_code
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.metrics import resolve
@@ -303,7 +303,6 @@ def _measure(
                     kept.keep(merging, now=True)
             raise
     merging.close()
-    release_freed_memory()
     if not merging.report.counted:
         raise AnalysisError(f"{corpus.name} has no token that counts: keep the special tokens or give other text")
     return merging.report

@@ -1,6 +1,5 @@
 """A shard of a corpus, and what is measured of it."""
 
-import ctypes
 import itertools
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.measurement.interventions import changes_of
+from analysis_lib.measurement.memory import keep_freed_memory, release_freed_memory
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
 from analysis_lib.models import LoadedModel, ModelSpec
@@ -94,6 +94,7 @@ def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors) -
                 stack.close()
                 stack.enter_context(processes.threads(shard.threads // lanes))
                 if lanes > 1:
+                    keep_freed_memory()
                     capture.check(model, ahead[0])
                 crew = _crew(model, lanes, stack)
             # What the first lane takes more than the others falls to another thread with each shard.
@@ -106,6 +107,9 @@ def measure_shards(shards: Iterable[Shard], model: LoadedModel | GivenVectors) -
             under_way.take(batches)
         if under_way:
             yield under_way.result()
+    # Tables of a large model take much memory, too; after a small one, what comes next finds it.
+    if _is_large(model):
+        release_freed_memory()
 
 
 def begin(
@@ -130,9 +134,13 @@ def _most_lanes(threads: int, model: LoadedModel | GivenVectors) -> int:
     # Hooks of a model that a program holds may be anybody's, and a model on several devices moves its weights.
     if isinstance(model, GivenVectors) or model.device.type != "cpu" or model.spec is None or model.spec.device_map:
         return 1
-    if sum(weight.nbytes for weight in model.model.parameters()) > LARGE:
+    if _is_large(model):
         return 1
     return max(n for n in range(1, MOST_LANES + 1) if threads % n == 0)
+
+
+def _is_large(model: LoadedModel | GivenVectors) -> bool:
+    return isinstance(model, LoadedModel) and sum(weight.nbytes for weight in model.model.parameters()) > LARGE
 
 
 def _crew(
@@ -215,21 +223,6 @@ class _Lane:
                 metric.update(activations)
         if activations.output is None:
             self.report.add(activations)
-
-
-def release_freed_memory() -> None:
-    """Give freed memory back to the system.
-
-    Every batch has another shape, and what is kept of each, such as a primitive that oneDNN made for the shape, lies
-    between the pieces that are freed. glibc can neither join nor return them: without this, a process grows by a third
-    over ten thousand sentences.
-    """
-    # Other C libraries have no such function, and no such habit.
-    if _MALLOC_TRIM is not None:
-        _MALLOC_TRIM(0)
-
-
-_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 # The threads of a worker share one model.
