@@ -12,11 +12,11 @@ _GLIBC = hasattr(_C, "malloc_trim") and hasattr(_C, "mallopt")
 
 
 def keep_freed_memory() -> None:
-    """Let the threads of this process keep what they free, until :func:`release_freed_memory`.
+    """From now on, let the threads of this process keep a heap in which nothing is left.
 
-    The memory of a thread lies in heaps of 64 MiB, and glibc unmaps the last of them as soon as it is empty. Where sums
-    and activations fill a heap, every block of a model would begin another, whose pages the system makes and zeroes,
-    and lose it again: for SmolLM2, 3 % of the time.
+    The memory of a thread lies in heaps of 64 MiB, and glibc would unmap the last of them as soon as it is empty. Where
+    sums and activations fill a heap, every block of a model would begin another, whose pages the system makes and
+    zeroes, and lose it again: for SmolLM2, 3 % of the time.
     """
     if _GLIBC:
         # Either setting alone would stop glibc from raising the other.
