@@ -4,6 +4,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -11,56 +12,45 @@ from nbformat import NotebookNode
 from analysis_lib import corpora
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
 from analysis_lib.corpora.packages import data_directory, file_hash
-from analysis_lib.measurement.sources import LIBRARY, imported_modules, source_hash
+from analysis_lib.measurement.versions import library_hash
 from analysis_lib.models.names import weights_identity
 from analysis_lib.training.runs import run_identity
 
 # What the modules of ``papers`` read beside their own sources.
 PAPER_DATA = ("reference", "claims", "measurements")
-# What every notebook of a build is executed with.
-RUNS_WITH = {"analysis_lib.book.recording"}
+IMPORTS_PAPERS = re.compile(r"^\s*(from|import)\b.*\bpapers\b", re.MULTILINE)
 
 
 def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
     """A hash of all that the outputs of ``notebook`` with ``parameters`` depend on.
 
-    These are its cells, its parameters, the sources it imports, the models and data that its parameters name, the
-    published tables, claims and stored measurements if it imports ``analysis_lib.papers``, and the installed versions.
+    These are its cells, its parameters, the library, the models and data that its parameters name, the published
+    tables, claims and stored measurements if it imports ``analysis_lib.papers``, and the installed versions.
 
     Raises:
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
     """
     content = read_notebook(notebook)
-    modules = used_modules(content)
     return digest(
         # All of a cell but its outputs: words and captions are in the executed copy, too.
         [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
-        source_hash(modules | RUNS_WITH),
-        # What the library reads beside its own sources.
-        *((data_directory() / f"{name}.yml").read_text(encoding="utf-8") for name in ("architectures", "folders")),
-        *(
-            (LIBRARY / "figures" / name).read_text(encoding="utf-8")
-            for name in ("theme.mplstyle", "views.js", "views.css")
-        ),
+        library_hash(),
         inputs(parameters),
-        paper_data(modules, root / "data") or None,
+        paper_data(content, root / "data"),
         installed(),
     )
 
 
-def paper_data(modules: set[str], data: Path) -> dict[str, str]:
+def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
     """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one of them.
 
     Only notebooks import ``analysis_lib.papers``: everything else lies below it.
     """
-    reads = any(module.startswith("analysis_lib.papers") for module in modules)
-    return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA} if reads else {}
-
-
-def used_modules(notebook: NotebookNode) -> set[str]:
-    """The modules of the library that the cells of a notebook import and use."""
-    return imported_modules("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    if not IMPORTS_PAPERS.search(code):
+        return {}
+    return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA}
 
 
 def digest(*parts: object) -> str:

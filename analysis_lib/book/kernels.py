@@ -23,7 +23,6 @@ IMPORTED = [
     "ipykernel.kernelapp",
     "analysis_lib.measurement.comparison",
     "analysis_lib.figures.style",
-    "analysis_lib.book.sources_read",
 ]
 # What must be set before the imports. One thread: a process with several cannot be copied. An executed notebook needs
 # no widgets, and the warning that they are missing would show our paths.

@@ -24,7 +24,7 @@ from analysis_lib.book.notebook import carried_out, cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.sources import source_hash
+from analysis_lib.measurement.versions import library_hash
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ def build_book(
     with packages.scratch(build, ".stage") as scratch:
         stage = scratch / "stage"
         _stage(root, tasks, stage)
-        builder = source_hash(["analysis_lib.book.site", "analysis_lib.book.ledger", "analysis_lib.papers.claims"])
         claims = file_hashes(packages.data_directory() / "claims")
         library = file_hashes(root / "analysis_lib"), file_hashes(root / "book")
-        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), builder, library)
+        key = digest(
+            file_hashes(stage), claims, profile, platform.python_version(), installed(), library_hash(), library
+        )
         stamp = out / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():

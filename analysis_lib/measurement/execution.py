@@ -5,11 +5,13 @@ import functools
 import logging
 import pickle
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,13 +19,14 @@ import cloudpickle
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
-from analysis_lib.measurement.definitions import is_own
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, merge
 from analysis_lib.measurement.shards import Result, Shard, measure_shard, measure_shards
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models import LoadedModel
 
+# Where Python and packages are installed: their modules are on every machine that can work.
+_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 # How long a scheduler may take to say who it is.
 SECONDS_TO_ANSWER = 10
 # What the next shards gave, merged, and how many they are: one, or all of a branch.
@@ -214,7 +217,7 @@ def packed(work: object, metrics: Iterable[Metric]) -> bytes:
     """What to send to another process, with the code of metrics that are not the library's."""
     # Modules of the user's are sent whole: a worker on another machine cannot import them.
     modules = {type(metric).__module__ for metric in metrics} - {"__main__"}
-    modules = [sys.modules[name] for name in modules if is_own(name) and name in sys.modules]
+    modules = [sys.modules[name] for name in modules if name in sys.modules and _is_users(name)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -249,3 +252,11 @@ def _unpacked(work: bytes) -> Any:
             f"a worker cannot load a metric ({error}): put what the metric uses in one module with it, or where the "
             f"workers can import it"
         ) from error
+
+
+def _is_users(module: str) -> bool:
+    """Whether a module is the user's: not the library's, nor installed, nor Python's."""
+    if module.partition(".")[0] in (__name__.partition(".")[0], *sys.builtin_module_names):
+        return False
+    file = getattr(sys.modules[module], "__file__", None)
+    return file is None or not any(Path(file).is_relative_to(folder) for folder in _INSTALLED)

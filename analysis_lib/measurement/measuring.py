@@ -22,8 +22,9 @@ from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version, measuring_code
+from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version
 from analysis_lib.measurement.tables import Report, Tables
+from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.models import LoadedModel, load_model
@@ -220,7 +221,7 @@ def _tables(
         if missing:
             report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
         run = _description(model, corpus, settings, report, time.monotonic() - started)
-        run["sources"] = measuring_code(empty)
+        run["formulas"] = formulas(empty)
         _say(model.name, run["notes"])
         for metric in missing:
             finished.keep(metric, report, run)
@@ -267,7 +268,7 @@ def measured(
         return None
     report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
     _say(name, run["notes"])
-    return Tables(empty, report, run | {"sources": measuring_code(empty)})
+    return Tables(empty, report, run | {"formulas": formulas(empty)})
 
 
 def _measure(

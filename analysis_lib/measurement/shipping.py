@@ -1,19 +1,18 @@
 """Measurements that come with the book, of models that a build does not load: ``shipped("mpnet-base")``."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib import corpora
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError, near_names
-from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import LazyTables
+from analysis_lib.measurement.versions import formulas, versions_of
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models.loading import revision_of
@@ -30,14 +29,12 @@ def descriptions(file: str) -> dict[str, dict]:
     return {path.parent.name: packages.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
 
 
-def code_warning(runs: Mapping[str, dict], sources: str) -> str:
-    """For a page to show: which of the runs may not be what the code gives today, or an empty text."""
-    old = {name: run for name, run in runs.items() if run.get("sources") != sources}
-    names = [corpora.title(run["dataset"]) if "dataset" in run else title(name) for name, run in old.items()]
-    if not names:
+def code_warning(titles: Iterable[str]) -> str:
+    """For a page to show: the measurements of another version of the code; an empty text without any."""
+    if not (unique_titles := [*dict.fromkeys(titles)]):
         return ""
     return (
-        f"The numbers of {', '.join(dict.fromkeys(names))} are shown as an earlier version of the code gave them; "
+        f"The numbers of {', '.join(unique_titles)} are shown as an earlier version of the code gave them; "
         f"data/README.md says how to record them anew."
     )
 
@@ -59,7 +56,12 @@ class Shipped(LazyTables):
     @property
     def code_warning(self) -> str:
         """For a page to show: that the tables may not be what the code gives today, or an empty text."""
-        return code_warning({self.run["model"]: self.run}, measuring_code(resolve(list(self))))
+        return code_warning([] if self.is_current else [title(self.run["model"])])
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the formulas of today have the versions that made the tables."""
+        return versions_of(self.run) == versions_of({"formulas": formulas(resolve(list(self)))})
 
 
 def shipped_twin(
@@ -68,17 +70,21 @@ def shipped_twin(
     """What measuring an untrained twin would give, if its tables come with the book, in ``untrained``; or None.
 
     Random weights depend on nothing but their seed, so that most builds need not measure them. Taken are only tables
-    of the same weights, corpus and settings that the same code has made.
+    of the same weights, corpus and settings, made by formulas of the same versions with the same parameters.
     """
-    wanted = {metric.name for metric in resolve(metrics)}
+    wanted = json.loads(json.dumps(formulas(resolve(metrics))["metrics"]))
     written = json.loads(json.dumps(asdict(settings)))
     of_vectors = [written, written | {"maps": None}]
     for path in sorted(home().glob("untrained/*/run.json")):
         found = Shipped(path.parent)
         named = [found.run[key] for key in ("model", "data_sha256")] == [name, corpus.sha256]
-        fits = named and found.run["settings"] in of_vectors and wanted <= {*found}
+        if not named or found.run["settings"] not in of_vectors or not found.is_current:
+            continue
+        recorded = found.run["formulas"]["metrics"]
+        if any(recorded.get(metric) != known for metric, known in wanted.items()):
+            continue
         # Last: weights in a folder have to be read for it.
-        if fits and found.run["model_revision"] == revision_of(name) and not found.code_warning:
+        if found.run["model_revision"] == revision_of(name):
             return found
     return None
 

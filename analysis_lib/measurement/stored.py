@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,17 +22,15 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shards
-from analysis_lib.measurement.definitions import definition_hash
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.shards import Result
-from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.tables import Report
+from analysis_lib.measurement.versions import library_hash, metric_identity
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
-from analysis_lib.models import LoadedModel, ModelSpec, architectures, devices
+from analysis_lib.models import LoadedModel, ModelSpec, devices
 from analysis_lib.models.loading import revision_of
 from analysis_lib.models.names import split_dtype
 
-ARCHITECTURES = architectures.__name__
 # About how many seconds of merged work a killed measurement may lose.
 SECONDS_AT_RISK = 60
 # What a file can raise that is not there, damaged, or in a form of another version.
@@ -56,10 +54,9 @@ class StoredMeasurements:
         self.folders = []
         if spec is not None and (home := measurements_directory()):
             name = re.sub(r"[^\w.@=:+-]+", "_", f"{Path(spec.name).name}-on-{Path(corpus.name).name}")[:80]
-            layouts = (packages.data_directory() / "architectures.yml").read_text(encoding="utf-8")
-            known = [revision, spec.dtype, torch.device(spec.device).type, layouts]
+            known = [revision, spec.dtype, torch.device(spec.device).type]
             for maps in (None, settings.maps):
-                parts = [*known, *_common(corpus, {**asdict(settings), "maps": maps}, {ARCHITECTURES})]
+                parts = [*known, *_common(corpus, {**asdict(settings), "maps": maps})]
                 self.folders.append(home / f"{name}-{_digest(parts)}")
 
     @classmethod
@@ -122,7 +119,7 @@ class StoredMeasurements:
 
 
 def _file(metric: Metric) -> str:
-    return f"{metric.name}-{_digest(_metric(metric))}.npz"
+    return f"{metric.name}-{_digest(metric_identity(metric))}.npz"
 
 
 def measurements_directory() -> Path | None:
@@ -146,8 +143,8 @@ class MergedSums:
         self.path, self.due, self.merged, self._next = None, None, 0, time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
-            known += _common(corpus, asdict(settings), {type(model.model).__module__})
-            parts = [*known, *map(_metric, metrics), shards.UTTERANCES_PER_SHARD, SHARDS_PER_BRANCH]
+            known += _common(corpus, asdict(settings))
+            parts = [*known, *map(metric_identity, metrics), shards.UTTERANCES_PER_SHARD, SHARDS_PER_BRANCH]
             self.due = lambda: time.monotonic() >= self._next
             self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
             # Tried before the work begins.
@@ -220,22 +217,13 @@ def _read(stored: Mapping[str, np.ndarray]) -> Result:
 installed_version = functools.cache(importlib.metadata.version)
 
 
-def measuring_code(metrics: Iterable[Metric]) -> str:
-    """The hash of the code that measures: the metrics, and all that they and a shard need."""
-    return source_hash({shards.__name__, *(type(metric).__module__ for metric in metrics)})[:16]
-
-
-def _common(corpus: Corpus, settings: dict, architecture: set[str]) -> list:
+def _common(corpus: Corpus, settings: dict) -> list:
     """What a measurement depends on besides model and metrics; another text, setting or version starts afresh."""
     return [
         *(corpus.sha256, corpus.groups(GROUPS), settings),
-        source_hash({shards.__name__, *architecture, *(type(item).__module__ for item in corpus.items)}),
+        library_hash(),
         [installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
     ]
-
-
-def _metric(metric: Metric) -> list:
-    return [metric.name, sorted(metric.needs), definition_hash(metric), source_hash({type(metric).__module__})]
 
 
 def _digest(parts: list) -> str:

@@ -156,6 +156,8 @@ class Metric(ABC):
 
     Attributes:
         name: of the table.
+        version: raised in the commit that changes numbers of the table, see
+            :mod:`~analysis_lib.measurement.versions`.
         needs: the spaces of ``capture.SPACES``, and ``weights`` or ``scores``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
         limits: the range of that column, which its interval does not leave.
@@ -168,6 +170,7 @@ class Metric(ABC):
     """
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1
     needs: ClassVar[frozenset[str]]
     interval: ClassVar[str | None] = None
     limits: ClassVar[tuple[float, float] | None] = None

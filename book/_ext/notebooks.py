@@ -25,7 +25,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-from analysis_lib.book.freshness import inputs, paper_data, used_modules
+from analysis_lib.book.freshness import inputs, paper_data
 from analysis_lib.book.parameters import parameters_cell, read_notebook
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.figures.view import SCRIPT, vega
@@ -173,7 +173,7 @@ def _show_parameters(notebook: NotebookNode) -> None:
 def _how(name: str, notebook: NotebookNode) -> str:
     """How a page was made."""
     record = notebook.metadata["analysis_lib"]
-    read = inputs(record["parameters"]) | paper_data(used_modules(notebook), data_directory())
+    read = inputs(record["parameters"]) | paper_data(notebook, data_directory())
     given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
     return MADE.format(
         command=" \\\n    ".join([f"python -m analysis_lib run {name}", *given]),

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis_lib import AnalysisError, load_corpus, load_model, measure
+from analysis_lib import AnalysisError, load_corpus, load_model, measure, metrics
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.comparison import compare
@@ -70,7 +70,8 @@ def test_a_twin_of_other_texts_weights_settings_or_code_is_measured(monkeypatch,
     assert shipped_twin(known[0], load_corpus("wikipedia", 39, 0), *known[2:]) is None
     assert shipped_twin(*known[:2], "anisotropy,head_means", known[3]) is None
     assert shipped_twin(*known[:3], Settings(special_tokens=False)) is None
-    monkeypatch.setattr(shipping, "measuring_code", lambda _: "other code")
+    assert shipped_twin(*known[:2], [metrics.Isotropy(["query"])], known[3]) is None
+    monkeypatch.setattr(metrics.Anisotropy, "version", metrics.Anisotropy.version + 1)
     assert shipped_twin(*known) is None
 
 

@@ -12,7 +12,6 @@ from scipy import special, stats
 from analysis_lib import capture
 from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.sources import source_hash
 from analysis_lib.measurement.stored import StoredMeasurements
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
@@ -58,7 +57,7 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
 
 def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What this module makes of each text, kept beside the measurements: several pages ask for it."""
-    return beside.array(f"{name}-{source_hash({__name__})[:16]}", make)
+    return beside.array(name, make)
 
 
 def cosines(vectors: Vectors) -> Cosines:

@@ -13,8 +13,7 @@ from analysis_lib.corpora import SPLITS, Corpus, packages, title
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import grouped, measure, processes, shipping
-from analysis_lib.measurement.sources import code_hash, source_hash
-from analysis_lib.measurement.stored import measuring_code
+from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
@@ -46,6 +45,8 @@ DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0
 STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
 COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
 _TABLE, _RECORD = "trials.csv", "results.json"
+# Raised where the splits, the settings of a trial or the rows made of it change.
+VERSION = 1
 
 
 def trials(
@@ -203,7 +204,7 @@ def record(
         "settings": settings,
         "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
         "versions": versions(),
-        "sources": _sources(),
+        "formulas": _formulas(),
     }
     with packages.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,10 +236,11 @@ def _read() -> dict[str, pd.DataFrame]:
 
 def code_warning() -> str:
     """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
-    return shipping.code_warning(shipping.descriptions(_RECORD), _sources())
+    current = _formulas()
+    runs = shipping.descriptions(_RECORD).values()
+    return shipping.code_warning(title(run["dataset"]) for run in runs if run.get("formulas") != current)
 
 
-def _sources() -> str:
-    """The hash of the code that trains and measures: classifiers, their splits, the metrics, and this module."""
-    parts = source_hash({splits.__module__, text_classifiers.__name__})[:16], code_hash(Path(__file__))[:16]
-    return " ".join((measuring_code(resolve(METRICS)), *parts))
+def _formulas() -> dict[str, object]:
+    """The versions that recorded results depend on: of trials, of the training, of the metrics."""
+    return {"trials": VERSION, "training": text_classifiers.VERSION, **formulas(resolve(METRICS))}

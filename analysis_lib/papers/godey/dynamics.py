@@ -17,12 +17,12 @@ from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
-from analysis_lib.measurement.sources import code_hash
-from analysis_lib.measurement.stored import measuring_code
 from analysis_lib.measurement.tables import save_tables
+from analysis_lib.measurement.versions import formulas, library_hash
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel, weights_identity
 from analysis_lib.models.loading import load_model
+from analysis_lib.models.names import title
 from analysis_lib.progress import bar
 from analysis_lib.training.runs import (
     RUNS,
@@ -39,6 +39,8 @@ METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which singular vectors are taken; Godey et al. (2024, sec. 5) take 0.2.
 SAMPLED = 0.1
 DESCRIPTION = "dynamics.json"
+# Of the tables that this module makes itself, such as the sampled vectors.
+VERSION = 1
 
 
 class Dynamics(dict[str, pd.DataFrame]):
@@ -50,8 +52,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     first two have no rows where they are not known. Shipped measurements may lack ``vectors``.
 
     Attributes:
-        about: run, data, limit, seed and seeds; what identifies run, data and the code that measured (``sources``);
-            and ``training``, how the run was trained (settings, data and versions), where that is known.
+        about: run, data, limit, seed and seeds; what identifies run and data; ``formulas``, the versions of what
+            measured; and ``training``, how the run was trained (settings, data and versions), where that is known.
     """
 
     def __init__(self, tables: Mapping[str, pd.DataFrame], about: dict):
@@ -61,7 +63,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     @property
     def code_warning(self) -> str:
         """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
-        return shipping.code_warning({self.about["run"]: self.about}, _sources())
+        is_current = self.about.get("formulas") == _formulas()
+        return shipping.code_warning([] if is_current else [title(self.about["run"])])
 
     @property
     def seeds(self) -> list[int]:
@@ -145,7 +148,7 @@ def dynamics(
         "checkpoints": run_identity(run),
         "texts": corpora.data_identity(data),
         "training": run_description(run),
-        "sources": _sources(),
+        "formulas": _formulas(),
     }
     about |= {} if tokenizer is None else {"tokenizer": tokenizer, "read_by": weights_identity(tokenizer)}
     corpus = corpora.load_corpus(data, limit, seed)
@@ -161,7 +164,8 @@ def dynamics(
         ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
         for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False):
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
-            folder = packages.derived(json.dumps([about, checkpoint.seed, checkpoint.step]), label, fill)
+            known = [about, library_hash(), checkpoint.seed, checkpoint.step]
+            folder = packages.derived(json.dumps(known), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     sizes = {c: tables[c]["qk_alignment"][["layer", "head"]].to_numpy().tolist() for c in found}
     if odd := [checkpoint for checkpoint in found if sizes[checkpoint] != sizes[last]]:
@@ -174,9 +178,9 @@ def dynamics(
     return Dynamics(joined, about)
 
 
-def _sources() -> str:
-    """The hash of the code that measures: the metrics, all that they need, and this module."""
-    return f"{measuring_code(resolve(METRICS))} {code_hash(Path(__file__))[:16]}"
+def _formulas() -> dict[str, object]:
+    """The versions that the tables of a run depend on."""
+    return {"dynamics": VERSION, **formulas(resolve(METRICS))}
 
 
 def _measure(

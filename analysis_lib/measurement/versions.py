@@ -1,0 +1,168 @@
+"""What a measurement is known by: versions of formulas where it ships, a hash of the library where it is kept.
+
+A formula has a version: ``capture.VERSION`` for how activations are read, ``intervals.VERSION`` for intervals, and
+``Metric.version`` for each table. Raise it in the commit that changes numbers: tables that ship with another version
+are then recorded anew (``make record``). An edit that changes no number changes nothing that ships.
+
+What is kept on this machine also depends on :func:`library_hash`: any edit of the library measures anew.
+"""
+
+import functools
+import hashlib
+import inspect
+import pickle
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import joblib
+
+from analysis_lib import capture
+from analysis_lib.corpora import packages
+from analysis_lib.errors import AnalysisError
+from analysis_lib.metrics import intervals
+from analysis_lib.metrics.accumulator import Metric
+
+LIBRARY = Path(__file__).parents[1]
+NAME = LIBRARY.name
+# Files of the library that decide numbers or pictures.
+SUFFIXES = (".py", ".mplstyle", ".js", ".css")
+# Files of the data folder that decide how models and corpora are read.
+READ_BY_LIBRARY = ("architectures.yml", "folders.yml")
+IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+@functools.cache
+def library_hash() -> str:
+    """The SHA-256 of every source file of the library, as it is when a process first asks for it."""
+    paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
+    paths += [packages.data_directory() / name for name in READ_BY_LIBRARY]
+    whole = hashlib.sha256()
+    for path in paths:
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        whole.update(f"{path.name} {content}\n".encode())
+    return whole.hexdigest()
+
+
+def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
+    """The versions that the tables of some metrics depend on, as ``run.json`` keeps them.
+
+    Returns:
+        ``capture`` and ``intervals``, a version each; and ``metrics``: by name, ``version`` and ``parameters``.
+
+    >>> from analysis_lib.metrics import Isotropy
+    >>> formulas([Isotropy(["query"])])["metrics"]["isotropy"]["parameters"]
+    {'needs': ['query']}
+    """
+    by_metric = {}
+    for metric in metrics:
+        by_metric[metric.name] = {"version": metric.version, "parameters": readable_parameters(metric)}
+    return {"capture": capture.VERSION, "intervals": intervals.VERSION, "metrics": by_metric}
+
+
+def versions_of(run: Mapping[str, Any]) -> dict[str, int]:
+    """The versions alone that ``run.json`` keeps under ``formulas``, by name; none of a run that has no such entry."""
+    recorded = dict(run.get("formulas", {}))
+    versions = {name: of_metric["version"] for name, of_metric in recorded.pop("metrics", {}).items()}
+    return recorded | versions
+
+
+def metric_identity(metric: Metric) -> list[str]:
+    """What a metric is known by: its name, its version, its parameters, and its text where it is a user's own.
+
+    Raises:
+        AnalysisError: a parameter or a class without a lasting form, such as an open file.
+    """
+    parameters = _hash_of(_parameters(metric), metric)
+    return [metric.name, str(metric.version), parameters, *_own_texts(type(metric))]
+
+
+def readable_parameters(metric: Metric) -> dict[str, object]:
+    """The parameters of a metric, as JSON can hold them; what it cannot hold is a hash."""
+    readable = {}
+    for name, value in _parameters(metric).items():
+        if isinstance(value, set | frozenset | list | tuple):
+            value = sorted(map(str, value))
+        elif not isinstance(value, str | int | float | bool | None):
+            value = _hash_of(value, metric)
+        readable[name] = value
+    return readable
+
+
+def _parameters(metric: Metric) -> dict[str, object]:
+    return {name: value for name, value in vars(metric).items() if name != "sums"}
+
+
+def _hash_of(value: object, metric: Metric) -> str:
+    try:
+        return joblib.hash(value, hash_name="sha1")
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise AnalysisError(
+            f"the metric {metric.name} holds what cannot be pickled ({error}), so that its sums cannot be kept: "
+            f"give it plain parameters, or measure without checkpoints"
+        ) from error
+
+
+def _own_texts(kind: type) -> list[str]:
+    """The texts of a user's metric and of its bases, up to the classes of the library.
+
+    A class in a file stands for the whole file. One that was written in a notebook stands for its methods and for what
+    they name there.
+    """
+    texts = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in (NAME, "builtins", "abc"):
+            continue
+        try:
+            texts.append(Path(inspect.getfile(base)).read_text(encoding="utf-8"))
+        except (OSError, TypeError):
+            texts += _texts_in_notebook(base)
+    return texts
+
+
+def _texts_in_notebook(kind: type) -> list[str]:
+    texts: dict[str, str] = {}
+    waiting = [kind]
+    while waiting:
+        definition = waiting.pop()
+        if definition.__qualname__ in texts:
+            continue
+        methods, attributes = _parts_of(definition)
+        texts[definition.__qualname__] = joblib.hash(attributes, hash_name="sha1")
+        for method in methods:
+            text = _text_of(method, kind)
+            texts[definition.__qualname__] += text
+            for name in IDENTIFIER.findall(text):
+                value = method.__globals__.get(name)
+                if isinstance(value, FunctionType | type):
+                    if value.__module__ == kind.__module__:
+                        waiting.append(value)
+                elif isinstance(value, str | int | float | bool | tuple | list | dict):
+                    texts[name] = repr(value)
+    return [f"{name}: {texts[name]}" for name in sorted(texts)]
+
+
+def _parts_of(definition: type | FunctionType) -> tuple[list[FunctionType], dict[str, object]]:
+    """The functions of a class, and its other attributes; of a function, itself."""
+    if isinstance(definition, FunctionType):
+        return [inspect.unwrap(definition)], {}
+    methods, attributes = [], {}
+    for name, value in vars(definition).items():
+        function = getattr(value, "__func__", value)
+        if isinstance(function, FunctionType):
+            methods.append(inspect.unwrap(function))
+        elif not name.startswith("__") and not name.startswith("_abc"):
+            attributes[name] = repr(value)
+    return methods, attributes
+
+
+def _text_of(function: FunctionType, kind: type) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError) as error:
+        raise AnalysisError(
+            f"the metric {kind.__name__} has no source that can be read, so that its sums cannot be kept: "
+            f"put it into a file, or measure without checkpoints"
+        ) from error
