@@ -1,6 +1,7 @@
 # make book    execute every notebook and build the site: _build/html/index.html
 # make test    lint, what may import what, tests, every notebook in the smoke profile, the site, and a browser on it
 # make lab     a JupyterLab on the notebooks
+# make record  measure anew what ships in data/measurements: make record NAME=untrained
 # make setup   what they need: the environment and the pinned packages
 #
 # PROFILE=paper make book, or P="-p model NAME -p data FILE:COLUMN", chooses what the book shows.
@@ -8,11 +9,12 @@
 PYTHON ?= python3.11
 PROFILE ?= default
 P ?=
+NAME ?=
 BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: book lab test kernels setup packages clean
+.PHONY: book lab test record kernels setup packages clean
 .DELETE_ON_ERROR:
 
 book: setup
@@ -35,6 +37,9 @@ kernels-avx2: export MKL_ENABLE_INSTRUCTIONS = AVX2
 kernels-default: export MKL_CBWR = COMPATIBLE
 kernels-%: setup
 	ATEN_CPU_CAPABILITY=$* $(BIN)/python -m pytest -m kernels tests/capture
+
+record: setup
+	$(BIN)/python data/measurements/record.py $(NAME)
 
 # What JupyterLab needs is installed when it is first asked for.
 lab: setup .venv/.lab

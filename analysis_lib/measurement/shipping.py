@@ -12,7 +12,7 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.measurement.tables import LazyTables
-from analysis_lib.measurement.versions import formulas, versions_of
+from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.models.loading import revision_of
@@ -61,7 +61,7 @@ class Shipped(LazyTables):
     @property
     def is_current(self) -> bool:
         """Whether the formulas of today have the versions that made the tables."""
-        return versions_of(self.run) == versions_of({"formulas": formulas(resolve(list(self)))})
+        return is_current(self.run, formulas(resolve(list(self))))
 
 
 def shipped_twin(
@@ -102,6 +102,14 @@ def shipped(model: str) -> Shipped:
         near = near_names(model, descriptions("run.json"))
         raise AnalysisError(f"no measurement of {model} comes with the book: {near}")
     return Shipped(home() / model)
+
+
+def without_intervals(measurement: str, *tables: str) -> None:
+    """Leave the intervals out of tables that come with the book, where no page shows them."""
+    for table in tables:
+        path = home() / measurement / f"{table}.parquet"
+        rows = packages.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
+        rows.to_parquet(path, index=False, compression="zstd")
 
 
 def in_single_precision(measurement: str, table: str, column: str) -> None:

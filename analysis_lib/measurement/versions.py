@@ -62,11 +62,25 @@ def formulas(metrics: Iterable[Metric]) -> dict[str, object]:
     return {"capture": capture.VERSION, "intervals": intervals.VERSION, "metrics": by_metric}
 
 
-def versions_of(run: Mapping[str, Any]) -> dict[str, int]:
-    """The versions alone that ``run.json`` keeps under ``formulas``, by name; none of a run that has no such entry."""
-    recorded = dict(run.get("formulas", {}))
-    versions = {name: of_metric["version"] for name, of_metric in recorded.pop("metrics", {}).items()}
-    return recorded | versions
+def is_current(run: Mapping[str, Any], today: Mapping[str, Any]) -> bool:
+    """Whether every version under which a run was recorded is that of today.
+
+    A recording without the entry ``intervals`` has no table with intervals.
+
+    Args:
+        run: what its file says; ``formulas`` of it are read.
+        today: what :func:`formulas` gives, with the versions of whatever else made the tables.
+    """
+    recorded = run.get("formulas", {})
+    return bool(recorded) and _versions(recorded).items() <= _versions(today).items()
+
+
+def _versions(recorded: Mapping[str, Any]) -> dict[str, int]:
+    """The versions alone, by name."""
+    versions = {name: version for name, version in recorded.items() if name != "metrics"}
+    for name, of_metric in recorded.get("metrics", {}).items():
+        versions[f"metric {name}"] = of_metric["version"]
+    return versions
 
 
 def metric_identity(metric: Metric) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from analysis_lib import AnalysisError, metrics
 from analysis_lib.measurement import versions
-from analysis_lib.measurement.versions import formulas, library_hash, metric_identity, versions_of
+from analysis_lib.measurement.versions import formulas, is_current, library_hash, metric_identity
 
 CODE = """
 from analysis_lib import metrics
@@ -100,13 +100,12 @@ def test_versions_of_the_library_are_those_of_its_metrics(monkeypatch):
     monkeypatch.setattr(metrics.Anisotropy, "version", 7)
     monkeypatch.setattr(versions.capture, "VERSION", 3)
     asked = [metrics.Anisotropy(), metrics.Isotropy(["query"])]
-    assert versions_of({"formulas": formulas(asked)}) == {
-        "capture": 3,
-        "intervals": versions.intervals.VERSION,
-        "anisotropy": 7,
-        "isotropy": metrics.Isotropy.version,
+    today = formulas(asked)
+    assert (today["capture"], today["intervals"]) == (3, versions.intervals.VERSION)
+    assert today["metrics"] == {
+        "anisotropy": {"version": 7, "parameters": {}},
+        "isotropy": {"version": metrics.Isotropy.version, "parameters": {"needs": ["query"]}},
     }
-    assert formulas(asked)["metrics"]["isotropy"]["parameters"] == {"needs": ["query"]}
     assert metric_identity(metrics.Anisotropy())[1] == "7"
 
 
@@ -122,3 +121,25 @@ def test_any_edit_of_the_library_changes_its_hash(tmp_path, monkeypatch):
     library_hash.cache_clear()
     assert hashes[0] != hashes[1]
     assert hashes[0] == hashes[2]
+
+
+@pytest.mark.parametrize("changed", ["capture", "intervals", "metric", "more", "nothing"])
+def test_a_recording_of_other_versions_is_not_current(changed):
+    today = {"trials": 1, **formulas([metrics.Anisotropy(), metrics.MeanVector()])}
+    recorded = {**today, "metrics": {**today["metrics"]}}
+    if changed == "metric":
+        recorded["metrics"]["anisotropy"] = {"version": 0, "parameters": {}}
+    elif changed == "more":
+        recorded["vanished"] = 1
+    elif changed != "nothing":
+        recorded[changed] = 0
+    assert is_current({"formulas": recorded}, today) == (changed == "nothing")
+
+
+def test_a_recording_without_intervals_or_with_fewer_tables_is_current():
+    today = formulas([metrics.Anisotropy(), metrics.MeanVector()])
+    recorded = formulas([metrics.MeanVector()])
+    del recorded["intervals"]
+    assert is_current({"formulas": recorded}, today)
+    assert not is_current({}, today)
+    assert not is_current({"sources": "a hash"}, today)

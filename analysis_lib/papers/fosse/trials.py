@@ -13,7 +13,7 @@ from analysis_lib.corpora import SPLITS, Corpus, packages, title
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import grouped, measure, processes, shipping
-from analysis_lib.measurement.versions import formulas
+from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
 from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
@@ -160,6 +160,7 @@ def record(
     seeds: Sequence[int],
     sensitivity_seeds: Sequence[int] = (),
     sensitivity_layers: Sequence[int] = (1,),
+    variants: Sequence[str] | None = None,
     limit: int = 0,
     utterances: int = 1000,
     test: str | None = None,
@@ -175,21 +176,23 @@ def record(
         layers: how many blocks, for an entropy weight of 0.
         entropy_weights: for one block, beside 0, with which they are compared.
         seeds: of the trainings.
-        sensitivity_seeds: those with which to train every one of ``VARIANTS``, if any; ``ATTENDING`` with each entropy
-            weight, too.
+        sensitivity_seeds: those with which to train the variants, if any; ``ATTENDING`` with each entropy weight, too.
         sensitivity_layers: how many blocks, for these.
+        variants: some of ``VARIANTS``, by name; by default all.
         limit, utterances, test, settings: as of :func:`trials`.
     """
+    variants = [*VARIANTS] if variants is None else [*variants]
     cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
     work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
     work += [
         {"data": data, "variant": name, "layers": depth, "seed": seed}
-        for seed, name, depth in itertools.product(sensitivity_seeds, VARIANTS, sensitivity_layers)
+        for seed, name, depth in itertools.product(sensitivity_seeds, variants, sensitivity_layers)
     ]
-    work += [
-        {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
-        for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
-    ]
+    if ATTENDING in variants:
+        work += [
+            {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
+            for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
+        ]
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
@@ -197,6 +200,8 @@ def record(
     table = trials(work, **settings)
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
     settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
+    if sensitivity_seeds and variants != [*VARIANTS]:
+        settings["variants"] = variants
     description = {
         "dataset": title(data),
         "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
@@ -236,11 +241,13 @@ def _read() -> dict[str, pd.DataFrame]:
 
 def code_warning() -> str:
     """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
-    current = _formulas()
+    today = _formulas()
     runs = shipping.descriptions(_RECORD).values()
-    return shipping.code_warning(title(run["dataset"]) for run in runs if run.get("formulas") != current)
+    return shipping.code_warning(title(run["dataset"]) for run in runs if not is_current(run, today))
 
 
 def _formulas() -> dict[str, object]:
-    """The versions that recorded results depend on: of trials, of the training, of the metrics."""
-    return {"trials": VERSION, "training": text_classifiers.VERSION, **formulas(resolve(METRICS))}
+    """The versions that recorded results depend on, which have no intervals."""
+    of_tables = formulas(resolve(METRICS))
+    del of_tables["intervals"]
+    return {"trials": VERSION, "training": text_classifiers.VERSION, **of_tables}

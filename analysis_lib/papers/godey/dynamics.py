@@ -18,7 +18,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.tables import save_tables
-from analysis_lib.measurement.versions import formulas, library_hash
+from analysis_lib.measurement.versions import formulas, is_current, library_hash
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel, weights_identity
 from analysis_lib.models.loading import load_model
@@ -49,7 +49,7 @@ class Dynamics(dict[str, pd.DataFrame]):
     Besides those of ``METRICS``: ``losses`` of the training; ``baselines``, what counting gives on its held-out texts,
     without seed and step; and ``vectors``, the sampled queries and keys of the heads shown, of the first seed: seed,
     step, layer, head, space, and one column per dimension, from ``0``. The same tokens are sampled at every step. The
-    first two have no rows where they are not known. Shipped measurements may lack ``vectors``.
+    first two have no rows where they are not known. Shipped measurements may lack ``vectors``, and have no intervals.
 
     Attributes:
         about: run, data, limit, seed and seeds; what identifies run and data; ``formulas``, the versions of what
@@ -63,8 +63,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     @property
     def code_warning(self) -> str:
         """For a page to show: that the measurements may not be what the code gives today, or an empty text."""
-        is_current = self.about.get("formulas") == _formulas()
-        return shipping.code_warning([] if is_current else [title(self.about["run"])])
+        outdated = [] if is_current(self.about, _formulas()) else [title(self.about["run"])]
+        return shipping.code_warning(outdated)
 
     @property
     def seeds(self) -> list[int]:
