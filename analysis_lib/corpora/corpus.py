@@ -1,6 +1,8 @@
 """What a corpus is: texts, pairs of texts, images or sounds in order, with their classes where they have any."""
 
 import hashlib
+import logging
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +12,12 @@ import numpy as np
 
 from analysis_lib.errors import AnalysisError
 
+# Categories of characters that show nothing: controls, formats and separators. Half of a character is none of them.
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+# Letters and marks that show nothing, either: fillers of Hangul and Braille, and selectors of variants.
+_FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180c\u180d\u180f") | frozenset(
+    map(chr, range(0xFE00, 0xFE10))
+)
 PLURAL = {"text": "texts", "image": "images", "audio": "sounds", "vectors": "texts"}
 
 
@@ -50,6 +58,7 @@ class Corpus:
         classes: their names, sorted.
         units: for each item, the unit that was drawn independently of the others, such as the article that a sentence
             is from, or the picture that a tile is cut from; None where each item is one.
+        unit_column: the column of a table that the units were read from, where they were.
     """
 
     name: str
@@ -59,6 +68,7 @@ class Corpus:
     labels: Sequence[int] | None = None
     classes: Sequence[str] | None = None
     units: Sequence[str] | None = None
+    unit_column: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.items, str | bytes) or not isinstance(self.items, Sequence):
@@ -184,13 +194,48 @@ def encodable(place: str, text: str) -> str:
 
 
 def is_blank(text: str | Pair) -> bool:
-    """Whether a text, or both texts of a pair, hold nothing but white space."""
-    return not _whole(text).strip()
+    """Whether a text, or both texts of a pair, hold nothing that can be seen: white space, or zero-width characters.
+
+    >>> is_blank("\\u200b \\ufeff"), is_blank("a\\u200b")
+    (True, False)
+    """
+    return all(map(_is_invisible, _whole(text)))
+
+
+def _is_invisible(letter: str) -> bool:
+    category = unicodedata.category(letter)
+    return letter.isspace() or category in _INVISIBLE or letter in _FILLERS
 
 
 def _whole(text: str | Pair) -> str:
     # A string is joined letter by letter: of a million texts, that takes seconds.
     return text if isinstance(text, str) else "".join(text)
+
+
+def whole_units(name: str, units: Sequence[str | None], column: str | None = None) -> list[str] | None:
+    """The unit of each item, where one that is not known makes a unit of its own; None if none is known.
+
+    Args:
+        name: of the corpus, for errors and notes.
+        column: where the units were read from.
+
+    Raises:
+        AnalysisError: a column that was named holds no unit at all.
+
+    >>> whole_units("calls", ["a", None, "a"])[::2], whole_units("calls", [None, None])
+    (['a', 'a'], None)
+    """
+    known = [unit if unit is not None and unit.strip() else None for unit in units]
+    missing = known.count(None)
+    if missing == len(known):
+        if column is not None and known:
+            raise AnalysisError(f"{name}: the column {column} is empty: name one that says what each text is a part of")
+        return None
+    if missing and column is not None:
+        note = "note: %d of %d texts of %s have no %s, and are units of their own"
+        logging.getLogger(__name__).warning(note, missing, len(known), name, column)
+    # No name in a text file begins with a zero byte.
+    return [f"\0{place}" if unit is None else unit for place, unit in enumerate(known)]
 
 
 def refuse_gaps(name: str, rows: Sequence[Labelled]) -> None:
@@ -206,5 +251,5 @@ def refuse_gaps(name: str, rows: Sequence[Labelled]) -> None:
 def refuse_half_pairs(name: str, texts: Sequence[str | Pair]) -> None:
     """Raise an AnalysisError if one text of a pair is blank and the other is not."""
     for number, text in enumerate(texts, 1):
-        if isinstance(text, Pair) and not is_blank(text) and not (text.first.strip() and text.second.strip()):
+        if isinstance(text, Pair) and is_blank(text.first) != is_blank(text.second):
             raise AnalysisError(f"{name}: one side of pair {number} is empty: mend or remove it")

@@ -16,6 +16,7 @@ from analysis_lib.corpora.corpus import (
     is_blank,
     refuse_gaps,
     refuse_half_pairs,
+    whole_units,
 )
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
@@ -43,13 +44,17 @@ def load_corpus(
             of each class a fifth is drawn for the test and a tenth for validation), a text file with one utterance
             per line (``lines.txt``), a folder of images or of sound files (``photos/``), or one such file.
             Folders are searched to the bottom in the order of the paths, without hidden files; where
-            every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels.
+            every file lies in a sub-folder, the sub-folders of the first level, sorted, are the labels. Each picture
+            of a file that holds several (pages of a TIFF, frames of a GIF) is an item, and such a file a unit. What is
+            said in sounds is read from a table beside them, such as the ``metadata.csv`` of ``datasets``. Tables and
+            texts may be compressed (``.gz``, ``.bz2``, ``.xz``, ``.zst``).
             Or texts or pairs of texts: a list, a Series, or with ``column`` a table: of pandas, polars, Arrow or
             ``datasets``, a dictionary of columns, or rows as dictionaries. What is not held in memory but gives texts
             or rows one by one is read once, into a file that goes with the corpus.
         column: of a table that is at hand, the texts; two make pairs.
         units: of a table in a file or at hand, the column of what was drawn independently, of which each text is a part
-            (the document of a sentence): intervals leave out whole units.
+            (the document of a sentence): intervals leave out whole units. A text whose cell is empty is a unit of
+            its own; how many are is said in a note.
         limit: how many items to keep; None keeps all.
         seed: with a seed, the ``limit`` items are a uniform sample without replacement, in the
             order of the corpus; without one they are the first.
@@ -66,6 +71,8 @@ def load_corpus(
     if isinstance(spec, Corpus | str | Path) and column is not None:
         raise AnalysisError(f"column= is of a table that is at hand: name that of a file as in {spec}:{column}")
     if isinstance(spec, Corpus):
+        if units is not None:
+            raise AnalysisError(f"units= is of a table, and {spec.name} is loaded: name its column to load_corpus")
         return sample(spec, limit, seed)
     if not isinstance(spec, str | Path):
         return sample(_at_hand(spec, column, units, limit if seed is None else None), limit, seed)
@@ -73,10 +80,10 @@ def load_corpus(
     if kind == "text":
         rows = list(read())
         make = _labelled if rows and isinstance(rows[0], Labelled) else _texts
-        return sample(make(spec, rows), limit, seed)
+        return sample(make(spec, rows, units), limit, seed)
     # Without a seed, hub files that only hold items past the limit are not even downloaded.
     examples = [Example(*row) for row in (read() if seed is not None else islice(read(), limit))]
-    return sample(_corpus(spec, examples, kind=kind), limit, seed)
+    return sample(_corpus(spec, examples, None, kind=kind), limit, seed)
 
 
 def _at_hand(data: Iterable, column: str | Sequence[str] | None, units: str | None, first: int | None) -> Corpus:
@@ -85,7 +92,7 @@ def _at_hand(data: Iterable, column: str | Sequence[str] | None, units: str | No
 
     name, examples, held = text_items(data, column, units)
     if held:
-        return _texts(name, [*examples])
+        return _texts(name, [*examples], units)
     left_out, of = [], []  # A mark for each blank one, the unit of each other.
 
     def texts() -> Iterator[str | Pair]:
@@ -99,22 +106,24 @@ def _at_hand(data: Iterable, column: str | Sequence[str] | None, units: str | No
     found = TextFile.written(islice(texts(), first))
     if not len(found):
         raise AnalysisError(f"the {name} gives no utterance: all {len(left_out)} of its items are blank or it is empty")
-    return Corpus(name, found, blank=len(left_out), units=None if units is None else of)
+    of = whole_units(name, of, units)
+    return Corpus(name, found, blank=len(left_out), units=of, unit_column=units)
 
 
-def _corpus(spec: str, examples: Sequence[Example], **known) -> Corpus:
+def _corpus(spec: str, examples: Sequence[Example], unit_column: str | None, **known) -> Corpus:
     items, labels, units = map(list, zip(*examples, strict=True))
-    labels, units = (None if None in column else column for column in (labels, units))
-    return Corpus(spec, items, labels=labels, units=units, **known)
+    labels = None if None in labels else labels
+    units = whole_units(spec, units, unit_column)
+    return Corpus(spec, items, labels=labels, units=units, unit_column=unit_column, **known)
 
 
-def _texts(spec: str, rows: Sequence) -> Corpus:
+def _texts(spec: str, rows: Sequence, unit_column: str | None) -> Corpus:
     rows = [row if isinstance(row, Example) else Example(row) for row in rows]
     refuse_half_pairs(spec, [row.item for row in rows])
     texts = [row for row in rows if not is_blank(row.item)]
     if not texts:
         raise AnalysisError(f"{spec} holds no utterance: all {len(rows)} of its entries are blank or it is empty")
-    found = _corpus(spec, texts, blank=len(rows) - len(texts))
+    found = _corpus(spec, texts, unit_column, blank=len(rows) - len(texts))
     if len(texts) <= MOST_HELD or any(isinstance(text, Pair) for text in found.items):
         return found
     from analysis_lib.corpora.objects import TextFile
@@ -122,10 +131,11 @@ def _texts(spec: str, rows: Sequence) -> Corpus:
     return replace(found, items=TextFile.kept(found.items, found.sha256))
 
 
-def _labelled(spec: str, rows: Sequence[Labelled]) -> Corpus:
+def _labelled(spec: str, rows: Sequence[Labelled], unit_column: str | None) -> Corpus:
     refuse_gaps(spec, rows)
     classes = sorted({row.label for row in rows})
-    return _corpus(spec, [row._replace(label=classes.index(row.label)) for row in rows], classes=classes)
+    numbered = [row._replace(label=classes.index(row.label)) for row in rows]
+    return _corpus(spec, numbered, unit_column, classes=classes)
 
 
 def known_corpora() -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 import hashlib
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -25,7 +27,7 @@ class Sound:
     """A recording, and so an item that is in memory already.
 
     Attributes:
-        samples: of one channel, float32 in [-1, 1], shape (samples,).
+        samples: of one channel, float32 with a full scale of 1, shape (samples,).
         rate: samples per second.
         text: what is said, where that is known; decoders read it.
     """
@@ -70,11 +72,15 @@ class ArrayImage:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
+def refuse_irregular(path: Path) -> None:
+    """Raise an AnalysisError for pipes, and for what the kernel shows as files: they may never end."""
+    if path.exists() and (not path.is_file() or path.resolve().is_relative_to("/proc")):
+        raise AnalysisError(f"{path} is no regular file: give one, or pipe lines of text into -")
+
+
 def read_bytes(path: Path) -> bytes:
     """The content of a file; an AnalysisError if it cannot be read."""
-    if path.exists() and (not path.is_file() or path.resolve().is_relative_to("/proc")):
-        # Pipes, and what the kernel shows as files, may be waited for for ever.
-        raise AnalysisError(f"{path} is no regular file: give one, or pipe lines of text into -")
+    refuse_irregular(path)
     try:
         return path.read_bytes()
     except OSError as error:
@@ -91,6 +97,7 @@ class MediaFile:
         part: which part of a larger file it is, for errors.
         read: reads it as it is stored, from the path and ``at``, where in the file it lies.
         text: what is said in a sound, where that is known.
+        page: which of several pictures in an image file it is, from 0: a page of a TIFF, a frame of an animation.
     """
 
     kind: str
@@ -99,35 +106,72 @@ class MediaFile:
     read: Callable[..., bytes] = read_bytes
     at: tuple = ()
     text: str = ""
+    page: int = 0
 
     def __str__(self) -> str:
-        return f"{self.part} in {self.path}" if self.part else str(self.path)
+        part = self.part or (f"picture {self.page + 1}" if self.page else "")
+        return f"{part} in {self.path}" if part else str(self.path)
 
     def content(self) -> bytes:
         """The image or sound as it is stored."""
         return self.read(self.path, *self.at)
 
     def load(self) -> "Image | Sound":
-        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate, in [-1, 1].
+        """The image, upright, in mode L if it is grey and in mode RGB if not; or the sound at its own rate.
 
-        Transparency is dropped, and several channels of a sound are averaged. What a lossy format decodes to beyond
-        [-1, 1] is cut off there, as it is when played.
+        Transparency is dropped, and several channels of a sound are averaged. Its samples are those that soundfile
+        gives: full scale is 1, which floats and what lossy formats decode to may exceed. Recordings that were joined
+        into one file, as OGG and MP3 allow, are one sound.
 
         Raises:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
-                that are not finite or not scaled to [-1, 1].
+                that are not finite or not scaled to a full scale of 1.
         """
-        found = decoded(self.kind, self.content(), str(self))
+        found = decoded(self.kind, self.content(), str(self), self.page)
         return replace(found, text=self.text) if self.text else found
 
     def digest(self) -> bytes:
-        """sha256 of the content, and of what is said."""
-        return hashlib.sha256(self.content() + self.text.encode()).digest()
+        """sha256 of the content, and of what is said, or which picture it is."""
+        page = f"picture {self.page}" if self.page else ""
+        return hashlib.sha256(self.content() + self.text.encode() + page.encode()).digest()
 
 
-def decoded(kind: str, content: bytes, place: str) -> "Image | Sound":
+def decoded(kind: str, content: bytes, place: str, page: int = 0) -> "Image | Sound":
     """An image or a sound out of its file's content; ``place`` says for errors where that lies."""
-    return {"image": _image, "audio": _sound}[kind](io.BytesIO(content), place)
+    return _image(io.BytesIO(content), place, page) if kind == "image" else _sound(content, place)
+
+
+# The formats of Pillow that hold several pictures. What else there is in one, such as the preview of a photograph, the
+# layers of a drawing or the sizes of an icon, shows the same picture again.
+_SEVERAL = {"TIFF", "GIF", "PNG", "WEBP", "AVIF", "FLI", "DCX", "IM"}
+# In a TIFF: whether a page is a reduced copy of another, or a mask of it.
+_SUBFILE_TYPE, _REDUCED, _MASK = 254, 1, 4
+
+
+def parts_of(item: MediaFile) -> list[MediaFile]:
+    """The pictures of an image file, each an item; a file that cannot be read is one, and says so when it is loaded."""
+    from PIL import Image
+
+    if item.kind != "image" or Image.EXTENSION.get(item.path.suffix.lower()) not in _SEVERAL:
+        return [item]
+    try:
+        with Image.open(item.path) as opened:
+            count = getattr(opened, "n_frames", 1)
+            pages = [page for page in range(count) if count == 1 or not _is_copy(opened, page)]
+    except Exception:  # Whatever a decoder of Pillow meets in a damaged file.
+        return [item]
+    if len(pages) < count:
+        note = "note: of the %d pictures of %s, %d are reduced copies or masks of others, and are left out"
+        logging.getLogger(__name__).warning(note, count, item.path, count - len(pages))
+    return [replace(item, page=page) for page in pages] or [item]
+
+
+def _is_copy(opened: "Image", page: int) -> bool:
+    """Whether a page of a TIFF is a reduced copy or a mask of another."""
+    if opened.format != "TIFF":
+        return False
+    opened.seek(page)
+    return bool(opened.tag_v2.get(_SUBFILE_TYPE, 0) & (_REDUCED | _MASK))
 
 
 # Rows are read in order, and Parquet unpacks a group of them (a hundred images or so) at a time.
@@ -148,11 +192,14 @@ def parquet_file(path: Path) -> Iterator["ParquetFile"]:
         raise AnalysisError(f"{path} cannot be read ({str(error).splitlines()[0]}): fetch it again") from error
 
 
-def _image(file: BinaryIO, name: str) -> "Image":
+def _image(file: BinaryIO, name: str, page: int) -> "Image":
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file) as opened:
+            form = opened.format
+            if page:
+                opened.seek(page)
             opened.load()
             image = ImageOps.exif_transpose(opened)
     except UnidentifiedImageError as error:
@@ -160,7 +207,8 @@ def _image(file: BinaryIO, name: str) -> "Image":
     except Exception as error:  # Whatever a decoder of Pillow meets in a damaged file.
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise AnalysisError(f"{name} is an image that cannot be read ({reason}): mend or remove it") from error
-    if image.mode.startswith("I;16"):  # Pillow would cut sixteen bits off at 255, not scale them.
+    # Pillow would cut sixteen bits off at 255, not scale them. Those of a PGM it gives in 32.
+    if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PPM", "PNG")):
         return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
         raise AnalysisError(f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel")
@@ -174,19 +222,70 @@ _CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)$", re.MULTILINE)
 # Programs that write to a pipe cannot know the length and declare about the largest there is.
 _UNKNOWN_LENGTH = 0x7FFF0000
 _MPEG_FRAME = 1152
+_LOUDEST = 16
 
 
-def _sound(file: BinaryIO, name: str) -> Sound:
+# What a recording begins with, in formats whose files may be joined.
+_BEGINNINGS = {
+    b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
+    b"RIFF": re.compile(rb"RIFF.{4}WAVE", re.DOTALL),
+}
+# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info behind one of three numbers of
+# zeros.
+_FIRST_OF_MP3 = re.compile(rb"\xff[\xe0-\xff]..(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL)
+# In a page of an OGG, the mark of one that begins a stream.
+_OGG, _OGG_BEGINNING = b"OggS", 2
+
+
+def _sound(content: bytes, name: str) -> Sound:
+    """The recordings of a file, one after another, as one sound."""
+    starts = _recordings(content)
+    sounds = [_recording(content[start:end], name) for start, end in pairwise([*starts, len(content)])]
+    rates = {sound.rate for sound in sounds}
+    if len(rates) > 1:
+        raise AnalysisError(f"{name} joins recordings of {' and '.join(map(str, sorted(rates)))} Hz: take them apart")
+    samples = np.concatenate([sound.samples for sound in sounds]) if len(sounds) > 1 else sounds[0].samples
+    return Sound(samples, sounds[0].rate)
+
+
+def _recordings(content: bytes) -> list[int]:
+    """Where in a file the recordings begin that were joined to it; the first is at 0."""
+    if content.startswith(_OGG):
+        return _ogg_recordings(content)
+    if pattern := _BEGINNINGS.get(content[:4]):
+        return [match.start() for match in pattern.finditer(content)] or [0]
+    is_tagged = content.startswith(b"ID3")
+    if not is_tagged and content[:1] != b"\xff":
+        return [0]
+    # The length of a tag is written in groups of seven bits.
+    tag = 10 + sum(bits << 7 * place for place, bits in enumerate(content[9:5:-1])) if is_tagged else 0
+    starts = [match.start() for match in _FIRST_OF_MP3.finditer(content)]
+    return [0, *(start for start in starts if content[tag:start].strip(b"\0"))]
+
+
+def _ogg_recordings(content: bytes) -> list[int]:
+    """Where pages of an OGG begin a stream after other pages: several streams may begin side by side."""
+    starts, place, begins = [], 0, False
+    while content[place : place + 4] == _OGG and place + 27 <= len(content):
+        before, begins = begins, bool(content[place + 5] & _OGG_BEGINNING)
+        if begins and not before:
+            starts.append(place)
+        segments = content[place + 26]
+        place += 27 + segments + sum(content[place + 27 : place + 27 + segments])
+    return starts or [0]
+
+
+def _recording(content: bytes, name: str) -> Sound:
     import soundfile
 
     try:
-        with soundfile.SoundFile(file) as sound:
+        with soundfile.SoundFile(io.BytesIO(_with_length(content))) as sound:
             # In blocks: a damaged header may declare more samples than memory holds.
             blocks = [np.zeros(0, np.float32)]
             while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
                 blocks.append(block.mean(axis=1))
             samples = np.concatenate(blocks)
-            rate, frames, stored, log = sound.samplerate, sound.frames, sound.subtype, sound.extra_info
+            rate, frames, log = sound.samplerate, sound.frames, sound.extra_info
     except soundfile.SoundFileError as error:
         raise AnalysisError(
             f"{name} is no sound, or is damaged or of a format that cannot be read: mend or remove it"
@@ -198,9 +297,28 @@ def _sound(file: BinaryIO, name: str) -> Sound:
         raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
     if not len(samples):
         raise AnalysisError(f"{name} holds no sound: remove it")
-    # Whole numbers, and what lossy formats decode to, lie within a few bits of 1.
-    _refuse_samples(name, samples if stored in ("FLOAT", "DOUBLE") else samples.clip(-1, 1))
-    return Sound(samples.clip(-1, 1), rate)
+    _refuse_samples(name, samples)
+    return Sound(samples, rate)
+
+
+def _with_length(content: bytes) -> bytes:
+    """A WAV whose header gives 0 bytes of sound, as programs that write to a pipe may leave it, with the true number.
+
+    In an empty one, another chunk or nothing follows.
+    """
+    place = 12
+    while content.startswith(b"RIFF") and place + 8 <= len(content):
+        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+        place += 8
+        if name == b"data":
+            rest = len(content) - place
+            follows, length = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
+            is_chunk = follows.isascii() and follows.decode("ascii").isprintable() and length <= rest - 8
+            if size == 0 and rest and not is_chunk:
+                return content[: place - 4] + rest.to_bytes(4, "little") + content[place:]
+            break
+        place += size + size % 2
+    return content
 
 
 def _refuse_samples(name: str, samples: np.ndarray) -> None:
@@ -210,5 +328,6 @@ def _refuse_samples(name: str, samples: np.ndarray) -> None:
         )
     if not np.isfinite(samples).all():
         raise AnalysisError(f"{name} has samples that are not finite numbers: mend or remove it")
-    if (peak := np.abs(samples).max()) > 2:
+    # Floats may be louder than full scale; those of whole numbers that were not scaled are much louder.
+    if (peak := np.abs(samples).max()) > _LOUDEST:
         raise AnalysisError(f"{name} has samples up to {peak:.6g}: scale them to lie between -1 and 1")

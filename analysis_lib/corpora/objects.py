@@ -111,8 +111,8 @@ def text_items(
     name, data = type(data).__name__, _in_pandas(data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise AnalysisError(f"a {name} is no corpus: give texts in a list, a table with column=, or a name")
-    chosen = [column] if isinstance(column, str | None) else [*column]
-    if len(chosen) > 2 or not all(isinstance(each, str | None) for each in chosen):
+    chosen = [*column] if isinstance(column, list | tuple) else [column]
+    if len(chosen) not in (1, 2) or not all(isinstance(each, str | int | None) for each in chosen):
         raise AnalysisError(f"column= is {column!r}: give the name of a column, or of two that make pairs")
     wanted, held = (
         chosen if units is None else [*chosen, units],
@@ -138,10 +138,10 @@ def text_items(
     def examples() -> Iterator[Example]:
         for number, cells in enumerate(rows, 1):
             texts = cells[0] if len(chosen) == 1 else [_text(number, cell) for cell in cells[:2]]
-            yield Example(_text(number, texts), unit=None if units is None else str(cells[-1]))
+            yield Example(_text(number, texts), unit=None if units is None else _unit(cells[-1]))
 
     # A file of texts holds no pairs.
-    return f"{name}:{','.join(chosen)}", examples(), held or len(chosen) > 1
+    return f"{name}:{','.join(map(str, chosen))}", examples(), held or len(chosen) > 1
 
 
 def _in_pandas(data: Iterable) -> Iterable:
@@ -154,6 +154,12 @@ def _in_pandas(data: Iterable) -> Iterable:
             raise AnalysisError(f"a {type(data).__name__} of columns that are not equally long is no table") from error
     arrow = isinstance(data, pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray)
     return data.to_pandas() if arrow or hasattr(data, "iter_rows") else data
+
+
+def _unit(cell: object) -> str | None:
+    """The name of a unit; None where it is missing."""
+    is_missing = pd.api.types.is_scalar(cell) and pd.isna(cell)
+    return None if is_missing else str(cell)
 
 
 def _text(number: int, item: object) -> str | Pair:

@@ -19,6 +19,7 @@ from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
+from analysis_lib.corpora.corpus import whole_units
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
@@ -44,6 +45,7 @@ def measure(
     tokenizer: object = None,
     processor: object = None,
     column: str | None = None,
+    units: str | None = None,
     special_tokens: bool = True,
     long_texts: str = "cut",
     tokens_per_batch: int = Settings.tokens_per_batch,
@@ -77,6 +79,8 @@ def measure(
         tokenizer, processor: what prepares the input of a model that is at hand, either of them; of another one, see
             ``load_model``.
         column: of a table that is at hand, the texts.
+        units: of a table, in a file or at hand, the column of what each text is a part of, such as its document:
+            intervals are over these, see ``load_corpus``.
         metrics: names, comma-separated or listed, accumulators such as ``metrics.Isotropy(["query"])`` or one of your
             own, or ``all``, which leaves out what cannot be had (``run["left_out"]`` says why).
         special_tokens: whether [CLS] and [SEP] count as vectors and as queries; as keys they always do.
@@ -105,7 +109,7 @@ def measure(
     if not worker_timeout > 0:
         raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
     corpus, settings = (
-        load_corpus(data, column=column),
+        load_corpus(data, column=column, units=units),
         Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention or (), tokens),
     )
     refuse_senseless(model, corpus, metrics, settings, workers)
@@ -186,7 +190,8 @@ def measure_vectors(
     started = time.monotonic()
     given = GivenVectors(vectors)
     texts = given.texts(lengths)
-    units = [str(unit) for unit in (units if units is not None else given.told["units"])] or None
+    units = given.told["units"] if units is None else units
+    units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_senseless(given, corpus, metrics, Settings(), workers)
     spaces = {source.space for source in given.sources}
@@ -268,7 +273,7 @@ def measured(
         return None
     report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
     _say(name, run["notes"])
-    return Tables(empty, report, run | {"formulas": formulas(empty)})
+    return Tables(empty, report, run | _units(corpus) | {"formulas": formulas(empty)})
 
 
 def _measure(
@@ -365,6 +370,12 @@ def _say(model: str, notes: Iterable[str]) -> None:
         logging.getLogger(__name__).warning("note: %s: %s", Path(model).name, words)
 
 
+def _units(corpus: Corpus) -> dict[str, object]:
+    """What intervals are over: the column of the units, where one was named, and how many there are."""
+    count = len(corpus) if corpus.units is None else len({*corpus.units})
+    return {"unit_column": corpus.unit_column, "units": count}
+
+
 def _description(
     model: LoadedModel | GivenVectors, corpus: Corpus, settings: Settings, report: Report, seconds: float
 ) -> dict[str, object]:
@@ -378,6 +389,7 @@ def _description(
         "data_sha256": corpus.sha256,
         "kind": corpus.kind,
         "texts": len(corpus),
+        **_units(corpus),
         "blank_left_out": corpus.blank,
         # Most models have no maps, and are the same whatever a vector of a map is.
         "settings": asdict(settings) | ({} if model.layout.maps else {"maps": None}),

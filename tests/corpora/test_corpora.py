@@ -1,15 +1,19 @@
 """Corpora by name, file and folder, and what is said of those that cannot be read."""
 
+import bz2
 import csv
+import gzip
 import hashlib
 import importlib.metadata
 import io
 import json
+import lzma
 import os
 import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +22,7 @@ import huggingface_hub
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from conftest import ROOT, SHARED
@@ -80,6 +85,14 @@ def test_blank_lines_are_left_out_and_counted(write):
     assert list(corpus.texts) == [*TEXTS, "more"]
     assert corpus.blank == 4
     assert len(corpus) == 5
+
+
+def test_texts_that_show_nothing_are_blank(write):
+    invisible = ["\u200b", "\u200b\u200d \ufeff", "\u2060", "\u00ad", "\u3164", "\u2800", "\x07"]
+    corpus = load_corpus(write("lines.txt", "\n".join([*invisible, "a\u200bb", "\u0301"])))
+    assert (corpus.items, corpus.blank) == (["a\u200bb", "\u0301"], len(invisible))
+    assert load_corpus([*invisible, "text"]).blank == len(invisible)
+    refused(write("pairs.csv", "a,b\none,\u200b\n") + ":a,b", "one side of pair 1 is empty")
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\n\n  \n", "\ufeff", "\ufeff\n"])
@@ -225,23 +238,38 @@ RECORDS = [
 ]
 
 
-@pytest.fixture(params=["jsonl", "ndjson", "json", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv"])
+RECORD_FORMATS = ["jsonl", "ndjson", "json", "parquet", "csv", "semicolons.csv", "pipes.csv", "tsv", "feather"]
+RECORD_FORMATS += ["arrow", "stream.arrow", "csv.gz", "jsonl.bz2", "tsv.xz", "json.zst", "parquet.gz", "arrow.gz"]
+PACKERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+PACKERS[".zst"] = lambda content: pa.compress(content, "zstd", asbytes=True)
+
+
+@pytest.fixture(params=RECORD_FORMATS)
 def records(request, tmp_path):
     """The same table in every format that is read."""
-    path, table = tmp_path / f"table.{request.param}", pd.DataFrame(RECORDS)
+    name = f"table.{request.param}"
+    packer = PACKERS.get(Path(name).suffix)
+    path, table = tmp_path / (name if packer is None else Path(name).stem), pd.DataFrame(RECORDS)
     if path.suffix in {".jsonl", ".ndjson"}:
         path.write_text("\n".join(map(json.dumps, RECORDS)) + "\n\n")
     elif path.suffix == ".json":
         path.write_text(json.dumps(RECORDS, indent=1))
     elif path.suffix == ".parquet":
         table.to_parquet(path)
+    elif path.suffix == ".feather":
+        table.to_feather(path)
+    elif path.suffix == ".arrow":
+        columns = pa.Table.from_pandas(table)
+        writer = pa.ipc.new_stream if "stream" in name else pa.ipc.new_file
+        with writer(str(path), columns.schema) as out:
+            out.write_table(columns)
     else:
-        table.to_csv(
-            path,
-            index=False,
-            sep={"semicolons": ";", "pipes": "|"}.get(request.param[:-4], "\t" if "tsv" in request.param else ","),
-        )
-    return path
+        separators = {"semicolons.csv": ";", "pipes.csv": "|", "tsv": "\t", "tsv.xz": "\t"}
+        table.to_csv(path, index=False, sep=separators.get(request.param, ","))
+    if packer is None:
+        return path
+    (tmp_path / name).write_bytes(packer(path.read_bytes()))
+    return tmp_path / name
 
 
 def test_tables_of_every_format_are_read_by_column(records):
@@ -271,11 +299,42 @@ def test_a_separator_that_is_taken_for_one_is_said(tmp_path, caplog):
         ("a.json", b"[]", ("is empty",)),
         ("a.parquet", b"no", ("is no Parquet file",)),
         ("a.parquet", b"PAR1" + 40 * b"x" + b"PAR1", ("is no Parquet file",)),
+        ("a.arrow", b"ARROW1" + 40 * b"x", ("is no Arrow file",)),
+        ("a.csv.gz", b"text\na\n", ("cannot be unpacked",)),
+        ("a.csv.xz", b"no", ("cannot be unpacked",)),
+        ("a.jsonl", b"[" * 100_000, ("line 1 is no JSON",)),
     ],
 )
 def test_broken_records_are_refused_in_a_line(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     refused(f"{tmp_path / name}:text", *words)
+
+
+def test_the_other_columns_of_a_table_are_not_read(tmp_path):
+    """Two of one name, as a join leaves them, or embeddings, which take far more memory than the texts."""
+    path = tmp_path / "joined.parquet"
+    pq.write_table(pa.Table.from_arrays([["one", "two"], [1, 2], [3, 4]], names=["a.text", "n", "n"]), path)
+    assert load_corpus(f"{path}:a.text").items == ["one", "two"]
+    refused(f"{path}:n", "2 columns named n")
+    rows = 2000
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.ones(rows * 384, np.float32)), 384)
+    wide = pa.table({"text": ["keys"] * rows, "embedding": vectors})
+    pq.write_table(wide, path)
+    wide.to_pandas().to_feather(tmp_path / "wide.feather")
+    for spec in (f"{path}:text", f"{tmp_path / 'wide.feather'}:text"):
+        before = pa.total_allocated_bytes()
+        pa.default_memory_pool().release_unused()
+        tracemalloc.start()
+        load_corpus(spec)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # As Python objects, the embeddings are some 30 MB.
+        assert most < 5e6
+        assert pa.total_allocated_bytes() - before < 1e6
+
+
+def test_lines_of_a_compressed_file(write):
+    assert load_corpus(write("lines.txt.gz", gzip.compress(b"one\ntwo\n"))).items == ["one", "two"]
 
 
 def test_standard_input_is_lines_of_text(monkeypatch):
@@ -648,11 +707,40 @@ def test_a_folder_of_images_of_every_format(write, tmp_path):
         assert gap.max() == 0 if kind in ("PNG", "BMP", "TIFF") else gap.mean() < 4
 
 
-def test_the_first_frame_of_an_animation(write):
-    frames = [Image.fromarray(np.full((5, 7, 3), value, np.uint8)) for value in (40, 200)]
-    for suffix, kind in (("gif", "GIF"), ("webp", "WebP"), ("tif", "TIFF")):
-        path = write(f"a.{suffix}", encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
-        assert abs(np.asarray(load_corpus(path).items[0].load()).astype(int) - 40).max() <= 2
+SEVERAL = {"gif": "GIF", "webp": "WebP", "tif": "TIFF", "png": "PNG", "avif": "AVIF"}
+
+
+@pytest.mark.parametrize("suffix", SEVERAL)
+def test_each_picture_of_a_file_is_an_item_and_the_file_a_unit(write, tmp_path, suffix):
+    frames = [Image.fromarray(np.full((16, 16, 3), value, np.uint8)) for value in (40, 120, 200)]
+    options = {"lossless": True} if suffix == "webp" else {}
+    write(
+        f"several/b.{suffix}", encoded(frames[0], SEVERAL[suffix], save_all=True, append_images=frames[1:], **options)
+    )
+    for name, value in (("a", 80), ("c", 240)):
+        write(f"several/{name}.png", encoded(np.full((16, 16, 3), value, np.uint8), "PNG"))
+    corpus = load_corpus(str(tmp_path / "several"))
+    found = [np.asarray(item.load()).mean() for item in corpus.items]
+    assert found == pytest.approx([80, 40, 120, 200, 240], abs=2)
+    assert corpus.groups(20) == [0, 1, 1, 1, 2]
+    assert len({item.digest() for item in corpus.items}) == 5
+    assert [str(item).partition(" in ")[0] for item in corpus.items[2:4]] == ["picture 2", "picture 3"]
+    assert len(load_corpus(str(tmp_path / "several"), limit=2)) == 2
+    # Of files with one picture each, none is a unit.
+    (tmp_path / "several" / f"b.{suffix}").unlink()
+    assert load_corpus(str(tmp_path / "several")).units is None
+
+
+def test_a_reduced_copy_in_a_tiff_is_left_out_and_said(write, caplog):
+    pages = [Image.fromarray(picture(i)) for i in range(2)]
+    reduced = pages[0].resize((8, 6))
+    # Tag 254: what a page is of the others; 1 says a reduced copy.
+    reduced.encoderinfo = {"tiffinfo": {254: 1}}
+    path = write("scan.tif", encoded(pages[0], "TIFF", save_all=True, append_images=[reduced, pages[1]]))
+    corpus = load_corpus(path)
+    assert [item.load().size for item in corpus.items] == [(32, 24)] * 2
+    assert "of the 3 pictures" in caplog.text
+    assert "1 are reduced copies" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -677,6 +765,9 @@ def test_sixteen_bits_are_scaled_to_eight(write):
         image = load_corpus(write(f"x.{kind.lower()}", encoded(pixels, kind))).items[0].load()
         assert image.mode == "L"
         assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
+    header = b"P5\n4 1\n65535\n"
+    image = load_corpus(write("x.pgm", header + pixels.astype(">u2").tobytes())).items[0].load()
+    assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
     path = write("float.tif", encoded(np.full((4, 4), 0.5, np.float32), "TIFF"))
     unreadable(path, "float.tif", "32-bit", "8 or 16 bits")
 
@@ -843,12 +934,43 @@ def test_samples_on_another_scale(write):
     unreadable(path, path, "16384", "between -1 and 1")
 
 
-def test_what_a_lossy_format_overshoots_is_cut_off(write):
-    loud = np.sign(np.random.default_rng(0).normal(size=RATE)).astype(np.float32)
-    content = recorded(loud, "MP3")
-    assert np.abs(soundfile.read(io.BytesIO(content))[0]).max() > 1
-    samples = load_corpus(write("x.mp3", content)).items[0].load().samples
-    assert np.abs(samples).max() == 1
+@pytest.mark.parametrize(("kind", "subtype"), [("MP3", None), ("OGG", "VORBIS"), ("WAV", "FLOAT"), ("WAV", "DOUBLE")])
+def test_samples_beyond_full_scale_are_those_of_soundfile(write, kind, subtype):
+    """As what lossy formats decode to, and floats, may be."""
+    loud = 1.5 * np.sign(np.random.default_rng(0).normal(size=RATE))
+    loud = loud.clip(-1, 1) if kind == "MP3" else loud
+    content = recorded(loud.astype(np.float32), kind, subtype)
+    expected = soundfile.read(io.BytesIO(content), dtype="float32")[0]
+    assert np.abs(expected).max() > 1.2
+    samples = load_corpus(write(f"x.{kind.lower()}", content)).items[0].load().samples
+    np.testing.assert_allclose(samples, expected, atol=1e-6)
+
+
+JOINED = [("OGG", "VORBIS", RATE), ("OGG", "OPUS", 48_000), ("MP3", None, RATE), ("MP3", None, 44_100)]
+JOINED += [("FLAC", None, RATE), ("WAV", None, RATE)]
+
+
+@pytest.mark.parametrize(("kind", "subtype", "rate"), JOINED)
+@pytest.mark.parametrize("channels", [1, 2])
+def test_recordings_joined_into_one_file_are_read_to_the_end(write, kind, subtype, rate, channels):
+    tones = [np.stack([TONE * loudness] * channels, axis=1) for loudness in (1, 0.3, 0.6)]
+    parts = [recorded(tone, kind, subtype, rate) for tone in tones]
+    each = [soundfile.read(io.BytesIO(part), always_2d=True)[0].mean(axis=1) for part in parts]
+    sound = load_corpus(write(f"x.{kind.lower()}", b"".join(parts))).items[0].load()
+    assert sound.rate == rate
+    np.testing.assert_allclose(sound.samples, np.concatenate(each), atol=1e-6)
+
+
+def test_a_tag_before_a_recording_is_not_one_of_its_own(write):
+    tag = b"ID3\x03\0\0\0\0\x00\x40" + b"TIT2" + bytes(60)
+    part = recorded(TONE, "MP3")
+    expected = np.tile(soundfile.read(io.BytesIO(part))[0], 2)
+    sound = load_corpus(write("x.mp3", tag + part + tag + part)).items[0].load()
+    np.testing.assert_allclose(sound.samples, expected, atol=1e-6)
+
+
+def test_joined_recordings_of_two_rates_are_refused(write):
+    unreadable(write("x.ogg", recorded(TONE, "OGG") + recorded(TONE, "OGG", rate=8000)), "8000 and 16000 Hz")
 
 
 def test_an_empty_sound(write):
@@ -874,15 +996,22 @@ def test_a_truncated_sound(write, kind, subtype):
     unreadable(path, path)
 
 
-@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000])
-def test_a_wave_file_written_to_a_pipe(write, length):
-    """Its header gives about the largest length there is, and that is no sign of a truncated file."""
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFF000, 0])
+@pytest.mark.parametrize("whole", [0xFFFFFFFF, 0])
+def test_a_wave_file_written_to_a_pipe(write, length, whole):
+    """Its header gives no length, or about the largest there is, and that is no sign of a truncated file."""
     content = bytearray(recorded(TONE))
-    content[4:8] = struct.pack("<I", 0xFFFFFFFF)
+    content[4:8] = struct.pack("<I", whole)
     start = content.index(b"data") + 4
     content[start : start + 4] = struct.pack("<I", length)
     (item,) = load_corpus(write("x.wav", bytes(content))).items
-    assert len(item.load().samples) == len(TONE)
+    np.testing.assert_allclose(item.load().samples, TONE, atol=2**-15)
+
+
+def test_an_empty_sound_before_another_chunk(write):
+    """What follows in an empty file is no sound."""
+    path = write("x.wav", recorded(TONE[:0]) + b"LIST" + struct.pack("<I", 26) + b"INFOISFT" + bytes(18))
+    unreadable(path, path, "holds no sound")
 
 
 def test_a_header_that_claims_more_than_memory_holds(write):
@@ -891,6 +1020,66 @@ def test_a_header_that_claims_more_than_memory_holds(write):
     path = write("x.flac", bytes(content))
     assert soundfile.info(path).frames == 2**36 - 1
     unreadable(path, path)
+
+
+# --- What is said in sounds -----------------------------------------------------------------------
+
+SAID_IN = {
+    "metadata.csv": "file_name,transcription\na.wav,hello\nsub/b.wav,bye\n",
+    "metadata.tsv": "path\tsentence\na.wav\thello\nb.wav\tbye\n",
+    "transcripts.csv": '"File_Name";"Transcript"\n"a";"hello"\n"b";"bye"\n',
+    "metadata.jsonl": '{"file_name": "a.wav", "text": "hello"}\n{"file_name": "sub/b", "text": "bye"}\n',
+    "metadata.csv.gz": gzip.compress(b"file_name,text\na.wav,hello\nb.wav,bye\n"),
+    "sub/metadata.csv": "file_name,text\nb.wav,bye\n",
+}
+
+
+@pytest.mark.parametrize("name", SAID_IN)
+def test_what_is_said_in_sounds(write, tmp_path, caplog, name):
+    write("calls/a.wav", recorded(TONE))
+    write("calls/sub/b.wav", recorded(TONE))
+    write("calls/c.wav", recorded(TONE))
+    write(f"calls/{name}", SAID_IN[name])
+    texts = [item.text for item in load_corpus(str(tmp_path / "calls")).items]
+    alone = name.startswith("sub")
+    assert texts == ["" if alone else "hello", "", "bye"]
+    assert f"of the 3 sounds of {tmp_path / 'calls'}, {2 - alone} have a text" in caplog.text
+    assert f"and {1 + alone} have none" in caplog.text
+    assert "are other files" not in caplog.text
+
+
+def test_absolute_paths_and_those_from_a_folder_above_name_sounds(write, tmp_path):
+    path = write("calls/sub/b.wav", recorded(TONE))
+    for number, name in enumerate((path, "calls/sub/b.wav", "calls\\sub\\b.wav")):
+        write("calls/metadata.csv", f"file_name,text\n{name},said {number}\n")
+        assert [item.text for item in load_corpus(str(tmp_path / "calls")).items] == [f"said {number}"]
+
+
+def test_tables_that_say_nothing_of_sounds(write, tmp_path, caplog):
+    folder = str(tmp_path / "calls")
+    for name in ("a.wav", "x/b.wav", "y/b.wav"):
+        write(f"calls/{name}", recorded(TONE))
+    write("calls/metadata.csv", "file_name,text\nz.wav,hello\nelsewhere/b.wav,bye\n")
+    refused(folder, "metadata.csv names none of the 3 sounds", "'z.wav'", "a.wav")
+    write("calls/metadata.csv", "file_name,text\na.wav,hello\na.wav,bye\n")
+    refused(folder, "a.wav twice, with other words")
+    # Which of two sounds is meant is not known.
+    write("calls/metadata.csv", "file_name,text\na.wav,hello\nb.wav,bye\n")
+    assert [item.text for item in load_corpus(folder).items] == ["hello", "", ""]
+    write("calls/metadata.csv", "file_name,speaker\na.wav,hello\n")
+    assert [item.text for item in load_corpus(folder).items] == ["", "", ""]
+    assert "has no column of what is said, such as transcription" in caplog.text
+    # A table of something else does not matter, be it broken.
+    write("calls/metadata.csv", "file_name,text\na.wav,hello\n")
+    write("calls/settings.json", '{"rate": 16000}')
+    write("calls/other.json", "{")
+    assert [item.text for item in load_corpus(folder).items] == ["hello", "", ""]
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("a.m4a", "ffmpeg"), ("a.heic", "PNG"), ("folder/a.m4a", "ffmpeg")])
+def test_what_neither_library_reads_is_to_be_converted(write, tmp_path, name, remedy):
+    path = write(name, b"\0\0\0 ftyp")
+    refused(str(Path(path).parent) if "/" in name else path, Path(name).suffix, "convert them", remedy)
 
 
 # --- What all items share -------------------------------------------------------------------------
@@ -1242,6 +1431,34 @@ def test_units_from_a_column(write):
     assert (list(corpus.units), list(corpus.labels)) == (["A", "A", "B"], [0, 1, 1])
     refused(f"{path}:text", "no column patents", "did you mean patent?", units="patents")
     refused(write("lines.txt", "one\n"), "is no column of a table", units="patent")
+
+
+def test_texts_without_a_unit_are_units_of_their_own(write, caplog):
+    rows = "one,A\ntwo,\nthree,A\nfour,\nfive,B\n"
+    path = write("table.csv", f"text,doc\n{rows}")
+    expected = [0, 1, 0, 2, 3]
+    assert load_corpus(f"{path}:text", units="doc").groups(20) == expected
+    assert "note: 2 of 5 texts of" in caplog.text
+    assert "have no doc, and are units of their own" in caplog.text
+    table = pd.read_csv(path)
+    streamed = (row for row in table.to_dict("records"))
+    for data in (table, pa.Table.from_pandas(table), table.to_dict("records"), streamed):
+        corpus = load_corpus(data, column="text", units="doc")
+        assert corpus.groups(20) == expected
+        assert corpus.unit_column == "doc"
+    assert corpus.take([1, 3]).groups(20) == [0, 1]
+    gaps = write("gaps.csv", "text,doc,label\n" + "".join(f"{row},x\n" for row in rows.split()))
+    assert load_corpus(f"{gaps}:text:label", units="doc").groups(20) == expected
+    refused(write("none.csv", "text,doc\none,\ntwo, \n") + ":text", "the column doc is empty", units="doc")
+    with pytest.raises(AnalysisError, match="units= is of a table"):
+        load_corpus(corpus, units="doc")
+
+
+def test_a_column_may_be_known_by_a_number():
+    table = pd.DataFrame({0: ["a", "b"], 1: ["u", "v"]})
+    assert load_corpus(table, column=0).items == ["a", "b"]
+    assert load_corpus(table, column=[0, 1]).items == [Pair("a", "u"), Pair("b", "v")]
+    assert load_corpus(table, column=0, units=1).units == ["u", "v"]
 
 
 def test_a_corpus_is_of_one_kind_and_whole():

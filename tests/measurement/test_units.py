@@ -1,11 +1,13 @@
 """The unit of independence: groups are unions of whole units, and intervals over articles are those of a bootstrap."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis_lib import load_corpus, load_model
+from analysis_lib import load_corpus, load_model, measure, measure_vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
@@ -86,3 +88,29 @@ def test_intervals_over_articles_are_those_of_a_bootstrap_over_articles():
     assert 0.6 < reach(np.array(corpus.groups(GROUPS))) / bootstrap < 1.6
     # Sentences of each article in every group: what an article shares drops out, and the interval is too narrow.
     assert reach(np.arange(len(corpus)) % GROUPS) / bootstrap < 0.6
+
+
+def test_units_of_a_table_are_named_to_measure_and_in_its_run(tiny_folder, tmp_path):
+    table = pd.DataFrame({"text": tiny.TEXTS[:8], "doc": ["a", "a", "b", None, "b", "c", None, "c"]})
+    table.to_csv(tmp_path / "table.csv", index=False)
+    folder = str(tiny_folder("bert"))
+    given = {"metrics": "anisotropy", "progress": False}
+    at_hand = measure(folder, table, column="text", units="doc", **given)
+    in_file = measure(folder, f"{tmp_path / 'table.csv'}:text", units="doc", **given)
+    pd.testing.assert_frame_equal(at_hand["anisotropy"], in_file["anisotropy"])
+    # Three documents, and two texts without one.
+    assert [(t.run["unit_column"], t.run["units"]) for t in (at_hand, in_file)] == [("doc", 5)] * 2
+    assert at_hand.groups == [0, 1, 2, 3, 4]
+    alone = measure(folder, table, column="text", **given)
+    assert (alone.run["unit_column"], alone.run["units"]) == (None, 8)
+    assert not alone["anisotropy"]["ci_low"].equals(at_hand["anisotropy"]["ci_low"])
+    # What is kept of the same groups says by which column they are known now.
+    renamed = table.rename(columns={"doc": "patent"})
+    assert measure(folder, renamed, column="text", units="patent", **given).run["unit_column"] == "patent"
+
+
+def test_vectors_without_a_unit_are_units_of_their_own():
+    draw = np.random.default_rng(0)
+    given = ({0: draw.normal(size=(6, 4))}, [1] * 6, "anisotropy")
+    tables = measure_vectors(*given, units=["a", None, "a", float("nan"), "b", "b"], progress=False)
+    assert (tables.groups, tables.run["units"]) == ([0, 1, 2, 3], 4)
