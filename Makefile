@@ -3,6 +3,7 @@
 # make lab     a JupyterLab on the notebooks
 # make record  measure anew what ships in data/measurements: make record NAME=untrained
 # make setup   what they need: the environment and the pinned packages
+# make newest  a wheel in an empty environment, with the newest of everything that its bounds allow (downloads 1.5 GB)
 #
 # PROFILE=paper make book, or P="-p model NAME -p data FILE:COLUMN", chooses what the book shows.
 
@@ -14,7 +15,7 @@ BIN := .venv/bin
 # A thread that waits sleeps: it would else keep a core from the one that it waits for.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: book lab test record kernels setup packages clean
+.PHONY: book lab test newest record kernels setup packages clean
 .DELETE_ON_ERROR:
 
 book: setup
@@ -40,6 +41,10 @@ kernels-%: setup
 
 record: setup
 	$(BIN)/python data/measurements/record.py $(NAME)
+
+# Not in `make test`, which needs no network: what pip finds today may break what ran yesterday.
+newest: setup
+	ANALYSIS_LIB_NEWEST=1 $(BIN)/python -m pytest -n 0 tests/packaging/test_newest.py
 
 # What JupyterLab needs is installed when it is first asked for.
 lab: setup .venv/.lab

@@ -8,6 +8,8 @@ import inspect
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -98,6 +100,22 @@ def smoke_site() -> Path:
     with FileLock(build / ".smoke.lock"), pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(MEASURED))
         return build_book("smoke", root=ROOT, out=build / "smoke").parent
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this repository."""
+    source = tmp_path_factory.mktemp("source")
+    # A copy, because setuptools builds beside the sources.
+    leave = shutil.ignore_patterns("packages", "__pycache__")
+    for name in ("analysis_lib", "data", "book"):
+        shutil.copytree(ROOT / name, source / name, ignore=leave if name == "data" else None)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "_config.yml"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", source, source], check=True)
+    (made,) = source.glob("*.whl")
+    return made
 
 
 @pytest.fixture

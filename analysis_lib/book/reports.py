@@ -10,6 +10,7 @@ To add a page, put a notebook into ``report/``, and what it needs into ``PAGES``
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ import yaml
 
 from analysis_lib import __version__
 from analysis_lib.book.parameters import ROOT, read_notebook
-from analysis_lib.book.site import build_book
+from analysis_lib.book.site import build_book, require_jupyter_book
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
@@ -96,11 +97,12 @@ def build_report(
         limit: at most so many texts, drawn with ``seed``.
 
     Raises:
-        AnalysisError: a folder that holds something else; what ``load_model``, ``load_corpus`` and ``measure`` raise; a
-            notebook that failed, or a site with a warning. The last report is then left as it was.
+        AnalysisError: no Jupyter Book 1; a folder that holds something else; what ``load_model``, ``load_corpus`` and
+            ``measure`` raise; a notebook that failed, or a site with a warning. The last report is then left as it was.
     """
     out = Path(os.path.abspath(out))
     refuse_foreign(out)
+    require_jupyter_book()
     if data == "-":
         raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
     same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
@@ -124,7 +126,8 @@ def build_report(
         root = scratch / "root"
         pages = _stage(root, found, comparison, tables, bool(steps))
         given = {"models": shown, **draw} | ({"run": models[0]} if steps else {})
-        build_book("default", given, root=root, out=scratch / "site")
+        with _lasting_messages(root):
+            build_book("default", given, root=root, out=scratch / "site")
         site = scratch / "site"
         _write(site, found, tables, pages)
         # Two renames, so that neither the new site nor the old one is ever half-written.
@@ -166,6 +169,22 @@ def _kept(scratch: Path) -> Iterator[None]:
         yield
     finally:
         os.environ["ANALYSIS_LIB_MEASUREMENTS"] = ""
+
+
+@contextmanager
+def _lasting_messages(root: Path) -> Iterator[None]:
+    """Inside it, an error names no file of the folder that is cleared: the log of the site is kept elsewhere."""
+    log = root / "_build" / "build.log"
+    try:
+        yield
+    except AnalysisError as error:
+        lines = [str(line) for line in error.args]
+        if any(str(log) in line for line in lines):
+            descriptor, kept = tempfile.mkstemp(suffix=".log", prefix="analysis-lib-report-")
+            with open(descriptor, "wb") as file:
+                file.write(log.read_bytes())
+            lines = [line.replace(str(log), kept) for line in lines]
+        raise AnalysisError(*(line.replace(f"{root}/", "") for line in lines)) from error
 
 
 def _about(loaded: LoadedModel) -> dict[str, object]:

@@ -4,6 +4,7 @@ Only a site that Sphinx builds without a warning replaces the last good one.
 """
 
 import asyncio
+import importlib.metadata
 import itertools
 import os
 import platform
@@ -45,6 +46,18 @@ class Task:
             return False
 
 
+def require_jupyter_book() -> None:
+    """Raise an AnalysisError, before anything is measured, where there is no Jupyter Book 1 to build the site with."""
+    try:
+        version = importlib.metadata.version("jupyter-book")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version.partition(".")[0] != "1":
+        raise AnalysisError(
+            f"Jupyter Book 1 builds the site, and {version} is installed: run pip install 'jupyter-book<2'"
+        )
+
+
 def build_book(
     profile: str = "default", parameters: Parameters | None = None, root: Path = ROOT, out: Path | None = None
 ) -> Path:
@@ -54,10 +67,11 @@ def build_book(
     ``_build/html`` unless given.
 
     Raises:
-        AnalysisError: an unknown parameter, a notebook that failed (the others are finished and
+        AnalysisError: no Jupyter Book 1; an unknown parameter, a notebook that failed (the others are finished and
             kept), or a site with a warning; the last good site is then left as it was.
         KeyboardInterrupt: its message says what was kept; nothing is half-written.
     """
+    require_jupyter_book()
     started, root = time.monotonic(), root.resolve()
     build, out = root / "_build", out or root / "_build" / "html"
     tasks = []

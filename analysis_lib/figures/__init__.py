@@ -1,4 +1,4 @@
-"""What seaborn lacks: theme, bands of intervals, the axis of steps, numbered tables, a slider, and views to move in."""
+"""What seaborn lacks: theme, bands of intervals, the axis of steps, tables, words, a slider, views to move in."""
 
 from typing import TYPE_CHECKING
 
@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from analysis_lib.figures.tables import Table, TextTable, plain
     from analysis_lib.figures.verdicts import OUTCOMES, Verdicts
     from analysis_lib.figures.view import View
+    from analysis_lib.figures.words import Markdown
 
 __getattr__, __dir__ = lazily(__name__)

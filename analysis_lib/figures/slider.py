@@ -4,11 +4,13 @@ import base64
 import io
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures.page import page, write
 
 # Handlers stand in the elements and find their own figure: a page may have any number of sliders, and no global name.
 _SHOW = """
@@ -51,6 +53,20 @@ class Slider:
         if len(sizes) != 1:
             raise AnalysisError(f"a slider shows figures of one size, and these {len(frames)} have {len(sizes)}")
         self.frames, self.label, self.name, self.caption, self.alt = frames, label, name, caption, alt
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
+
+    def save(self, path: Path | str) -> None:
+        """Write the slider as a page that opens alone.
+
+        Raises:
+            AnalysisError: the file has another ending than ``.html``, or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".html":
+            raise AnalysisError(f"a slider is saved as .html, not as {path.name}")
+        write(path, page(self.name.removeprefix("slider-"), self._repr_html_()))
 
     def _repr_html_(self) -> str:
         last = len(self.frames) - 1

@@ -16,6 +16,7 @@ import pandas as pd
 import vl_convert
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures.page import page, write
 
 SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
 # Told apart by the colour-blind, and seen at a contrast of 3 on white and on black.
@@ -207,14 +208,11 @@ class View:
         Raises:
             AnalysisError: the file has another ending, or cannot be written.
         """
-        path, title = Path(path), escape(self.name.removeprefix("fig-"))
+        path = Path(path)
         if path.suffix not in (".html", ".svg"):
             raise AnalysisError(f"a view is saved as .html or .svg, not as {path.name}")
-        try:
-            page = path.suffix == ".html"
-            path.write_text(PAGE.format(title=title, view=self._repr_html_()) if page else self.svg, encoding="utf-8")
-        except OSError as error:
-            raise AnalysisError(f"{path} cannot be written: {error.strerror}") from error
+        as_page = path.suffix == ".html"
+        write(path, page(self.name.removeprefix("fig-"), self._repr_html_()) if as_page else self.svg)
 
     @property
     def alt(self) -> str:
@@ -223,12 +221,6 @@ class View:
 
 
 TABLE = '<script class="table" type="application/json" data-key="{key}">{csv}</script>'
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>:root {{ color-scheme: light dark; font-family: sans-serif }}</style>
-<main><h1>{title}</h1>
-{view}</main>
-"""
 
 
 def steps(*kept: str, **computed: str) -> list[dict[str, str]]:

@@ -1,5 +1,6 @@
 """Notebooks of a few cells, and how to wait for another process."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,12 @@ def faults(folder: Path, rules: str) -> str:
 
 def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def is_shown_by_jupyter_alone(source: str) -> bool:
+    """Whether a cell ends in a value that Jupyter would show, and a script would not print."""
+    last = ast.parse(source).body[-1]
+    if not isinstance(last, ast.Expr):
+        return False
+    makes = ast.unparse(last.value.func) if isinstance(last.value, ast.Call) else ""
+    return not makes or makes in ("figures.Table", "figures.TextTable", "figures.Slider", "Markdown")

@@ -14,7 +14,7 @@ import pytest
 from copying import scripts
 from notebooks import figures as drawn
 from notebooks import finding, tagged
-from planted_notebooks import faults
+from planted_notebooks import faults, is_shown_by_jupyter_alone
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from analysis_lib import load_corpus, load_model
@@ -92,6 +92,14 @@ def test_a_copied_cell_brings_no_name_that_it_does_not_use(name, tmp_path):
         if not imports and script.strip() != cells[number].source.strip():
             (tmp_path / f"{number}.py").write_text(script + "\n")
     assert not faults(tmp_path, "F401,F811,F841,F821")
+
+
+@every_notebook
+def test_a_copied_cell_prints_all_that_its_page_shows(name):
+    """Jupyter's own Markdown would be printed as ``<IPython.core.display.Markdown object>``."""
+    for cell in code_cells(read(name)):
+        assert not is_shown_by_jupyter_alone(cell.source), cell.source
+        assert "from IPython.display import Markdown" not in cell.source
 
 
 @every_notebook

@@ -341,6 +341,7 @@ def run_script(text: str, folder: Path) -> tuple[int, str]:
     command = [sys.executable, "-P", script]
     run = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=PATIENCE)
     assert run.returncode == 0, text + run.stdout[-2000:] + run.stderr[-2000:]
+    assert not re.search(r"<[\w.]+ object", run.stdout), run.stdout
     data.unlink()
     figures = list(folder.iterdir())
     assert all(figure.suffix == ".png" and figure.stat().st_size > 2000 for figure in figures), figures

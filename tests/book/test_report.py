@@ -1,12 +1,14 @@
 """A report on two models, built once: what it holds, and what keeps the last one. The index, and bad input."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,10 +21,10 @@ import tokenizers
 import torch
 import transformers
 from planted import run_cells
-from planted_notebooks import faults
+from planted_notebooks import faults, is_shown_by_jupyter_alone
 
 from analysis_lib import AnalysisError, Replace, load_corpus, load_model, measure
-from analysis_lib.book import notebook, reports
+from analysis_lib.book import notebook, reports, site
 from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
 from analysis_lib.measurement.comparison import Comparison
@@ -221,6 +223,51 @@ def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, mon
         build_report([str(models[0])], str(lines), built)
     assert files(built) == before
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [("2.1.7", "2.1.7 is installed"), ("10.0", "10.0 is installed"), (None, "none is installed")]
+)
+def test_without_jupyter_book_1_nothing_is_measured(version, words, models, lines, tmp_path, monkeypatch):
+    def installed(name: str) -> str:
+        assert name == "jupyter-book"
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(site.importlib.metadata, "version", installed)
+    monkeypatch.setattr(reports, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(AnalysisError, match=words) as caught:
+        build_report([str(models[0])], str(lines), tmp_path / "out")
+    (line,) = caught.value.args
+    assert "pip install 'jupyter-book<2'" in line
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_log_that_is_named_is_there_to_be_read(models, lines, tmp_path, monkeypatch):
+    """Of a site with a warning: the folder in which it was built has gone."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(reports, "PAGES", {"drift": PAGES["drift"]})
+    monkeypatch.setattr(notebook, "_run", not_run)
+    monkeypatch.setattr(reports, "FIRST", reports.FIRST + "\n{{ref}}`nowhere`\n")
+    with pytest.raises(AnalysisError, match="nowhere") as caught:
+        build_report([str(models[0])], str(lines), tmp_path / "out", limit=6)
+    log = Path(re.search(r"full log: (.*)\)", str(caught.value))[1])
+    assert log.parent == tmp_path
+    assert "nowhere" in log.read_text(encoding="utf-8")
+    assert ".report-" not in str(caught.value)
+
+
+def test_a_notebook_that_fails_is_named_as_a_page(models, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "PAGES", {"drift": PAGES["drift"]})
+
+    async def failed(copy: nbformat.NotebookNode, *_: object) -> tuple:
+        return copy.cells[1], RuntimeError("no more"), 0.0
+
+    monkeypatch.setattr(notebook, "_run", failed)
+    with pytest.raises(AnalysisError, match=r"^book/report/drift\.ipynb failed"):
+        build_report([str(models[0])], str(lines), tmp_path / "out", limit=6)
 
 
 KILLED = """
@@ -490,6 +537,8 @@ def test_a_page_is_written_as_the_pages_of_the_book_are(name, tmp_path):
     for cell in code:
         assert not cell.outputs
         assert cell.execution_count is None
+        assert not is_shown_by_jupyter_alone(cell.source), cell.source
+        assert "from IPython.display import Markdown" not in cell.source
     (tmp_path / "notebook.py").write_text("\n".join(cell.source for cell in code))
     assert not faults(tmp_path, "F821")
 

@@ -126,3 +126,16 @@ def test_without_javascript_the_last_frame_shows_and_no_control_that_does_nothin
         page.goto(path.as_uri())
         assert shown(page) == [2]
         assert not page.locator(".slider-controls").is_visible()
+
+
+def test_a_script_prints_the_line_that_saves_it_as_a_page(tmp_path):
+    shown = slider()
+    assert repr(shown) == "<slider-first: Three lines. As a page: .save('slider-first.html')>"
+    shown.save(tmp_path / "slider-first.html")
+    saved = (tmp_path / "slider-first.html").read_text(encoding="utf-8")
+    assert "<title>first</title>" in saved
+    assert shown._repr_html_() in saved
+    with pytest.raises(AnalysisError, match=r"saved as \.html, not as first\.png"):
+        shown.save(tmp_path / "first.png")
+    with pytest.raises(AnalysisError, match="cannot be written"):
+        shown.save(tmp_path / "absent" / "first.html")

@@ -1,8 +1,9 @@
-"""Numbered tables, and the band of an interval."""
+"""Numbered tables, words, and the band of an interval."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import pytest
 
 from analysis_lib import figures
 
@@ -34,3 +35,21 @@ def test_texts_are_printed_as_they_are():
     frame = pd.DataFrame({"class": ["a_b"], "cosine": [0.5], "text": ["Costs $5 | *not* {good}\n# at [all]"]})
     shown = figures.TextTable(frame, "tbl-planted", "Planted.", digits=1)._repr_markdown_()
     assert r"| a\_b | 0.5 | Costs \$5 \| \*not\* \{good\} \# at \[all\] |" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("It reaches **0.72** in `[CLS]`.", "It reaches 0.72 in [CLS]."),
+        ("See {doc}`checks`, {ref}`how <notation-verdict>`.", "See checks, how."),
+        ('<a href="#fig&amp;a=1">the heads</a> &amp; more', "the heads & more"),
+        (r"of a\_b: 2 \* 3, \[x\]", "of a_b: 2 * 3, [x]"),
+        (":::{note}\nCut there.\n:::", "Cut there."),
+        ("[the page](https://example.org/a_b) at 3 < 4", "the page at 3 < 4"),
+        ("2 * 3 and a_b stay", "2 * 3 and a_b stay"),
+    ],
+)
+def test_markdown_is_printed_without_its_marks(text, words):
+    shown = figures.Markdown(text)
+    assert repr(shown) == words
+    assert shown._repr_markdown_() == text

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from analysis_lib import __version__
 
@@ -47,8 +48,41 @@ def test_jupyterlab_is_pinned():
     assert canonicalize_name(lab) in pins()
 
 
-def test_only_constraints_name_versions():
-    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]:
+# What counts by the calendar, or has a new major version every few months: none of them broke us yet.
+CALENDAR = {"distributed", "packaging", "pillow", "pyarrow"}
+
+
+def next_major_version(version: str) -> str:
+    return f"{Version(version).major + 1}.0"
+
+
+@pytest.mark.parametrize("line", PROJECT["dependencies"])
+def test_the_next_major_version_of_a_dependency_is_left_out(line):
+    dependency = Requirement(line)
+    pinned = next(iter(pins()[canonicalize_name(dependency.name)].specifier)).version
+    assert dependency.specifier.contains(pinned)
+    if dependency.name in CALENDAR:
+        assert not dependency.specifier
+    else:
+        assert not dependency.specifier.contains(next_major_version(pinned))
+        assert not dependency.specifier.contains("0.0.1"), "an environment may hold one that is too old"
+
+
+def test_jupyter_book_is_the_one_that_builds_the_site():
+    (dependency,) = [Requirement(line) for line in PROJECT["dependencies"] if line.startswith("jupyter-book")]
+    assert dependency.specifier.contains("1.0.4.post1")
+    assert not dependency.specifier.contains("2.1.7")
+
+
+def test_the_bounds_of_a_wheel_are_those_of_what_is_installed():
+    """What pip says of an environment in which everything fits."""
+    for line in PROJECT["dependencies"]:
+        dependency = Requirement(line)
+        assert dependency.specifier.contains(importlib.metadata.version(dependency.name)), line
+
+
+def test_what_only_tests_need_has_its_versions_in_the_constraints_alone():
+    for line in PROJECT["optional-dependencies"]["test"]:
         assert not Requirement(line).specifier, line
 
 

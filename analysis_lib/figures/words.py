@@ -1,0 +1,34 @@
+"""What a cell says in words: Markdown on a page, which a script prints without its marks."""
+
+import html
+import re
+
+# In the order in which they are taken away: fences, roles, tags of HTML, links, marks of code and of bold print.
+_MARKS = (
+    (re.compile(r"^:::.*$\n?", re.MULTILINE), ""),
+    (re.compile(r"\{[a-z:]+\}`([^`<]*?)(?: <[^`>]*>)?`"), r"\1"),
+    (re.compile(r"</?[a-z][^>]*>"), ""),
+    (re.compile(r"(?<!\\)\[([^\]]*)\]\([^)\s]*\)"), r"\1"),
+    (re.compile(r"(?<!\\)(\*\*|`)"), ""),
+    (re.compile(r"\\([!-/:-@\[-`{-~])"), r"\1"),
+)
+
+
+class Markdown:
+    """A text in MyST's Markdown, as a notebook and the book show it; printed, it is plain words.
+
+    >>> Markdown("The cosine is **0.72**, of `[CLS]` 0.9.")
+    The cosine is 0.72, of [CLS] 0.9.
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def _repr_markdown_(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text
+        for mark, words in _MARKS:
+            text = mark.sub(words, text)
+        return html.unescape(text).strip()
