@@ -1,6 +1,5 @@
 """A forward pass that is captured only after the capture has been checked against the plain forward pass."""
 
-import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.layouts import evaluated
 from analysis_lib.models.loading import lacks_head
+from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.
@@ -48,7 +48,7 @@ def run(
         AnalysisError: the attention of a block was not captured, or not exactly.
     """
     check(loaded, batch)
-    with loaded.lock, evaluated(loaded.model), _full_precision(loaded):
+    with loaded.lock, evaluated(loaded.outer), _full_precision(loaded):
         captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
@@ -60,8 +60,29 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
     """
     with loaded.lock:
         if not getattr(loaded, "_checked", False):
-            with evaluated(loaded.model):
+            if is_activated_by_tokens(loaded.outer):
+                loaded.lacking[SCORES] = "its adapter acts on some tokens of a text alone"
+            with evaluated(loaded.outer):
+                _leave_out_plain_head(loaded, batch.head(2))
                 _check(loaded, batch)
+
+
+def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
+    """Let the body run alone where a head of transformers, without hooks, gives it what it is given alone.
+
+    Such a head costs time and memory, and may need what a body does not, such as a padding token.
+    """
+    if loaded.outer is loaded.model or not is_plain_head(loaded.model, loaded.outer):
+        return
+    with torch.inference_mode(), _full_precision(loaded):
+        try:
+            alone = given_out(answer(loaded.name, loaded.model, loaded.model, batch.inputs).body)
+            inside = given_out(loaded.answer(batch.inputs).body)
+            is_same = torch.equal(alone, inside)
+        except Exception:  # Of the head; if it is of the body, the check that follows says so.
+            is_same = True
+    if is_same:
+        loaded.outer = loaded.model
 
 
 def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[str, str]:
@@ -123,7 +144,9 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
     needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.lacking)
     with torch.inference_mode(), _full_precision(loaded):
         try:
-            plain = given_out(loaded.model(**batch.inputs))
+            plain = given_out(loaded.answer(batch.inputs).body)
+        except AnalysisError:
+            raise
         except Exception as error:
             raise AnalysisError(
                 f"{loaded.name} cannot read what its {type(loaded.processor).__name__} makes of the data "
@@ -191,14 +214,16 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
         AnalysisError: there is no memory for the copy, or the device has no float64.
     """
     spec = loaded.spec
-    large = spec is not None and (spec.device_map or spec.dtype.endswith("float16"))
+    large = spec is not None and (spec.device_map or spec.dtype.endswith("float16")) and loaded.outer is loaded.model
     try:
         if large and loaded.model._no_split_modules:
             double = load_model(**{**vars(spec), "dtype": "float64", "device_map": {"": "disk"}})
         else:
-            memo = {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in loaded.model.parameters()}
-            memo |= {id(b): b.double() for b in loaded.model.buffers() if b.is_floating_point()}
-            double = loaded.with_modules(copy.deepcopy(loaded.model, memo))
+            memo = {}
+            for module in loaded.whole:
+                memo |= {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in module.parameters()}
+                memo |= {id(b): b.double() for b in module.buffers() if b.is_floating_point()}
+            double = loaded.copied(memo)
             # Of mixtures of experts, the fast ways have no float64.
             double.model.set_experts_implementation("eager")
         inputs = {

@@ -1,7 +1,6 @@
 """What goes through a model at once, and the settings that decide how items become batches."""
 
 import functools
-import inspect
 import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from analysis_lib.capture.interventions import interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.outer import parameters_of, takes_all
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,12 @@ class Reading:
 
 def refuse_untaken(loaded: LoadedModel, inputs: Iterable[str]) -> None:
     """Raise an AnalysisError if what prepares a model's input gives what the model has no argument for."""
-    taken = inspect.signature(type(loaded.model).forward).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+    # What a head does not take is left out of a pass, as by transformers.Trainer.
+    taken = parameters_of(loaded.model)
+    if takes_all(taken):
         return
     for name in inputs:
-        if name not in taken:
+        if name not in taken and name not in parameters_of(loaded.outer):
             raise AnalysisError(
                 f"{loaded.name}: its {type(loaded.processor).__name__} gives {name}, which a "
                 f"{type(loaded.model).__name__} does not take: give the one that belongs to it"

@@ -8,8 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
-from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.tokens import Tokens
@@ -52,17 +50,9 @@ class Output:
 def ask(loaded: LoadedModel, batch: Batch, objective: str | None) -> Given:
     """What a model gives out for a batch, through its head where its predictions are asked for."""
     if objective is None:
-        return Given(loaded.model(**batch.inputs))
-    seen: list[ModelOutput] = []
-    # Some heads call the decoder of their body by its name. The body ends last, where it is called.
-    bodies = [part for part in loaded.model.modules() if isinstance(part, PreTrainedModel)]
-    handles = [part.register_forward_hook(lambda _module, _args, output: seen.append(output)) for part in bodies]
-    try:
-        logits = with_head(loaded, objective)(**batch.inputs).logits
-    finally:
-        for handle in handles:
-            handle.remove()
-    return Given(seen[-1], logits)
+        return Given(loaded.answer(batch.inputs).body)
+    output, predictions = loaded.answer(batch.inputs, with_head(loaded, objective))
+    return Given(output, predictions.logits)
 
 
 def compared(given: Given, plain: Given, vectors: Sequence[Tensor], ids: Tensor | None, tokens: Tokens) -> Output:

@@ -198,7 +198,12 @@ def _applied(
     units = asked.new_zeros(1, width + 1, width)
     # Long ones: the answer to zero may be larger than what a unit adds to it.
     units[0, 1:].fill_diagonal_(UNIT)
-    bias, columns = wide(projection(units))[0].split([1, width])
+    try:
+        answers = wide(projection(units))[0]
+    except (RuntimeError, IndexError) as error:
+        name = type(projection).__name__
+        raise NotLinear(f"its keys come from a {name} that answers to no other vectors ({error})") from error
+    bias, columns = answers.split([1, width])
     weight, bias = (columns - bias).T / UNIT, bias[0]
     # NaN is refused where it is summed.
     if (share := error(weight, bias)) > within:

@@ -15,7 +15,8 @@ from analysis_lib.errors import AnalysisError
 
 # What a model needs; weights in pickle formats are fetched for pinned models that have no others.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-PICKLE = "pytorch_model.bin"
+# Tensors alone are read from these.
+PICKLES = ("pytorch_model.bin", "pytorch_model-*-of-*.bin", "pytorch_model.bin.index.json")
 
 
 def model_folder(repository: str, revision: str | None = None, pickled: bool = False) -> Path:
@@ -32,7 +33,7 @@ def model_folder(repository: str, revision: str | None = None, pickled: bool = F
     )
     folder = snapshot(allow_patterns=[*MODEL_FILES])
     if pickled and not list(folder.glob("*.safetensors")):
-        folder = snapshot(allow_patterns=[*MODEL_FILES, PICKLE])
+        folder = snapshot(allow_patterns=[*MODEL_FILES, *PICKLES])
     return folder
 
 

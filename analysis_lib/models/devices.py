@@ -1,5 +1,6 @@
 """Where tensors are computed, and the weights that lie elsewhere until they are used."""
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -54,3 +55,19 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 if tensor.is_meta:
                     raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
                 yield f"{path}.{name}".removeprefix("."), tensor
+
+
+def embedded_words(model: nn.Module) -> int | float:
+    """How many token ids a model embeds; infinitely many where they are hashed, or no text is read."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:  # CANINE's are of hashes.
+        return math.inf
+    if embeddings is None:
+        return math.inf
+    # Adapters wrap them, and others are quantised.
+    for module in embeddings.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() == 2:
+            return len(weight)
+    return math.inf

@@ -27,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import OutputRecorder
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.devices import device_of
+from analysis_lib.models.devices import device_of, embedded_words
 from analysis_lib.models.parts import ROTATION, Attention, Layout, Stack
 
 # The name under which the attention function of a probe is registered.
@@ -264,9 +264,9 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
     every = {**model.config.to_dict(), **config.to_dict()}
     named = [every[name] for name in every if name.endswith(("_token_id", "_token_index"))]
     special = {*itertools.chain(*(value if isinstance(value, list) else [value] for value in named))}
-    words = getattr(model.get_input_embeddings(), "num_embeddings", 256)
+    words = embedded_words(model)
     count = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
-    plain = [index for index in range(min(words, 256)) if index not in special]
+    plain = [index for index in range(int(min(words, 256))) if index not in special]
     ids = torch.tensor([[plain[(7 * place + 3) % len(plain)] for place in range(count)]])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 

@@ -11,8 +11,8 @@ from analysis_lib.models.devices import weights
 from analysis_lib.models.loaded import LoadedModel
 from analysis_lib.models.names import of_part
 
-# Where what wraps a model (torch.compile, DistributedDataParallel) keeps it.
-_WRAPPED = ("_orig_mod", "module")
+# Where what wraps a model (torch.compile, DistributedDataParallel, FullyShardedDataParallel) keeps it.
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
 
 
 def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedModel:
@@ -26,31 +26,60 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
     Raises:
         AnalysisError: it is no model of transformers, or comes without a processor, or has no such part.
     """
-    while wrapper := next((name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None):
-        model = getattr(model, wrapper)
-    adapters = ""
-    if type(model).__module__.startswith("peft."):
-        if model.active_peft_config.is_prompt_learning:
-            raise AnalysisError("an adapter that puts vectors before a text is not measured: give one such as LoRA")
-        adapters = "".join(f"+{name}" for name in model.active_adapters)
-        model = model.get_base_model()
+    outer = _unwrapped(model)
+    model, adapters = outer, ""
+    if is_adapted(outer):
+        _refuse_prompts(outer)
+        adapters = "".join(f"+{name}" for name in outer.active_adapters)
+        model = outer.get_base_model()
     if not isinstance(model, transformers.PreTrainedModel):
         raise AnalysisError(f"a {type(model).__name__} is no model of transformers: give one, or a name or folder")
     name = (model.config.name_or_path or type(model).__name__) + adapters
     if not callable(processor):
         raise AnalysisError(f"{name} comes alone: give the object that prepares its input, as tokenizer= or processor=")
     bare = bare_model(model)
-    found = LoadedModel(of_part(name, part) if part else name, _weights_hash(bare), bare, processor, part=part)
+    revision = _weights_hash(outer)
+    if part:
+        return LoadedModel(of_part(name, part), revision, bare, processor, part=part)
+    loaded = LoadedModel(name, revision, bare, processor, outer=outer)
+    if predicts_tokens(model):
+        loaded.headed = outer
+    return loaded
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """What compilers and what spreads a model over devices have wrapped."""
+    while inner := next((name for name in _WRAPPED if isinstance(getattr(model, name, None), nn.Module)), None):
+        if model._forward_hooks or model._forward_pre_hooks:
+            raise AnalysisError(f"there are hooks on the {type(model).__name__} around a model: put them on the model")
+        model = getattr(model, inner)
+    return model
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether a model is one of peft."""
+    return type(model).__module__.startswith("peft.")
+
+
+def _refuse_prompts(adapted: nn.Module) -> None:
+    if adapted.active_peft_config.is_prompt_learning:
+        raise AnalysisError("an adapter that puts vectors before a text is not measured: give one such as LoRA")
+
+
+def predicts_tokens(model: nn.Module) -> bool:
+    """Whether it is a language model, with its head."""
     heads = (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MASKED_LM_MAPPING)
-    if any(isinstance(model, classes.get(type(model.config), ())) for classes in heads):
-        found.headed = model
-    return found
+    return any(isinstance(model, classes.get(type(model.config), ())) for classes in heads)
 
 
 def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
     """A model without its head; where the head stands beside its parts, as in T5, a model of these parts."""
-    bare, known = model.base_model, transformers.MODEL_MAPPING.get(type(model.config), None)
-    if bare is not model or not isinstance(known, type) or isinstance(model, known):
+    known = transformers.MODEL_MAPPING.get(type(model.config), None)
+    if isinstance(known, type) and isinstance(model, known):
+        # In some, what bears the name of a body is their encoder.
+        return model
+    bare = model.base_model
+    if bare is not model or not isinstance(known, type):
         return bare
     with torch.device("meta"):
         whole = known(model.config)
@@ -64,7 +93,7 @@ def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
 
 def _weights_hash(model: nn.Module) -> str:
     """What identifies the weights, and what adapters and hooks make of them, as far as that can be told."""
-    digest = hashlib.sha256(repr(model.config).encode())
+    digest = hashlib.sha256(f"{type(model).__qualname__} {model.config!r}".encode())
     for name, module in model.named_modules():
         settings = [getattr(module, part, None) for part in ("scaling", "active_adapters", "disable_adapters")]
         if isinstance(settings[0], dict) or module._forward_hooks or module._forward_pre_hooks:

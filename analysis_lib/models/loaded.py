@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
-from analysis_lib.models.devices import device_of, weights
+from analysis_lib.models.devices import device_of, embedded_words, weights
 from analysis_lib.models.layouts import found_layout, model_part
+from analysis_lib.models.outer import Answer, answer
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.tokenization import Tokenizer
 
@@ -58,11 +59,13 @@ class LoadedModel:
     Attributes:
         name: the name, hub id or folder it was asked for by.
         revision: what identifies its weights: a package's hash, a hub commit, or the hash of the files.
-        model: the transformers model; while it is measured, it is in evaluation mode.
+        model: the transformers model that is measured, without a head; while it is measured, it is in evaluation mode.
         processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
         part: the path of the part of ``model`` that was asked for, if it was.
+        outer: what is called: the outermost model that the user has, such as one with a head or with adapters, inside
+            which ``model`` runs; ``model`` itself where nothing is around it.
         layout: where its parts are.
         headed: the language model that it is the body of, once that has been asked for.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
@@ -76,6 +79,7 @@ class LoadedModel:
     spec: ModelSpec | None = None
     files: dict[str, str] = field(default_factory=dict)
     part: str = ""
+    outer: nn.Module | None = None
     layout: Layout = field(init=False)
     lacking: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
@@ -100,6 +104,8 @@ class LoadedModel:
         # A part may be listed as one of a whole.
         path = "" if self.part and self.layout.part not in dict(self.model.named_modules()) else self.layout.part
         self.model = self.model.get_submodule(path)
+        if self.outer is None:
+            self.outer = self.model
         # Some heads stand on an encoder alone.
         known = dict(self.model.named_modules())
         there = [stack for stack in self.layout.stacks if stack.blocks.partition(".*")[0] in known]
@@ -124,23 +130,35 @@ class LoadedModel:
         form = f"{type(self.model).__name__} of {layers} layers, reads {self.kind}, {self.model.dtype} on {self.device}"
         return f"<LoadedModel {self.name}: {form}>"
 
-    def with_modules(self, model: transformers.PreTrainedModel) -> "LoadedModel":
-        """The same with other modules, which lie alike."""
+    @property
+    def whole(self) -> list[nn.Module]:
+        """The model, the outermost model, and the language model that it is the body of, if that is known."""
+        return [model for model in (self.model, self.outer, self.headed) if model is not None]
+
+    def copied(self, memo: dict[int, object]) -> "LoadedModel":
+        """The same with modules of its own.
+
+        Args:
+            memo: what takes the place of objects inside the modules, by their ids, as in ``copy.deepcopy``.
+        """
         other = copy.copy(self)
         for known in ("stacks", "paths"):
             vars(other).pop(known, None)
-        other.model = model
+        other.model, other.outer, other.headed = copy.deepcopy((self.model, self.outer, self.headed), memo)
+        other.lock = threading.Lock()
         return other
 
     def replica(self) -> "LoadedModel":
         """The same model with modules of its own, for hooks of another thread; the weights are those of this one."""
-        whole = self.model if self.headed is None else self.headed
-        kept = {id(weight): weight for weight in itertools.chain(whole.parameters(), whole.buffers())}
+        kept = {}
+        for module in self.whole:
+            kept |= {id(weight): weight for weight in itertools.chain(module.parameters(), module.buffers())}
         with self.lock:
-            model, headed = copy.deepcopy((self.model, self.headed), kept)
-        other = self.with_modules(model)
-        other.headed, other.lock = headed, threading.Lock()
-        return other
+            return self.copied(kept)
+
+    def answer(self, inputs: Mapping[str, object], headed: nn.Module | None = None) -> Answer:
+        """One pass of the outermost model, or of the language model around the body, with all its predictions."""
+        return answer(self.name, self.model, headed or self.outer, inputs, predicting=headed is not None)
 
     @property
     def kind(self) -> str:
@@ -214,8 +232,9 @@ class LoadedModel:
     @cached_property
     def pad_id(self) -> int:
         """What stands after the end of a text in a batch; it is masked, so that any id that is embedded will do."""
+        words = embedded_words(self.model)
         wanted = (getattr(owner, "pad_token_id", None) for owner in (self.tokenizer, self.model.config))
-        return next((index for index in wanted if isinstance(index, int) and 0 <= index < _embedded(self.model)), 0)
+        return next((index for index in wanted if isinstance(index, int) and 0 <= index < words), 0)
 
     @cached_property
     def _typed_ids(self) -> dict[str, list]:
@@ -282,20 +301,12 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
             )
 
 
-def _embedded(model: nn.Module) -> int | float:
-    """How many token ids a model embeds; infinitely many where they are hashed, or no text is read."""
-    try:
-        return getattr(model.get_input_embeddings(), "num_embeddings", math.inf)
-    except NotImplementedError:  # CANINE's are of hashes.
-        return math.inf
-
-
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     """A tokenizer that is not the model's would give it ids that mean nothing to it, or that it does not embed."""
     tokenizer = loaded.transcriber or loaded.processor
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
-    words, remedy = _embedded(loaded.model), "give the tokenizer that belongs to the weights"
+    words, remedy = embedded_words(loaded.model), "give the tokenizer that belongs to the weights"
     # Padding is masked.
     ids = {*tokenizer.get_vocab().values()} - {tokenizer.pad_token_id}
     if (largest := max(ids, default=-1)) >= words:

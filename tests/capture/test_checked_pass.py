@@ -109,6 +109,6 @@ def test_no_memory_for_double_precision_is_said(monkeypatch):
     def no_memory(*_):
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(checked_pass.copy, "deepcopy", no_memory)
+    monkeypatch.setattr("copy.deepcopy", no_memory)
     with pytest.raises(AnalysisError, match=r"large: .* in doubt.* float64.*can't allocate memory"):
         captured(loaded, batch_of(loaded, SHORT))

@@ -1,0 +1,153 @@
+"""Adapters in a folder: peft puts them on the model with its head, whose modules their settings name."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+import safetensors
+import torch
+import transformers
+from torch import nn
+
+from analysis_lib.corpora import packages
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.names import ADAPTER
+
+# Where peft keeps the weights of an adapter, as it looks for them.
+WEIGHTS, PICKLED_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
+# What peft puts before the names of the modules of a model.
+PREFIX = "base_model.model."
+# The heads that go with the tasks of peft.
+TASKS = {
+    "CAUSAL_LM": transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+    "SEQ_2_SEQ_LM": transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    "SEQ_CLS": transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    "TOKEN_CLS": transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    "QUESTION_ANS": transformers.MODEL_FOR_QUESTION_ANSWERING_MAPPING,
+    "FEATURE_EXTRACTION": transformers.MODEL_MAPPING,
+}
+
+
+class Adapter:
+    """The adapter of a folder.
+
+    Attributes:
+        name: of the model, for errors.
+        folder: where it lies.
+        settings: those of its ``adapter_config.json``.
+        shapes: of its weights, by the names that they have in the model with its head.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.settings = packages.read_json(folder / ADAPTER)
+        if self.settings.get("megatron_config"):
+            # peft would import the module that megatron_core names.
+            raise AnalysisError(
+                f"{name}: its adapter names code to run (megatron_core), which is never run: save it without"
+            )
+        self.shapes = dict(self._read_shapes())
+
+    def _read_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        if (self.folder / WEIGHTS).is_file():
+            with safetensors.safe_open(self.folder / WEIGHTS, "pt") as stored:
+                for key in stored.keys():  # noqa: SIM118 (it is no mapping)
+                    yield key.removeprefix(PREFIX), tuple(stored.get_slice(key).get_shape())
+        elif (self.folder / PICKLED_WEIGHTS).is_file():
+            stored = torch.load(self.folder / PICKLED_WEIGHTS, weights_only=True, map_location="meta")
+            for key, weight in stored.items():
+                yield key.removeprefix(PREFIX), tuple(weight.shape)
+        else:
+            raise FileNotFoundError(f"{WEIGHTS} is missing")
+
+    def class_of_base(self, config: transformers.PreTrainedConfig) -> type[transformers.PreTrainedModel] | None:
+        """The class of the model whose modules the adapter names, with its head if it was made with one.
+
+        None where none is known: then the model without a head is.
+        """
+        candidates = [*self._candidates(config)]
+        fitting = (made for made in candidates if self._fits(made, config))
+        return next(fitting, candidates[0] if candidates else None)
+
+    def _candidates(self, config: transformers.PreTrainedConfig) -> Iterator[type[transformers.PreTrainedModel]]:
+        saved = self.settings.get("auto_mapping")
+        names = [saved.get("base_model_class")] if isinstance(saved, Mapping) else []
+        names += config.architectures or []
+        made = [getattr(transformers, name, None) for name in names if isinstance(name, str)]
+        task = TASKS.get(str(self.settings.get("task_type")))
+        if task is not None:
+            made.insert(0, task.get(type(config), None))
+        made.append(transformers.MODEL_MAPPING.get(type(config), None))
+        for each in made:
+            if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel):
+                yield each
+
+    def _fits(self, made: type[transformers.PreTrainedModel], config: transformers.PreTrainedConfig) -> bool:
+        with torch.device("meta"):
+            model = made(config)
+        children = {name for name, _ in model.named_children()}
+        return {name.partition(".")[0] for name in self.shapes} <= children
+
+    def applied(self, model: transformers.PreTrainedModel) -> nn.Module:
+        """The model of peft that is made of a model, in evaluation mode.
+
+        Raises:
+            AnalysisError: the adapter does not fit the model, or puts vectors before a text.
+        """
+        import peft
+
+        config = peft.PeftConfig.from_pretrained(str(self.folder))
+        if config.is_prompt_learning:
+            raise AnalysisError(
+                f"{self.name}: its adapter cannot be applied: it puts vectors before a text: give one such as LoRA"
+            )
+        self._make_room_for_tokens(model)
+        results = []
+        set_weights = peft.peft_model.set_peft_model_state_dict
+
+        def remember(*args: object, **given: object) -> object:
+            results.append(set_weights(*args, **given))
+            return results[-1]
+
+        with mock.patch.object(peft.peft_model, "set_peft_model_state_dict", remember):
+            adapted = peft.PeftModel.from_pretrained(model, str(self.folder), torch_device="cpu")
+        (result,) = results
+        # Besides its own weights, peft saves some of the model twice.
+        mark = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
+        unplaced = [key for key in result.unexpected_keys if mark in key]
+        lost = sorted([*result.missing_keys, *unplaced])
+        if lost:
+            raise AnalysisError(
+                f"{self.name}: its adapter does not fit the model ({lost[0].removeprefix(PREFIX)}): give its own base"
+            )
+        return adapted
+
+    def _make_room_for_tokens(self, model: transformers.PreTrainedModel) -> None:
+        """Embed as many tokens as the adapter was made with: those that were added lie in it.
+
+        Raises:
+            AnalysisError: they do not.
+        """
+        try:
+            embeddings = model.get_input_embeddings()
+        except NotImplementedError:
+            return
+        if not isinstance(embeddings, nn.Embedding):
+            return
+        path = next(path for path, module in model.named_modules() if module is embeddings)
+        known = len(embeddings.weight)
+        shapes = [self.shapes.get(f"{path}{inner}.weight") for inner in ("", ".base_layer", ".modules_to_save")]
+        whole = max((shape[0] for shape in shapes if shape is not None), default=known)
+        trained = self.settings.get("trainable_token_indices") or []
+        if isinstance(trained, Mapping):
+            trained = [index for indices in trained.values() for index in indices]
+        beyond = {index for index in trained if index >= known}
+        of_low_rank = self.shapes.get(f"{path}.lora_embedding_A", (0, known))[1]
+        words = max(whole, of_low_rank, known + len(beyond))
+        if words > whole and beyond != {*range(known, words)}:
+            raise AnalysisError(
+                f"{self.name}: its adapter was made for {words} tokens, the model embeds {known}, and the others' "
+                f"embeddings are not there: save it with save_embedding_layers=True"
+            )
+        if words != known:
+            model.resize_token_embeddings(words, mean_resizing=False)

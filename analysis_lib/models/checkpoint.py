@@ -1,0 +1,236 @@
+"""The weights of a folder: which files hold them, and a model that has got them all."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import safetensors
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.quantizers import AutoHfQuantizer
+
+from analysis_lib.corpora.hub import PICKLES
+from analysis_lib.errors import AnalysisError
+from analysis_lib.models.live import bare_model
+from analysis_lib.models.parts import is_encoder_alone
+from analysis_lib.models.reading import LOCALLY, reading
+
+# Weights that play no part in a forward pass: checkpoints of other tasks come without them.
+NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
+# What saving a compiled or distributed model puts before the names of its weights, and what into them.
+WRAPPED = re.compile(r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Constants that transformers once saved with the weights, and makes itself now.
+OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
+# How large weights come in parts.
+SHARD = "model-*-of-*.safetensors"
+
+
+def _automatic_class(config: transformers.PreTrainedConfig) -> type:
+    """The class that AutoModel builds, which itself takes no weights but those of a folder."""
+    known = transformers.MODEL_MAPPING[type(config)]
+    if isinstance(known, type):
+        return known
+    named = [made for made in known if made.__name__ in (config.architectures or ())]
+    return (named or known)[0]
+
+
+class Stored(NamedTuple):
+    """A model of a folder, that model without its head, and whether the folder has the weights of the head, too."""
+
+    whole: transformers.PreTrainedModel
+    body: transformers.PreTrainedModel
+    has_head: bool
+
+
+def model_class(config: transformers.PreTrainedConfig) -> type:
+    """The class that builds the model without a head; AutoModel would give an encoder alone a decoder."""
+    return getattr(transformers, config.architectures[0]) if is_encoder_alone(config) else transformers.AutoModel
+
+
+def stored_model(
+    name: str,
+    folder: Path,
+    config: transformers.PreTrainedConfig,
+    dtype: str,
+    device_map: object,
+    made: type | None = None,
+) -> Stored:
+    """The model of a folder, without the adapter that may lie beside it.
+
+    Args:
+        made: the class of the whole; by default the one without a head, unless that cannot be read alone.
+
+    Raises:
+        AnalysisError: the folder lacks weights of the body, has some that its config.json has no place for, or has
+            those of two saves.
+    """
+    refuse_strange_weights(name, folder, config)
+    renamed = _unwrapped_weights(name, folder)
+
+    def read(made: type) -> tuple[transformers.PreTrainedModel, dict]:
+        if renamed is not None and made is transformers.AutoModel:
+            made = _automatic_class(config)
+        with reading(f"{name} cannot be loaded", folder), without_adapters():
+            return made.from_pretrained(
+                folder if renamed is None else None,
+                state_dict=renamed,
+                config=config,
+                dtype=getattr(torch, dtype),
+                device_map=device_map,
+                # A pickle is read as tensors and nothing else (transformers' default).
+                use_safetensors=bool(safe_files(folder)),
+                output_loading_info=True,
+                # Reported below, with names and shapes.
+                ignore_mismatched_sizes=True,
+                **LOCALLY,
+            )
+
+    model, info = read(made or model_class(config))
+    body = model if made is None else bare_model(model)
+    headed = getattr(transformers, (config.architectures or ["none"])[0], type(model))
+    if made is None and info["missing_keys"] and headed is not type(model):
+        # Some heads keep their base under another name, or a part of it.
+        model, info = read(headed)
+        body = bare_model(model)
+    measured = _names_within(model, body)
+    missing = [key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED)]
+    lost = sorted(key for key in missing if key in measured)
+    _refuse_misfit(name, body, info, lost)
+    return Stored(model, body, len(lost) == len(missing))
+
+
+def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
+    """The names, in a model, of the weights of its body."""
+    tensors = {id(tensor) for tensor in (*body.parameters(), *body.buffers())}
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name for name, tensor in every if id(tensor) in tensors}
+
+
+def _refuse_misfit(name: str, model: nn.Module, info: dict, lost: list[str]) -> None:
+    mismatched = sorted(info["mismatched_keys"])
+    # In the blocks: those of heads may be left out.
+    within = {re.sub(r"\.\d+\..*", ".", path) for path, _ in model.named_parameters() if re.search(r"\.\d+\.", path)}
+    beyond = sorted(
+        key
+        for key in info["unexpected_keys"]
+        if any(blocks in key for blocks in within) and not key.endswith(OLD_BUFFERS)
+    )
+    if lost:
+        fault = f"lacks the weights {lost[0]} and {len(lost) - 1} more, which would be random"
+    elif mismatched:
+        key, stored, wanted = mismatched[0]
+        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(wanted)}"
+    elif beyond:
+        fault = f"has the weights {beyond[0]}, which its config.json has no place for"
+    else:
+        return
+    raise AnalysisError(f"{name} {fault}: give a folder whose weights match its config.json")
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+def safe_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, and what indexes them."""
+    return sorted(path for path in folder.glob("*.safetensors*") if path.is_file())
+
+
+def pickle_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold weights as pickles, where there are no others."""
+    if safe_files(folder):
+        return []
+    return sorted(path for pattern in PICKLES for path in folder.glob(pattern) if path.is_file())
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a folder."""
+    files = safe_files(folder) or pickle_files(folder)
+    return [path for path in files if path.suffix in (".safetensors", ".bin") and not path.name.startswith("adapter_")]
+
+
+def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
+    """The weights of a file by name; of a pickle, tensors and nothing else."""
+    if path.suffix == ".safetensors":
+        return safetensors.torch.load_file(path, device)
+    return torch.load(path, map_location=device, weights_only=True)
+
+
+def names_of_weights(folder: Path) -> set[str]:
+    """The names of all weights of a folder."""
+    names: set[str] = set()
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            with safetensors.safe_open(path, "pt") as stored:
+                names.update(stored.keys())
+        else:
+            names.update(tensors_of(path, "meta"))
+    return names
+
+
+def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrainedConfig) -> None:
+    """Refuse what transformers would leave out, cut or pass over, at most with a warning.
+
+    Raises:
+        AnalysisError: there are no weights, those of two saves, or complex ones, or they are quantised in an unknown
+            way.
+    """
+    if not safe_files(folder) and not pickle_files(folder):
+        raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
+    refuse_two_saves(name, folder)
+    quantised = getattr(config, "quantization_config", None)
+    with reading(f"{name}: its quantization_config cannot be read", folder):
+        if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
+            raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
+    for path in folder.glob("*.safetensors"):
+        with reading(f"{name} cannot be loaded", folder), safetensors.safe_open(path, "pt") as stored:
+            kinds = {key: stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118 (it is no mapping)
+        if complex_ := [key for key, kind in kinds.items() if kind.startswith("C")]:
+            raise AnalysisError(
+                f"{name}: the weights {complex_[0]} are complex numbers, which no model here computes with"
+            )
+
+
+def refuse_two_saves(name: str, folder: Path) -> None:
+    """Refuse a folder that two models were saved to, one in a single file: that one would be read, old or not."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not whole.is_file():
+        return
+    shards = sorted(path.name for path in folder.glob(SHARD))
+    if index.is_file():
+        with reading(f"{name} cannot be loaded", folder):
+            shards += sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+    others = [shard for shard in shards if shard != whole.name]
+    if others:
+        raise AnalysisError(
+            f"{name} has the weights of two saves, {whole.name} and {others[0]}: delete those that are not meant"
+        )
+
+
+def _unwrapped_weights(name: str, folder: Path) -> dict[str, Tensor] | None:
+    """The weights of a model that was saved inside what compiled it, or spread it over devices, by its own names.
+
+    None where they have these names already.
+    """
+    with reading(f"{name} cannot be loaded", folder):
+        if not any(WRAPPED.search(key) for key in names_of_weights(folder)):
+            return None
+        weights: dict[str, Tensor] = {}
+        for path in weight_files(folder):
+            weights |= {WRAPPED.sub("", key): tensor for key, tensor in tensors_of(path).items()}
+        return weights
+
+
+@contextmanager
+def without_adapters() -> Iterator[None]:
+    """transformers would apply the adapter in a folder at once, and no longer say what the model itself lacks."""
+    none = mock.patch.object(
+        transformers.modeling_utils, "maybe_load_adapters", lambda name, *_, **given: (None, name, given)
+    )
+    with none:
+        yield

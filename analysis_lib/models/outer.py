@@ -1,0 +1,123 @@
+"""The outermost model that a user has: it is what runs in a pass, and its body is listened to inside it."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from analysis_lib.errors import AnalysisError
+
+
+class Answer(NamedTuple):
+    """What one pass gives: what the body gives out, and what the outermost model makes of it."""
+
+    body: ModelOutput
+    outer: object
+
+
+def answer(
+    name: str,
+    body: PreTrainedModel,
+    outer: nn.Module,
+    inputs: Mapping[str, object],
+    predicting: bool = False,
+) -> Answer:
+    """One pass of the outermost model.
+
+    Args:
+        name: of the model, for errors.
+        body: the model that is measured, inside ``outer``.
+        outer: what is called.
+        inputs: the arguments, by name.
+        predicting: whether the predictions of all tokens are needed.
+
+    Raises:
+        AnalysisError: the body runs several times in a pass, or never.
+    """
+    if outer is body:
+        output = body(**inputs)
+        return Answer(output, output)
+    outputs: list[tuple[nn.Module, ModelOutput]] = []
+
+    def keep(module: nn.Module, _args: tuple, output: ModelOutput) -> None:
+        outputs.append((module, output))
+
+    handles = []
+    try:
+        for part in body.modules():
+            if isinstance(part, PreTrainedModel):
+                handles.append(part.register_forward_hook(keep))
+        given = outer(**_accepted(outer, inputs, predicting))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Answer(_body_output(name, body, outer, outputs), given)
+
+
+def _body_output(
+    name: str, body: PreTrainedModel, outer: nn.Module, outputs: list[tuple[nn.Module, ModelOutput]]
+) -> ModelOutput:
+    """What the body gives out; where a head calls the parts of its body one by one, what these give."""
+    ran = [module for module, _ in outputs]
+    # A body that runs as a whole ends last.
+    last = body if body in ran or not ran else ran[-1]
+    if ran.count(last) != 1:
+        raise AnalysisError(
+            f"{name}: a pass of its {type(outer).__name__} runs its {type(last).__name__} {ran.count(last)} times, "
+            f"and one time can be measured: give a model that runs it once, or the {type(last).__name__} itself"
+        )
+    given = dict(outputs)
+    output = given[last]
+    encoder = getattr(body, "encoder", None)
+    if last is not body and encoder is not last and encoder in given:
+        output["encoder_last_hidden_state"] = given[encoder].last_hidden_state
+    return output
+
+
+def _accepted(outer: nn.Module, inputs: Mapping[str, object], predicting: bool) -> dict[str, object]:
+    """The arguments that a model takes, by name, as ``transformers.Trainer`` chooses them."""
+    taken = parameters_of(outer)
+    accepted = {name: value for name, value in inputs.items() if name in taken or takes_all(taken)}
+    base = outer.get_base_model() if hasattr(outer, "get_base_model") else outer
+    if not predicting and "logits_to_keep" in parameters_of(base):
+        # Over a large vocabulary, the predictions of all tokens would take more memory than all else.
+        accepted["logits_to_keep"] = 1
+    return accepted
+
+
+def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """The arguments of the forward pass of a model."""
+    return inspect.signature(model.forward).parameters
+
+
+def takes_all(taken: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a function takes arguments of any name."""
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+
+
+def is_plain_head(body: PreTrainedModel, outer: nn.Module) -> bool:
+    """Whether all that stands around a body is code of transformers, without hooks."""
+    return all(
+        type(module).__module__.startswith("transformers.")
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and "forward" not in vars(module)
+        for module in _around(body, outer)
+    )
+
+
+def _around(body: PreTrainedModel, outer: nn.Module) -> Iterator[nn.Module]:
+    """The modules that hold a body, or parts of it."""
+    inside = {*body.modules()}
+    for module in outer.modules():
+        if module not in inside and not inside.isdisjoint(module.modules()):
+            yield module
+
+
+def is_activated_by_tokens(outer: nn.Module) -> bool:
+    """Whether it has an adapter (activated LoRA) that acts from some tokens of a text on."""
+    settings = getattr(outer, "peft_config", None) or {}
+    return any(getattr(each, "alora_invocation_tokens", None) for each in settings.values())

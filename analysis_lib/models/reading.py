@@ -1,0 +1,71 @@
+"""Around code of other libraries that reads a model's folder: nothing but the folder, and each defect in one line."""
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import safetensors
+import tokenizers
+import transformers
+
+from analysis_lib.errors import AnalysisError
+
+# Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
+LOCALLY = {"local_files_only": True, "trust_remote_code": False}
+
+# transformers switches parts of itself off while it builds a model, and two threads at once (as in a Dask worker) leave
+# them off: the next model with tied weights would lack some.
+ALONE = threading.Lock()
+
+
+@contextmanager
+def reading(fault: str, folder: Path) -> Iterator[None]:
+    """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
+    for path in folder.iterdir():
+        # A pipe would be waited for for ever.
+        if not path.is_file() and not path.is_dir():
+            raise AnalysisError(f"{path} is no regular file, or leads nowhere: copy the model again")
+    try:
+        with ALONE:
+            yield
+    except AnalysisError:
+        raise
+    except Exception as error:
+        _refuse_damaged(folder)
+        remedy = "give a folder as save_pretrained writes it"
+        raise AnalysisError(f"{fault} ({first_line(error)}): {remedy}") from error
+
+
+def _refuse_damaged(folder: Path) -> None:
+    """Raise an AnalysisError that names the file of a model's folder that cannot be read, which libraries may not."""
+    remedy = "copy or save the model again"
+    for path in sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors")):
+        try:
+            if path.suffix == ".safetensors":
+                safetensors.safe_open(path, "pt")
+            elif path.name == "tokenizer.json":
+                tokenizers.Tokenizer.from_file(str(path))
+            else:
+                settings = json.loads(path.read_text(encoding="utf-8"))
+                # Others may hold lists, such as the modules of sentence-transformers.
+                told = path.name == "config.json" or path.name.endswith(".index.json")
+                shards = settings.get("weight_map", {}) if told else {}
+                if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
+                    raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
+        except AnalysisError:
+            raise
+        except Exception as error:
+            raise AnalysisError(f"{path} cannot be read ({first_line(error)}): {remedy}") from error
+
+
+def first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    # A line that ends in a colon announces the next one.
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {text}"
