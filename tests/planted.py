@@ -34,7 +34,7 @@ class Planted(Tables):
     def intervals(self, statistics, *others):
         found = {}
         for name, statistic in statistics.items():
-            one = statistic if isinstance(statistic, Chosen | Ratio) else Plain(statistic)
+            one = statistic if isinstance(statistic, Plain | Ratio) else Plain(statistic)
             at = [one.choose(self, *others)] if isinstance(one, Chosen) else []
             values = np.asarray(one.number(self, *others, *at), dtype=float)
             every = [Estimate(v, v - self.reach, v + self.reach, 20) for v in map(float, values.ravel())]

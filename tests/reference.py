@@ -926,6 +926,7 @@ class Reference:
     ) -> tuple[np.ndarray, np.ndarray]:
         """95 % by the delete-a-group jackknife: the statistic is computed anew without each group of items.
 
+        It is centred on g · value − (g − 1) · mean of these, or one standard error from the value if that is nearer.
         ``counting`` are the utterances that the statistic uses at all.
         """
         value = statistic(counting)
@@ -937,10 +938,11 @@ class Reference:
         if g < 2:
             return np.full_like(value, np.nan), np.full_like(value, np.nan)
         without = [statistic([i for i in counting if block[i] != group]) for group in groups]
-        center = sum(without) / g
-        error = np.sqrt((g - 1) / g * sum((other - center) ** 2 for other in without))
+        mean = sum(without) / g
+        error = np.sqrt((g - 1) / g * sum((other - mean) ** 2 for other in without))
         reach = stats.t.ppf(0.975, g - 1) * error
-        return value - reach, value + reach
+        centre = np.minimum(np.maximum(g * value - (g - 1) * mean, value - error), value + error)
+        return centre - reach, centre + reach
 
     def _mean_interval(
         self, values: list[np.ndarray], range_: tuple[float, float] | None = None, every: bool = False

@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from analysis_lib.measurement.geometry import geometry_of, headline_differences, headlines, references
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.shipping import Shipped, shipped
-    from analysis_lib.measurement.tables import Chosen, Ratio, Tables, TableSet, grouped, largest
+    from analysis_lib.measurement.tables import Chosen, Plain, Ratio, Tables, TableSet, grouped, largest
 
 __getattr__, __dir__ = lazily(__name__)

@@ -11,7 +11,7 @@ from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
-from analysis_lib.measurement.tables import LazyTables, Tables
+from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
 from analysis_lib.models.loading import checked_options, load_model
 
@@ -106,7 +106,10 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
         return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
 
-    found = first.interval(lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), other)
+    differences = Plain(
+        lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name)
+    )
+    found = first.interval(differences, other)
     rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
     rows["quantity"] = np.tile(values, len(at))
     rows[["difference", "ci_low", "ci_high"]] = np.array([one.row for one in found]).reshape(-1, 3)

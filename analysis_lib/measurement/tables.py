@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -151,9 +151,16 @@ class LazyTables(Mapping[str, pd.DataFrame]):
 
 @dataclass(frozen=True)
 class Plain:
-    """A number of the tables of one or more measurements, or several."""
+    """A number of the tables of one or more measurements, or several.
+
+    Attributes:
+        smooth: whether it changes little by little where texts are left out. Ranks, medians and counts jump, so that
+            their bias is not known: their intervals are around the number itself, see
+            :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
+    """
 
     number: Statistic
+    smooth: bool = field(default=True, kw_only=True)
 
     def told(self, found: list[Estimate]) -> list[Estimate]:
         """What the intervals of the numbers say."""
@@ -199,6 +206,7 @@ class Ratio:
     """
 
     both: Callable[..., tuple[float, float]]
+    smooth: ClassVar[bool] = True
 
     def number(self, *tables: Mapping[str, pd.DataFrame]) -> list[float]:
         over, under = self.both(*tables)
@@ -243,13 +251,17 @@ class Tables(LazyTables):
         """The groups over which intervals are: as many as the corpus has independent units, up to 20."""
         return sorted({group for metric in self._parts.values() for group in metric.occupied_groups()})
 
-    def interval(self, statistic: "Statistic | Chosen | Ratio", *others: "Tables") -> Estimate | list[Estimate]:
+    def smooth(self, name: str) -> bool:
+        """Whether the numbers of a table change little by little where texts are left out."""
+        return self._parts[name].smooth
+
+    def interval(self, statistic: "Statistic | Plain | Ratio", *others: "Tables") -> Estimate | list[Estimate]:
         """One number computed from the tables, or several, with 95 % jackknife intervals over utterances.
 
         ``statistic`` is called on the tables of the whole corpus, then on those of the corpus without each of its
         groups of utterances in turn (which have no interval columns). With other measurements of the same corpus it is
         called on the tables of all of them: the same utterances are left out of each, so that what is particular to a
-        text drops out of a difference.
+        text drops out of a difference. A number that jumps, such as a rank, is ``Plain(statistic, smooth=False)``.
 
         Returns:
             An estimate, which has no interval for a corpus of one utterance; of several numbers, a list of them.
@@ -263,7 +275,7 @@ class Tables(LazyTables):
         return self.intervals({"": statistic}, *others)[""]
 
     def intervals(
-        self, statistics: "Mapping[str, Statistic | Chosen | Ratio]", *others: "Tables"
+        self, statistics: "Mapping[str, Statistic | Plain | Ratio]", *others: "Tables"
     ) -> dict[str, Estimate | list[Estimate]]:
         """The :meth:`interval` of each of several statistics: the tables without a group are made once for all."""
         measured, groups = (self, *others), self.groups
@@ -273,7 +285,7 @@ class Tables(LazyTables):
         def without(*left_out: int) -> list[LazyTables]:
             return [LazyTables(t._parts, operator.methodcaller("without", *left_out), t.layers) for t in measured]
 
-        known = {name: s if isinstance(s, Chosen | Ratio) else Plain(s) for name, s in statistics.items()}
+        known = {name: s if isinstance(s, Plain | Ratio) else Plain(s) for name, s in statistics.items()}
         # What is chosen on every other group is judged on the rest.
         halves = (groups[::2], groups[1::2]) if len(groups) > 3 else ((), groups)
         choosing = {name: s for name, s in known.items() if isinstance(s, Chosen)}
@@ -293,7 +305,7 @@ class Tables(LazyTables):
             # Without its only group there is nothing to compute a number from.
             rest = [numbers(*without(*left_out, group)) for group in over if len(over) > 1]
             for place, (name, s) in enumerate(some.items()):
-                estimates = jackknife(whole[place], [values[place] for values in rest])
+                estimates = jackknife(whole[place], [values[place] for values in rest], s.smooth)
                 found[name] = s.told(estimates) if isinstance(estimates, list) else estimates
         return {name: found[name] for name in statistics}
 

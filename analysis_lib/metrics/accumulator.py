@@ -161,6 +161,8 @@ class Metric(ABC):
         needs: the spaces of ``capture.SPACES``, and ``weights`` or ``scores``, that ``update`` reads.
         interval: the column whose jackknife interval the table gives as ``ci_low`` and ``ci_high``, if any.
         limits: the range of that column, which its interval does not leave.
+        smooth: whether that column changes little by little where utterances are left out, as a mean or a cosine does
+            and a median does not: see :func:`~analysis_lib.metrics.intervals.jackknife_interval`.
         counts: the column that says how many vectors or utterances a row rests on. A group of utterances that adds
             nothing to it has no part in the interval of the row; without such a column, every group has.
         kinds: the sum that counts tokens, or pairs, by type, if rows are by type. Which types have a row in a layer is
@@ -174,6 +176,7 @@ class Metric(ABC):
     needs: ClassVar[frozenset[str]]
     interval: ClassVar[str | None] = None
     limits: ClassVar[tuple[float, float] | None] = None
+    smooth: ClassVar[bool] = True
     counts: ClassVar[str | None] = None
     kinds: ClassVar[str | None] = None
     of_pairs_within_utterances: ClassVar[bool] = False
@@ -224,7 +227,7 @@ class Metric(ABC):
             return self.counts is not None and np.asarray(part[self.counts]) == every[self.counts]
 
         left_out = (np.ma.array(part[self.interval], mask=no_part(part)) for part in parts)
-        low, high = jackknife_interval(every[self.interval], left_out)
+        low, high = jackknife_interval(every[self.interval], left_out, self.smooth)
         if self.limits is not None:
             low, high = low.clip(*self.limits), high.clip(*self.limits)
         position = table.columns.get_loc(self.interval) + 1

@@ -172,6 +172,7 @@ class TokenNorms(Metric):
     needs = frozenset({"hidden"})
     interval = "median"
     limits = (0, np.inf)
+    smooth = False
     counts = "tokens"
     on_request = True
 

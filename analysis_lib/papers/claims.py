@@ -20,7 +20,7 @@ from analysis_lib.models import title
 
 # The site reads claims and their verdicts without a model, and need not wait for torch.
 if TYPE_CHECKING:
-    from analysis_lib.measurement import Chosen, Ratio, Shipped, Tables
+    from analysis_lib.measurement import Plain, Ratio, Shipped, Tables
     from analysis_lib.measurement.tables import Statistic
 
 PAPERS = {
@@ -144,7 +144,7 @@ def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p:
 
 
 def verdicts(
-    statistics: "Mapping[str, Statistic | Chosen | Ratio]", tables: "Tables | Shipped | Mapping[str, Tables | Shipped]"
+    statistics: "Mapping[str, Statistic | Plain | Ratio]", tables: "Tables | Shipped | Mapping[str, Tables | Shipped]"
 ) -> pd.DataFrame:
     """Each claim with the number that decides it, its 95 % interval over texts, and the verdict.
 

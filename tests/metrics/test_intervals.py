@@ -83,13 +83,37 @@ def test_fewer_than_five_seeds_have_no_interval():
     assert seed_interval([0.0, 1.0, 2.0, 3.0, 4.0]) == mean_interval([0.0, 1.0, 2.0, 3.0, 4.0])
 
 
-def test_the_p_value_is_students_or_normal_on_the_side_of_the_bound():
+def test_the_p_value_is_students_or_normal():
     values = np.random.default_rng(0).normal(0.4, 1, 7)
     assert mean_interval(values).p(0.0) == pytest.approx(scipy.stats.ttest_1samp(values, 0).pvalue)
     assert Estimate(1.96, 0.0, 3.92).p(0.0) == pytest.approx(0.05, abs=1e-4)
-    # Of a crooked interval, the side that faces the bound counts.
-    assert Estimate(1.0, 0.5, 9.0).p(0.0) == pytest.approx(2 * scipy.stats.norm.sf(2 * 1.959964), rel=1e-5)
     assert math.isnan(Estimate(1.0).p(0.0))
+
+
+@pytest.mark.parametrize("bound", [-2.0, 0.2, 0.9, 1.2, 3.0])
+@pytest.mark.parametrize(("bias", "reach"), [(0.0, 1.0), (0.2, 0.5), (-0.2, 0.3)])
+def test_the_p_value_says_what_an_interval_does_that_is_not_around_its_number(bias, reach, bound):
+    found = Estimate(1.0, 1.0 - bias - reach, 1.0 - bias + reach, 20)
+    assert found.centre == pytest.approx(1.0 - bias)
+    if min(abs(bound - end) for end in found.row[1:]) > 1e-6:
+        assert (found.p(bound) > 0.05) == (found.ci_low < bound < found.ci_high)
+    # As that of Student's law around the centre.
+    error = reach / scipy.stats.t.ppf(0.975, 19)
+    assert found.p(bound) == pytest.approx(2 * scipy.stats.t.sf(abs(bound - found.centre) / error, 19), rel=1e-6)
+    # A number on the other side, and one whose interval is cut at a limit, are no less sure.
+    for same in (-(-found), found.within(1.0, 9.0), found.within(-9.0, 1.0)):
+        assert same.p(bound) == pytest.approx(found.p(bound))
+    wider = found.wider(10)
+    assert (wider.ci_low + wider.ci_high) / 2 == pytest.approx(found.centre)
+    assert (wider.ci_high - wider.ci_low) / 2 == pytest.approx(scipy.stats.t.ppf(0.9975, 19) * error)
+
+
+def test_seeds_whose_intervals_are_not_around_their_numbers_have_the_mean_of_the_centres():
+    values = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    found = seed_and_unit_interval([Estimate(value, value - 1.5, value + 0.5) for value in values])
+    around = seed_and_unit_interval([Estimate(value, value - 1.0, value + 1.0) for value in values])
+    assert found.value == around.value == 3
+    assert found.row[1:] == pytest.approx([end - 0.5 for end in around.row[1:]])
 
 
 @pytest.mark.parametrize(("r", "items"), [(0.96, 7), (-0.5, 30), (0.1, 13)])
