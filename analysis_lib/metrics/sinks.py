@@ -123,22 +123,31 @@ def median_bin(counts: Int[np.ndarray, " bin"]) -> int:
 
 
 def median_norm(counts: Int[np.ndarray, "slot bin"]) -> Float[np.ndarray, " slot"]:
-    """The median of the norms in each row, NaN of none, if those of a bin lie evenly over the logarithms in it.
+    """The median of the norms in each row, NaN of none: of an even number, the mean of the two in the middle.
 
-    It is where the cumulative count, linear inside a bin, passes half: in the bin of the median, so less than 1.1 %
-    off, and by far less of many norms. It moves with every norm that is added, as a jackknife needs.
+    The norms of a bin are taken to lie evenly over the logarithms in it, so that the median is less than 1.1 % off, and
+    by far less of many norms. It moves with every norm that is added, as a jackknife needs.
 
-    >>> counts = np.zeros((2, BINS), int)
-    >>> counts[:, -8 * PER_OCTAVE] = 1, 3  # From 2**16 on.
-    >>> counts[1, 0] = 2
-    >>> (np.log2(median_norm(counts)) - 16) * PER_OCTAVE  # 0.5 of 1; (2.5 - 2) of 3.
-    array([0.5       , 0.16666667])
+    >>> counts = np.zeros((3, BINS), int)
+    >>> counts[:, -8 * PER_OCTAVE] = 1, 3, 1  # From 2**16 on.
+    >>> counts[1:, 0] = 2, 1
+    >>> places = (np.log2(median_norm(counts)) - 16) * PER_OCTAVE
+    >>> places.round(6)  # The middle of 1; the first of 3; half of the larger of 2, the other being tiny.
+    array([  0.5     ,   0.166667, -63.5     ])
     """
-    below = counts.cumsum(1)
-    half = below[:, -1] / 2
-    rows, place = np.arange(len(counts)), (below >= half[:, None]).argmax(1)
+    norms = counts.sum(1)
+    return (_norm_of_rank(counts, (norms + 1) // 2) + _norm_of_rank(counts, norms // 2 + 1)) / 2
+
+
+def _norm_of_rank(
+    counts: Int[np.ndarray, "slot bin"], rank: Int[np.ndarray, " slot"]
+) -> Float[np.ndarray, " slot"]:
+    """In each row, the norm that so many, itself among them, do not exceed; NaN of none."""
+    up_to = counts.cumsum(1)
+    rows, place = np.arange(len(counts)), (up_to >= rank[:, None]).argmax(1)
     inside = counts[rows, place]
-    share = 1 - (below[rows, place] - half) / np.where(inside > 0, inside, np.nan)
+    before = up_to[rows, place] - inside
+    share = (rank - 0.5 - before) / np.where(inside > 0, inside, np.nan)
     return _norm(place + share - 0.5)
 
 
@@ -173,6 +182,7 @@ class TokenNorms(Metric):
     interval = "median"
     limits = (0, np.inf)
     smooth = False
+    version = 2
     counts = "tokens"
     on_request = True
 

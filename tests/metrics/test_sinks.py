@@ -90,17 +90,30 @@ def test_norms_are_those_of_numpy_to_a_bin(seed):
     norms = [np.linalg.norm(part, axis=1) for part in utterances]
     row = table.query("token_type == 'all' and position.isna()").iloc[0]
     every = np.sort(np.concatenate(norms))
-    assert row["median"] == pytest.approx(every[(len(every) - 1) // 2], rel=0.011)
+    assert row["median"] == pytest.approx(np.median(every), rel=0.011)
     assert row["largest"] == pytest.approx(every[-1], rel=0.0056)
     assert row["tokens"] == len(every)
     assert table.query("token_type == 'cls'")["largest"].item() == pytest.approx(max(n[0] for n in norms), rel=0.0056)
 
 
+@pytest.mark.parametrize("norms", [[1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [5.0, 1.0, 1.0], [*np.linspace(1, 5, 20)], [3.0]])
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two(norms):
+    vectors = [np.array([[norm, 0.0]]) for norm in norms]
+    table = accumulated(metrics.TokenNorms(), activations_of(vectors)).table()
+    assert table.query("token_type == 'all' and position.isna()")["median"].item() == pytest.approx(
+        np.median(norms), rel=0.011
+    )
+
+
 def median_by_hand(norms: np.ndarray) -> float:
-    """From the cumulative counts at the edges of bins, linear in between; no bin near the median may be empty."""
-    place = np.log2(norms) * 64
-    edges = np.arange(np.floor(place.min()), place.max() + 2)
-    return 2 ** (np.interp(0.5, [np.mean(place < edge) for edge in edges], edges) / 64)
+    """The mean of the middle two, or the middle one twice, if the norms of a bin lie evenly in it."""
+    bins = np.sort(np.floor(np.log2(norms) * 64))
+    middle = []
+    for rank in ((len(bins) - 1) // 2, len(bins) // 2):
+        alike = np.flatnonzero(bins == bins[rank])
+        inside = (rank - alike[0] + 0.5) / len(alike)
+        middle.append(2 ** ((bins[rank] + inside) / 64))
+    return np.mean(middle)
 
 
 def test_the_median_has_the_interval_of_the_jackknife():
