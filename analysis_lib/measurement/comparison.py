@@ -106,9 +106,7 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     def difference(mine: pd.DataFrame, theirs: pd.DataFrame) -> np.ndarray:
         return theirs[values].to_numpy()[at["other"]] - mine[values].to_numpy()[at["first"]]
 
-    differences = Plain(
-        lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name)
-    )
+    differences = Plain(lambda mine, theirs: difference(mine[name], theirs[name]).ravel(), smooth=first.smooth(name))
     found = first.interval(differences, other)
     rows = at[places].loc[at.index.repeat(len(values))].reset_index(drop=True)
     rows["quantity"] = np.tile(values, len(at))

@@ -17,9 +17,7 @@ FEWEST_SEEDS = 5
 Z_95 = 1.959964
 
 
-def jackknife_interval(
-    point: np.ndarray, left_out: Iterable, smooth: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
+def jackknife_interval(point: np.ndarray, left_out: Iterable, smooth: bool = True) -> tuple[np.ndarray, np.ndarray]:
     r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
 
     With G groups and values θ_(g), whose mean is θ̄, the squared standard error se² is (G − 1)/G · Σ (θ_(g) − θ̄)². The

@@ -139,9 +139,7 @@ def median_norm(counts: Int[np.ndarray, "slot bin"]) -> Float[np.ndarray, " slot
     return (_norm_of_rank(counts, (norms + 1) // 2) + _norm_of_rank(counts, norms // 2 + 1)) / 2
 
 
-def _norm_of_rank(
-    counts: Int[np.ndarray, "slot bin"], rank: Int[np.ndarray, " slot"]
-) -> Float[np.ndarray, " slot"]:
+def _norm_of_rank(counts: Int[np.ndarray, "slot bin"], rank: Int[np.ndarray, " slot"]) -> Float[np.ndarray, " slot"]:
     """In each row, the norm that so many, itself among them, do not exceed; NaN of none."""
     up_to = counts.cumsum(1)
     rows, place = np.arange(len(counts)), (up_to >= rank[:, None]).argmax(1)

@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, in simulated corpora: of few texts, of unequal lengths, and of clustered units."""
+"""How often intervals hold the truth in simulated corpora: of few texts, of unequal lengths, of clustered units."""
 
 from collections.abc import Callable
 

@@ -100,9 +100,10 @@ def test_the_p_value_says_what_an_interval_does_that_is_not_around_its_number(bi
     # As that of Student's law around the centre.
     error = reach / scipy.stats.t.ppf(0.975, 19)
     assert found.p(bound) == pytest.approx(2 * scipy.stats.t.sf(abs(bound - found.centre) / error, 19), rel=1e-6)
-    # A number on the other side, and one whose interval is cut at a limit, are no less sure.
-    for same in (-(-found), found.within(1.0, 9.0), found.within(-9.0, 1.0)):
-        assert same.p(bound) == pytest.approx(found.p(bound))
+    # The same number with the other sign, and one whose interval is cut at a limit, are no less sure.
+    assert (-found).p(-bound) == pytest.approx(found.p(bound))
+    for cut in (found.within(1.0, 9.0), found.within(-9.0, 1.0)):
+        assert cut.p(bound) == pytest.approx(found.p(bound))
     wider = found.wider(10)
     assert (wider.ci_low + wider.ci_high) / 2 == pytest.approx(found.centre)
     assert (wider.ci_high - wider.ci_low) / 2 == pytest.approx(scipy.stats.t.ppf(0.9975, 19) * error)
