@@ -8,6 +8,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,10 +20,19 @@ from typing import TYPE_CHECKING, NoReturn
 import argcomplete
 
 from analysis_lib import __version__
-from analysis_lib.errors import INTERRUPTED, AnalysisError, decimal_number, one_line, whole_number
+from analysis_lib.errors import (
+    BEGINS_ANEW,
+    CONTINUES,
+    AnalysisError,
+    decimal_number,
+    one_line,
+    whole_number,
+)
 from analysis_lib.progress import Once
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from analysis_lib import Tables
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
@@ -59,8 +69,8 @@ def carry_out(options: argparse.Namespace) -> int:
         # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except KeyboardInterrupt as error:
-        said = "interrupted: nothing was written" if options.command is _train else INTERRUPTED
-        print(str(error) or said, file=sys.stderr)
+        # Whoever knows what is kept says so.
+        print(str(error) or options.interrupted, file=sys.stderr)
         status = 130
     except Exception as error:
         if options.debug:
@@ -93,6 +103,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {AnalysisError(message)} (see `{self.prog} --help`)\n")
 
 
+class _Help(argparse.HelpFormatter):
+    """Wraps what a command does, and leaves the lines of its examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class _Instead(argparse.Action):
     """An option in the place of some that would be required, and of most others, whose defaults it keeps."""
 
@@ -114,12 +131,34 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function: Callable, words: str) -> Callable:
-        subparser = commands.add_parser(name, parents=[common], help=words)
-        subparser.set_defaults(command=function)
+    def command(
+        name: str,
+        function: Callable,
+        words: str,
+        more: str = "",
+        *examples: str,
+        interrupted: str = "interrupted",
+    ) -> Callable:
+        """Add a command.
+
+        Args:
+            words: what it does; more, and examples of its arguments, are for its own help.
+            interrupted: what a Ctrl-C says, unless it is known better where the work is done.
+        """
+        shown = [f"  analysis-lib {name} {example}".rstrip() for example in examples or ("",)]
+        subparser = commands.add_parser(
+            name,
+            parents=[common],
+            help=words,
+            description=f"{words[0].upper()}{words[1:]}. {more}",
+            epilog="\n".join(["example:" if len(shown) == 1 else "examples:", *shown]),
+            formatter_class=_Help,
+        )
+        subparser.set_defaults(command=function, interrupted=interrupted)
         return subparser.add_argument
 
     device = {"help": "torch device; by default a GPU where there is one"}
+    workers = {"type": _whole, "default": 1, "help": "processes on this machine (default 1)"}
     parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
     parameters["help"] = "set a parameter (may be repeated)"
 
@@ -129,8 +168,8 @@ def _parser() -> argparse.ArgumentParser:
         add("--data", required=True, type=expanduser, help=known).completer = _known
         known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
-        add("--limit", type=whole_number, help="measure at most this many items (without --seed, the first)")
-        add("--seed", type=whole_number, help="draw the --limit items at random with this seed")
+        add("--limit", type=_whole, help="measure at most this many items (without --seed, the first)")
+        add("--seed", type=_whole, help="draw the --limit items at random with this seed")
         add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
@@ -141,111 +180,211 @@ def _parser() -> argparse.ArgumentParser:
             help="a name or folder to read the tokenizer from, where it is not the model's",
         )
         add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
-        add("--tokens", default="all", help="all (default), or those below a multiple of the median norm, as norm<10x")
+        add(
+            "--tokens", default="all", help="all (default), or those below a multiple of the median norm, as 'norm<10x'"
+        )
         add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
         add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
 
-    add = command("measure", _measure, "measure a model on a corpus, as Parquet tables")
+    add = command(
+        "measure",
+        _measure,
+        "measure a model on a corpus, as Parquet tables",
+        "Every metric that the model and the corpus can have is measured in one pass; a table is a file, and run.json "
+        "says what made them. What was measured before is found again.",
+        "--model minilm --data wikipedia --limit 100 --out results/minilm",
+        "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
+        interrupted=BEGINS_ANEW,
+    )
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = _known
     given = "a folder of vectors (safetensors, npy, npz) that are measured instead of those of --model on --data"
     add("--vectors", type=expanduser, action=_Instead, help=given)
     add_measurement("all")
-    add("--workers", type=whole_number, default=1, help="processes on this machine (default 1)")
+    add("--workers", **workers)
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
-    add("--worker-timeout", type=decimal_number, default=60, help=idle)
+    add("--worker-timeout", type=_decimal, default=60, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **device)
     add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
-    add("--tokens-per-batch", type=whole_number, default=2048, help="default 2048")
+    add("--tokens-per-batch", type=_whole, default=2048, help="default 2048")
 
-    add = command("compare", _compare, "measure models side by side, each with its untrained twins")
+    add = command(
+        "compare",
+        _compare,
+        "measure models side by side, each with its untrained twins",
+        "A table has the rows of all models; NAME_difference has what each has more than the first one, with intervals "
+        "paired over texts.",
+        "minilm smollm2-135m --data wikipedia --limit 100 --out results/both",
+        interrupted=BEGINS_ANEW,
+    )
     add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = _known
     add_measurement("anisotropy")
     add(
         "--twins",
-        type=whole_number,
+        type=_whole,
         default=1,
         help="untrained twins of each model, with other random weights (default 1)",
     )
+    add("--workers", **workers)
+    add("--device", **device)
 
-    add = command("pretrain", _pretrain, "pretrain a BERT, or its like, of your own and keep checkpoints")
+    add = command(
+        "pretrain",
+        _pretrain,
+        "pretrain a BERT, or its like, of your own and keep checkpoints",
+        "Once for each seed, by masked language modelling. A run that was stopped goes on with the same command.",
+        "--data lines.txt --config config.json --steps 2000 --out runs/mine",
+        interrupted="interrupted: no state of the training is kept yet, and the same command begins it anew",
+    )
     add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
     add("--data", type=expanduser, help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
     add("--model-type", help="architecture, as transformers names it (default bert)")
     add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
-    add("--steps", type=whole_number, help="number of batches")
-    add("--batch", type=whole_number, help="sequences in a batch")
-    add("--length", type=whole_number, help="tokens in a sequence")
-    add("--vocabulary", type=whole_number, help="largest number of word pieces")
+    add("--steps", type=_whole, help="number of batches")
+    add("--batch", type=_whole, help="sequences in a batch")
+    add("--length", type=_whole, help="tokens in a sequence")
+    add("--vocabulary", type=_whole, help="largest number of word pieces")
     add("--cased", action="store_true", default=None, help="keep capital letters, and accents")
     add("--tokenizer", type=expanduser, help="a name or folder whose tokenizer to take, instead of learning one")
-    add("--learning-rate", type=decimal_number, help="its largest value")
-    add("--warmup", type=decimal_number, help="share of the steps during which the learning rate rises")
-    add("--weight-decay", type=decimal_number, help="of the weight matrices")
+    add("--learning-rate", type=_decimal, help="its largest value")
+    add("--warmup", type=_decimal, help="share of the steps during which the learning rate rises")
+    add("--weight-decay", type=_decimal, help="of the weight matrices")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
-    add("--workers", type=whole_number, default=1, help="seeds to train at once (default 1)")
+    add("--workers", type=_whole, default=1, help="seeds to train at once (default 1)")
     add("--device", **device)
 
-    add = command("train", _train, "train one of the small models anew")
+    add = command(
+        "train",
+        _train,
+        "train one of the small models anew",
+        "Its score on held-out data is printed beside that of the model that comes with the book.",
+        "digits-vit --out results/digits-vit",
+        interrupted=BEGINS_ANEW,
+    )
     add("name", metavar="NAME", help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1")
     add("--out", type=_folder, help="a new folder for the model (default: NAME, in the current folder)")
 
-    add = command("dynamics", _dynamics, "measure every checkpoint of a run, as Parquet tables")
+    add = command(
+        "dynamics",
+        _dynamics,
+        "measure every checkpoint of a run, as Parquet tables",
+        "Queries, keys, attention and hidden states along a training, with the losses.",
+        "runs/mine --out results/mine",
+        interrupted=CONTINUES,
+    )
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
     add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
     add("--data", type=expanduser, default="wikipedia:held-out", help="texts (default wikipedia:held-out)")
-    add("--limit", type=whole_number, default=128, help="number of texts (default 128)")
-    add("--seed", type=whole_number, default=0, help="for the draw of texts and vectors (default 0)")
+    add("--limit", type=_whole, default=128, help="number of texts (default 128)")
+    add("--seed", type=_whole, default=0, help="for the draw of texts and vectors (default 0)")
     add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
     add("--tokenizer", type=expanduser, help="where the tokenizer is, if not with the run: a name or folder")
 
-    add = command("classifiers", _classifiers, "train self-attention classifiers and measure them, as CSV tables")
+    add = command(
+        "classifiers",
+        _classifiers,
+        "train self-attention classifiers and measure them, as CSV tables",
+        "Of several depths, weights on entropy and seeds, on texts with classes.",
+        "--data reviews --layers 1,2 --entropy-weights 0.1 --seeds 0,1,2 --out results/reviews",
+        interrupted=CONTINUES,
+    )
     known = "a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label"
     add("--data", required=True, type=expanduser, help=known)
     add("--out", required=True, type=_folder, help="folder for the tables and results.json")
     add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
     add("--entropy-weights", default="0.1,1,10,100", help="for one layer each: 1000 λ (default 0.1,1,10,100)")
     add("--test", type=expanduser, help="texts with classes to test on, where a split was published")
-    add("--limit", type=whole_number, default=0, help="texts to train on (default 0: all)")
-    add("--utterances", type=whole_number, default=1000, help="texts of the test split to measure on (default 1000)")
-    add("--epochs", type=whole_number, default=50, help="at most (default 50)")
-    add("--patience", type=whole_number, default=5, help="epochs without a gain after which training stops (default 5)")
+    add("--limit", type=_whole, default=0, help="texts to train on (default 0: all)")
+    add("--utterances", type=_whole, default=1000, help="texts of the test split to measure on (default 1000)")
+    add("--epochs", type=_whole, default=50, help="at most (default 50)")
+    add("--patience", type=_whole, default=5, help="epochs without a gain after which training stops (default 5)")
     add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
     add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
-    add = command("run", _run, "execute one notebook with new parameters")
-    add("notebook", type=Path, metavar="NOTEBOOK", help="a file, or a page of the book such as anisotropy/layers")
+    kept = "interrupted: no copy was written; the same command runs all cells again, which find what they measured"
+    add = command(
+        "run",
+        _run,
+        "execute one notebook with new parameters",
+        "The copy holds what its cells print and draw. --list says which notebooks there are, --parameters what one of "
+        "them can be given.",
+        "--list",
+        "outliers/attention --parameters",
+        "outliers/attention -p model path/to/model -p data reviews.csv:text --out results",
+        interrupted=kept if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "" else BEGINS_ANEW,
+    )
+    known = "a file, or a page of the book such as anisotropy/layers"
+    add("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=known).completer = _pages
+    add("--list", action="store_true", dest="list_notebooks", help="list the notebooks, and run none")
+    known = "list the parameters of the notebook, with their defaults, and do not run it"
+    add("--parameters", action="store_true", dest="list_parameters", help=known)
     add("-p", **parameters)
     add("--out", type=_folder, default=Path("."), help="folder for the executed copy (default: the current folder)")
 
-    add = command("book", _book, "execute every notebook and build the site")
+    add = command(
+        "book",
+        _book,
+        "execute every notebook and build the site",
+        "Only what has changed is executed again. It runs in a clone, and the site is in _build/html.",
+        "--profile paper",
+        "-p model path/to/model -p data reviews.csv:text",
+        interrupted=CONTINUES,
+    )
     add("--profile", default="default", help="smoke, default, paper or local")
     add("-p", **parameters)
 
-    add = command("report", _report, "build a site about a model, or about several side by side")
+    add = command(
+        "report",
+        _report,
+        "build a site about a model, or about several side by side",
+        "Each model is measured once; pages, tables as CSV, geometry.json and a model card say what was found.",
+        'path/to/model --data reviews.csv:text --title "My model" --out reports/mine',
+        "path/to/base path/to/tuned --data reviews.csv:text --out reports/tuned",
+        interrupted=BEGINS_ANEW,
+    )
     known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
     add("models", nargs="*", metavar="MODEL", help=known).completer = _known
     add("--data", type=expanduser, help="as --data of `measure`").completer = _known
     add("--title", default="", help="of the report (default: what its models are called)")
     add("--out", type=_folder, help="folder of the site; a report that is there is replaced")
-    add("--limit", type=whole_number, default=1500, help="measure at most this many items (default 1500)")
-    add("--seed", type=whole_number, default=0, help="with which they are drawn (default 0)")
+    add("--limit", type=_whole, default=1500, help="measure at most this many items (default 1500)")
+    add("--seed", type=_whole, default=0, help="with which they are drawn (default 0)")
     add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")
+    add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
+    known = "a name or folder to read the tokenizer from, where it is not the models'"
+    add("--tokenizer", type=expanduser, help=known)
+    add("--workers", **workers)
+    add("--device", **device)
     add("--index", type=_folder, metavar="FOLDER", help="list the reports in a folder, and build none")
 
-    add = command("claims", _claims, "print the ledger: the published claims that the book tests, and the verdicts")
+    add = command(
+        "claims",
+        _claims,
+        "print the ledger: the published claims that the book tests, and the verdicts",
+        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and bounds in full.",
+        "",
+        "--require maruta-middle-gap",
+        "results/outliers-attention.ipynb --csv",
+    )
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
     add("--require", default="", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
-    add = command("cache", _cache, "say what is kept on disk, and clear it")
+    add = command(
+        "cache",
+        _cache,
+        "say what is kept on disk, and clear it",
+        "The packages that carry models and corpora stay.",
+        "",
+        "--clear measurements",
+    )
     add("--clear", choices=tuple(STORES), help="remove all of this; it is made again when it is needed")
-    command("metrics", _metrics, "list the metrics")
-    command("models", _models, "list the models known by name")
-    command("datasets", _datasets, "list the corpora known by name")
+    command("metrics", _metrics, "list the metrics", "Their names are what --metrics takes, separated by commas.")
+    command("models", _models, "list the models known by name", "They are what --model takes.")
+    command("datasets", _datasets, "list the corpora known by name", "They are what --data takes.")
     return parser
 
 
@@ -336,6 +475,7 @@ def _compare(options: argparse.Namespace) -> None:
     resolve(options.metrics)
     settings = _settings(options)
     settings |= {name: getattr(options, name) for name in ("limit", "seed", "units", "twins", "dtype", "tokenizer")}
+    settings |= {"workers": options.workers, "device": options.device}
     with _sole_writer(options.out):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
@@ -414,6 +554,17 @@ def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
 def _run(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
+    if options.list_notebooks:
+        _print_names(book.titles())
+        return
+    if options.notebook is None:
+        raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
+    if options.list_parameters:
+        rows = [["parameter", "type", "default", ""]]
+        for name, declared in book.commented(book.located(options.notebook)).items():
+            rows.append([name, *declared])
+        print(book.in_columns(rows, _width()))
+        return
     notebook = book.located(options.notebook)
     spec = book.notebook_parameters(notebook)
     parameters = book.coerce(options.parameters, spec)
@@ -450,9 +601,10 @@ def _report(options: argparse.Namespace) -> None:
     refuse_foreign(options.out)
     models = [expanduser(name) for name in options.models]
     models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
-    draw = {"limit": options.limit, "seed": options.seed}
+    draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
+    work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with _sole_writer(options.out):
-        page = build_report(models, options.data, options.out, title=options.title, **draw)
+        page = build_report(models, options.data, options.out, title=options.title, **draw, **work)
     print(f"the report is at {page}")
 
 
@@ -462,22 +614,36 @@ def _count(number: int, thing: str) -> str:
 
 def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.book.ledger import NOT_RUN, ledger
-    from analysis_lib.book.parameters import ROOT
-    from analysis_lib.figures.verdicts import about
+    from analysis_lib.book.listing import ROOT, in_columns
     from analysis_lib.papers import claims
 
     required = [claims.claim(name).id for name in filter(None, options.require.split(","))]
     home = ROOT / "_build" / "executed" / "default"
     pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
     rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
-    columns = ["verdict", "id", "on", "value", "ci_low", "ci_high", "direction", "bound", "after", "judged_by"]
-    shown = rows.assign(on=about(rows))[columns]
-    judged = rows[rows["verdict"] != NOT_RUN]
-    text = judged.to_csv(index=False) if options.csv else shown.to_string(index=False, na_rep="", float_format="%.3f")
-    print(text.rstrip())
+    if options.csv:
+        judged = rows[rows["verdict"] != NOT_RUN]
+        print(judged.to_csv(index=False).rstrip())
+    else:
+        print(in_columns([["verdict", "claim", "on", "number", "bound"], *_verdicts(rows)], _width()))
     for name in required:
         if ((found := rows.loc[rows["id"] == name, "verdict"]) != claims.HOLDS).any():
             raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
+
+
+def _verdicts(rows: "pd.DataFrame") -> Iterator[list[str]]:
+    """What a line of the ledger says of each verdict, in the columns of `claims`."""
+    from analysis_lib.figures.verdicts import about, number
+
+    for row, on in zip(rows.to_dict("records"), about(rows), strict=True):
+        corrected = f" (corrected: {row['after']})" if row["after"] != row["verdict"] else ""
+        value = number(row) if row["value"] == row["value"] else ""
+        yield [row["verdict"] + corrected, row["id"], on, value, f"{row['direction']} {row['bound']:g}"]
+
+
+def _width() -> int:
+    """Of the terminal, in letters."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def _metrics(options: argparse.Namespace) -> None:
@@ -526,6 +692,27 @@ def _known(parsed_args: argparse.Namespace, action: argparse.Action, **_: object
     from analysis_lib.models import known_models
 
     return [name.partition(":")[0] for name in (known_corpora() if action.dest == "data" else known_models())]
+
+
+def _pages(**_: object) -> list[str]:
+    """What completes the name of a notebook."""
+    from analysis_lib import book
+
+    return [*book.titles()]
+
+
+def _whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 100") from None
+
+
+def _decimal(text: str) -> float:
+    try:
+        return decimal_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.001") from None
 
 
 def _folder(text: str) -> Path:

@@ -57,7 +57,10 @@ def decimal_number(text: str) -> float:
 
 # --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere Python's own is left. ---
 
-INTERRUPTED = "interrupted: what was finished is kept, and the same command continues from there"
+# Of a command that keeps what it finishes; of one that does not; and where it is not known what was under way.
+CONTINUES = "interrupted: what was finished is kept, and the same command continues from there"
+BEGINS_ANEW = "interrupted: nothing was written, and the same command begins anew"
+INTERRUPTED = "interrupted: the same command begins anew, but for what was finished and kept"
 
 
 def _interrupt(_number: int, frame: FrameType | None) -> None:

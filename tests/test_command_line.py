@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,9 +24,9 @@ from reference import COLUMNS
 from safetensors import SafetensorError
 from waiting import PATIENCE, wait_until
 
-from analysis_lib import metrics
-from analysis_lib.__main__ import METRICS, main
-from analysis_lib.errors import INTERRUPTED, AnalysisError
+from analysis_lib import load_model, measure, metrics
+from analysis_lib.__main__ import METRICS, _parser, main
+from analysis_lib.errors import BEGINS_ANEW, CONTINUES, INTERRUPTED, AnalysisError
 from analysis_lib.measurement import execution, shards, stored
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
@@ -118,7 +119,8 @@ def test_bad_input_is_one_line_and_leaves_no_table(run, tiny_folder, tmp_path, a
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["measure", "--limit", "two"], ["--limit", "'two'", "measure --help"]),
+        (["measure", "--limit", "two"], ["--limit", "'two' is no whole number", "measure --help"]),
+        (["pretrain", "--warmup", "half"], ["--warmup", "'half' is no number", "pretrain --help"]),
         (["measure", "--model", "minilm"], ["--data", "--out", "measure --help"]),
         (["measur"], ["'measur'", "measure", "--help"]),
     ],
@@ -262,7 +264,7 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert err.splitlines()[-1].startswith("interrupted")
+    assert err.splitlines()[-1] == CONTINUES
     assert list(tmp_path.glob(".unfinished-*.npz"))
     assert not list(tmp_path.glob("*.parquet"))
 
@@ -288,6 +290,72 @@ def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, del
     assert process.returncode == 130
     said = [line for line in err.splitlines() if not line.startswith("import time:")]
     assert [line[line.index("interrupted") :] for line in said] == [INTERRUPTED]
+
+
+def interrupts(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("place", "arguments", "words"),
+    [
+        ("measurement.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        ("measurement.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
+        ("book.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        ("training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
+        ("book.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
+    ],
+)  # fmt: skip
+def test_an_interruption_says_that_the_command_begins_anew(
+    run, tiny_folder, tmp_path, monkeypatch, place, arguments, words
+):
+    """In the tests, no finished measurement is kept."""
+    (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
+    monkeypatch.setattr(f"analysis_lib.{place}", interrupts)
+    given = {"bert": tiny_folder("bert"), "gpt2": tiny_folder("gpt2"), "lines": tmp_path / "lines.txt"}
+    arguments = [argument.format(**given) for argument in arguments]
+    status, _, err = run(*arguments, "--out", tmp_path / "out")
+    assert (status, err.splitlines()[-1]) == (130, words)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_an_interruption_after_the_first_of_two_models_says_that_it_is_kept(
+    run, tiny_folder, tmp_path, monkeypatch, command
+):
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(tmp_path / "kept"))
+    (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
+    loaded = []
+
+    def interrupts_the_second(name: str, *given: object, **more: object) -> object:
+        loaded.append(name)
+        if len(loaded) == 2:
+            raise KeyboardInterrupt
+        return load_model(name, *given, **more)
+
+    module = "analysis_lib.measurement.comparison" if command == "compare" else "analysis_lib.book.reports"
+    monkeypatch.setattr(f"{module}.load_model", interrupts_the_second)
+    models = [tiny_folder("bert"), tiny_folder("gpt2")]
+    options = ["--twins", 0] if command == "compare" else []
+    status, _, err = run(command, *models, "--data", tmp_path / "lines.txt", *options, "--out", tmp_path / "out")
+    assert (status, err.splitlines()[-1]) == (130, CONTINUES)
+    assert [*(tmp_path / "kept").rglob("*.npz")]
+
+
+def test_compare_takes_a_device_and_workers(run, tiny_folder, tmp_path, monkeypatch):
+    (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
+    asked = []
+
+    def measured(model: object, *given: object, **more: object) -> object:
+        asked.append((str(model.device), more["workers"]))
+        return measure(model, *given, **more)
+
+    monkeypatch.setattr("analysis_lib.measurement.comparison.measure", measured)
+    given = ["compare", tiny_folder("bert"), "--data", tmp_path / "lines.txt", "--twins", 0, "--out", tmp_path / "out"]
+    assert run(*given, "--device", "cpu", "--workers", 2)[0] == 0
+    assert asked == [("cpu", 2)]
+    assert_refused(run(*given, "--device", "warp"), "warp")
+    assert_refused(run(*given, "--workers", 0), "workers is 0")
 
 
 # --- Pretraining and its dynamics -----------------------------------------------------------------
@@ -498,7 +566,10 @@ def test_an_interrupted_pretraining_in_processes_is_one_line_and_goes_on(run, li
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert err.splitlines() == [INTERRUPTED]
+    # Within a minute of its start, no state is kept to go on from.
+    assert err.splitlines() == [
+        "interrupted: no state of the training is kept yet, and the same command begins it anew"
+    ]
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").glob("seed_0-step_*")}
     assert run(*arguments)[0] == 0
     assert kept.items() <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir()}.items()
@@ -529,8 +600,8 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
     status, out, _ = run("claims", str(path))
     assert status == 0
-    assert re.search(r"^ +holds +maruta-early-cls +mine +1.0", out, re.MULTILINE)
-    assert re.search(r"^ +not run +maruta-late-punctuation +", out, re.MULTILINE)
+    assert re.search(r"^holds +maruta-early-cls +mine +1\.000 \[0\.900, 1\.100\]", out, re.MULTILINE)
+    assert re.search(r"^not run +maruta-late-punctuation +", out, re.MULTILINE)
     status, out, _ = run("claims", str(path), "--csv", "--require", "maruta-early-cls")
     assert status == 0
     assert pd.read_csv(io.StringIO(out))["verdict"].tolist() == ["holds", "does not hold"]
@@ -547,6 +618,59 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     status, _, err = run("claims", str(path), "--require", "maruta-early-cl")
     assert status == 1
     assert "maruta-early-cls" in err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_the_ledger_fits_into_the_terminal(run, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, _ = run("claims")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= columns
+
+
+COMMANDS = "measure compare pretrain train dynamics classifiers run book report claims cache metrics models datasets"
+
+
+@pytest.mark.parametrize("command", COMMANDS.split())
+def test_the_help_of_a_command_says_what_it_does_with_examples_that_it_takes(capsys, command):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    usage, does, *_ = shown.split("\n\n")
+    assert usage.startswith(f"usage: analysis-lib {command}")
+    assert re.match(r"[A-Z].+\.$", does, re.DOTALL)
+    _, _, examples = shown.rpartition("example")
+    lines = [line.strip() for line in examples.splitlines()[1:]]
+    assert lines
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "analysis-lib"
+        assert _parser().parse_args(arguments).command
+
+
+def test_every_command_is_helped():
+    assert all(f" {name} " in _parser().format_help() for name in COMMANDS.split())
+
+
+def test_no_option_prints_what_a_shell_takes_for_a_redirection(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["measure", "--help"])
+    assert "'norm<10x'" in capsys.readouterr().out
+
+
+def test_notebooks_and_their_parameters_are_listed(run, tmp_path):
+    status, out, _ = run("run", "--list")
+    assert status == 0
+    assert re.search(r"^anisotropy/layers +How anisotropic is each layer\?$", out, re.MULTILINE)
+    assert re.search(r"^report/similarity +", out, re.MULTILINE)
+    status, out, _ = run("run", "anisotropy/layers", "--parameters")
+    assert status == 0
+    assert re.search(r"^limit +int +1500 +how many texts, drawn at random$", out, re.MULTILINE)
+    assert re.search(r"^model +str +'minilm' +a name of `models`, a hub id, or a folder$", out, re.MULTILINE)
+    (tmp_path / "mine.ipynb").write_text("{}")
+    assert_refused(run("run", tmp_path / "mine.ipynb", "--parameters"), "mine.ipynb", "as Jupyter saves it")
+    assert_refused(run("run", "anisotropy/layer", "--parameters"), "did you mean anisotropy/layers")
+    assert_refused(run("run"), "NOTEBOOK is missing", "run --list")
 
 
 @pytest.mark.parametrize(

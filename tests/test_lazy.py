@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = "figures", "measurement", "metrics", "models", "training"
+PACKAGES = "book", "figures", "measurement", "metrics", "models", "training"
 LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in PACKAGES))
 
 
@@ -33,7 +33,18 @@ def test_no_name_is_that_of_a_module_which_would_take_its_place(package):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["models"], ["datasets"], ["metrics"], ["cache"], ["measure", "--modle", "minilm"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["models"],
+        ["datasets"],
+        ["metrics"],
+        ["cache"],
+        ["measure", "--modle", "minilm"],
+        ["run", "--list"],
+        ["run", "outliers/attention", "--parameters"],
+        ["report", "--help"],
+    ],
 )
 def test_what_needs_no_model_imports_no_torch(arguments):
     code = "import sys, contextlib\nfrom analysis_lib.__main__ import main\n"

@@ -24,6 +24,7 @@ from nbclient.exceptions import DeadKernelError
 
 from analysis_lib.book.kernels import folder_for_sockets, kernel_manager
 from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
+from analysis_lib.book.watching import watched
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, leave_to_asyncio
 from analysis_lib.progress import LINE_FILE
@@ -37,9 +38,18 @@ def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
             left as it was, and what was executed lies beside it, as ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
-    written = carried_out(execute(notebook, parameters, out, failed=failed))
+    written = carried_out(_watched(notebook, parameters, out, failed))
     failed.unlink(missing_ok=True)
     return written
+
+
+async def _watched(notebook: Path, parameters: Parameters, out: Path, failed: Path) -> Path:
+    """``execute``, and what is shown of it."""
+    cells = sum(cell.cell_type == "code" for cell in read_notebook(notebook).cells)
+    async with watched([notebook.stem], cells, 1) as watch:
+        line_file = watch.begin(notebook.stem)
+        shown = {"on_cell": watch.cell_ends, "line_file": line_file}
+        return await execute(notebook, parameters, out, failed=failed, **shown)
 
 
 def carried_out(work: Coroutine) -> Any:

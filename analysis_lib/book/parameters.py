@@ -10,12 +10,12 @@ import nbformat
 import yaml
 from sphinx_external_toc.parsing import parse_toc_yaml
 
+from analysis_lib.book.listing import ROOT
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
 
-ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ("smoke", "default", "paper", "local")
-TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list}
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict}
 
 Parameters = Mapping[str, object]
 
@@ -42,23 +42,6 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
     return packages.read(path, read, "give a notebook as Jupyter saves it")
 
 
-def located(notebook: Path) -> Path:
-    """The file of a notebook: as it is given, or a page of the book by its name, in a clone or installed.
-
-    Raises:
-        AnalysisError: neither is there (with the nearest names of pages).
-    """
-    if notebook.is_file():
-        return notebook
-    if notebook.parent == Path("report") and (page := Path(__file__).parent / f"{notebook}.ipynb").is_file():
-        return page
-    home = ROOT / "book" if (ROOT / "_toc.yml").is_file() else ROOT / "analysis_lib" / "notebooks"
-    if notebook.suffix or notebook.is_absolute() or not (found := home / f"{notebook}.ipynb").is_file():
-        known = sorted(str(path.relative_to(home).with_suffix("")) for path in home.rglob("*.ipynb"))
-        raise AnalysisError(f"there is no notebook {notebook}: {near_names(str(notebook), known)}")
-    return found
-
-
 def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """The cell that is tagged ``parameters``."""
     return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)
@@ -77,7 +60,7 @@ def notebook_parameters(notebook: Path) -> dict[str, Parameter]:
     """The parameters of a notebook's cell tagged ``parameters``, in order.
 
     Raises:
-        AnalysisError: one of them is no literal of type int, float, str, bool or list.
+        AnalysisError: one of them is no literal of one of ``TYPES``.
     """
     cell, found = parameters_cell(read_notebook(notebook)), {}
     try:
@@ -113,7 +96,7 @@ def _specs(root: Path) -> dict[str, dict[str, Parameter]]:
 def coerce(values: Iterable[tuple[str, str]], spec: Mapping[str, Parameter]) -> dict[str, object]:
     """Strings of the command line as values of the types that ``spec`` gives.
 
-    A list is written ``3,6`` or ``[3, 6]``.
+    A list is written ``3,6`` or ``[3, 6]``, a mapping ``{units: document}``.
 
     Raises:
         AnalysisError: an unknown name, or a string that is not a value of the parameter's type.
@@ -186,6 +169,8 @@ def _profile(root: Path, profile: str) -> dict:
 def _typed(text: str, parameter: Parameter) -> object:
     """The items of a list have the type of the default's items."""
     try:
+        if parameter.type == "dict":
+            return _mapping(text)
         if parameter.type != "list":
             return _scalar(text, TYPES[parameter.type])
         items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)
@@ -198,6 +183,13 @@ def _typed(text: str, parameter: Parameter) -> object:
         return [_scalar(item, kind) for item in items]
     except (KeyError, ValueError, yaml.YAMLError):
         raise AnalysisError(_misfit(text, parameter)) from None
+
+
+def _mapping(text: str) -> dict:
+    found = yaml.safe_load(text)
+    if not isinstance(found, dict):
+        raise ValueError
+    return found
 
 
 def _scalar(text: str, kind: type) -> object:

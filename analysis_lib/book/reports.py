@@ -24,17 +24,18 @@ import yaml
 from analysis_lib import __version__
 from analysis_lib.book.parameters import ROOT, read_notebook
 from analysis_lib.book.site import build_book, require_jupyter_book
+from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import load_corpus
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
 from analysis_lib.figures import plain
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
-from analysis_lib.measurement.measuring import measure_sensible
-from analysis_lib.measurement.stored import measurements_directory
+from analysis_lib.measurement.measuring import measure_sensible, refuse_senseless
+from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.loading import load_model
+from analysis_lib.models.loading import checked_options, load_model
 from analysis_lib.training.runs import checkpoints
 
 HOME = Path(__file__).with_name("report")
@@ -84,7 +85,17 @@ FIRST = """\
 
 
 def build_report(
-    models: Sequence[str], data: str, out: Path, *, title: str = "", limit: int = 1500, seed: int = 0
+    models: Sequence[str],
+    data: str,
+    out: Path,
+    *,
+    title: str = "",
+    limit: int = 1500,
+    seed: int = 0,
+    units: str | None = None,
+    tokenizer: str | None = None,
+    device: str | None = None,
+    workers: int = 1,
 ) -> Path:
     """Measure models on the same texts, build the site of what was found, and return the path of its first page.
 
@@ -95,6 +106,9 @@ def build_report(
         out: the folder of the site, which replaces the report that is there.
         title: what the report is called; by default what its models are.
         limit: at most so many texts, drawn with ``seed``.
+        units: of a table, the column of what each text is a part of, see ``load_corpus``.
+        tokenizer, device: of all models, see ``load_model``.
+        workers: processes on this machine that measure.
 
     Raises:
         AnalysisError: no Jupyter Book 1; a folder that holds something else; what ``load_model``, ``load_corpus`` and
@@ -108,13 +122,17 @@ def build_report(
     same = [os.path.realpath(name) if Path(name).is_dir() else name for name in models]
     if repeated := [name for name, one in zip(models, same, strict=True) if same.count(one) > 1]:
         raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
-    corpus = load_corpus(data, limit, seed)
-    steps = _steps(models)
+    checked_options("float32", device)
+    corpus = load_corpus(data, limit, seed, units=units)
+    for name in models:
+        refuse_senseless(name, corpus, "all", Settings(), workers)
+    steps, lasting = _steps(models), measurements_directory() is not None
     with packages.writing(out.parent), packages.scratch(out.parent, ".report") as scratch, _kept(scratch):
         every, about = {}, {}
         for name in steps or models:
-            loaded = load_model(name)
-            every[name, None] = measure_sensible(loaded, corpus, METRICS)
+            with interruption(kept=bool(every and lasting)):
+                loaded = load_model(name, processor=tokenizer, device=device)
+                every[name, None] = measure_sensible(loaded, corpus, METRICS, workers=workers)
             about[name] = _about(loaded)
             del loaded
         shown = [*steps][:: max(1, len(steps) - 1)] if steps else list(models)
@@ -125,8 +143,10 @@ def build_report(
         tables = _tables(comparison, Comparison(every) if steps else None)
         root = scratch / "root"
         pages = _stage(root, found, comparison, tables, bool(steps))
+        options = {"units": units, "tokenizer": tokenizer, "device": device}
+        draw["options"] = {name: value for name, value in options.items() if value is not None}
         given = {"models": shown, **draw} | ({"run": models[0]} if steps else {})
-        with _lasting_messages(root):
+        with _lasting_messages(root, lasting):
             build_book("default", given, root=root, out=scratch / "site")
         site = scratch / "site"
         _write(site, found, tables, pages)
@@ -172,11 +192,17 @@ def _kept(scratch: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _lasting_messages(root: Path) -> Iterator[None]:
-    """Inside it, an error names no file of the folder that is cleared: the log of the site is kept elsewhere."""
+def _lasting_messages(root: Path, measured: bool) -> Iterator[None]:
+    """Inside it, what is said holds when the folder is cleared: the log of the site is kept elsewhere.
+
+    Args:
+        measured: whether what was measured is kept, of which a Ctrl-C speaks; the notebooks are not.
+    """
     log = root / "_build" / "build.log"
     try:
         yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(CONTINUES if measured else BEGINS_ANEW) from None
     except AnalysisError as error:
         lines = [str(line) for line in error.args]
         if any(str(log) in line for line in lines):

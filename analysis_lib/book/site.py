@@ -12,17 +12,15 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
 from analysis_lib.book.notebook import carried_out, cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
+from analysis_lib.book.watching import watched
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.versions import library_hash
@@ -96,6 +94,7 @@ def build_book(
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():
                 _add_wheel(root, scratch / "wheel", stage / "_static")
+            print("building the site", file=sys.stderr, flush=True)
             site = _sphinx(stage, scratch / "site", build / "build.log")
             (site / ".key").write_text(key, encoding="utf-8")
             # Two renames, so that neither the new site nor the old one is ever half-written.
@@ -124,41 +123,24 @@ async def _execute(tasks: list[Task]) -> None:
     ends = [len(tasks) * i // parallel for i in range(parallel + 1)]
     stretches, failures = [deque(tasks[start:end]) for start, end in itertools.pairwise(ends)], []
     cells = sum(cell.cell_type == "code" for task in tasks for cell in read_notebook(task.notebook).cells)
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=cells, unit="cell", disable=not tasks) as bar:
+    async with watched([task.name for task in tasks], cells, cores()) as watch:
 
         async def one_by_one(stretch: deque[Task]) -> None:
             while rest := stretch or max(stretches, key=len):
                 task = rest.popleft() if rest is stretch else rest.pop()
-                line_file = Path(scratch) / task.name.replace("/", "-")
-                line_file.write_text("")
+                line_file = watch.begin(task.name)
                 try:
                     threads = max(1, cores() // parallel)
-                    await execute(task.notebook, task.parameters, task.out, task.key, threads, bar.update, line_file)
-                    bar.write(f"executed {task.name}", file=sys.stderr)
+                    on_cell = watch.cell_ends
+                    await execute(task.notebook, task.parameters, task.out, task.key, threads, on_cell, line_file)
+                    watch.end(task.name)
                 except AnalysisError as error:
                     failures.extend(error.args)
                 line_file.unlink()
 
-        watch = asyncio.create_task(_watch(Path(scratch), bar))
         await asyncio.gather(*map(one_by_one, stretches))
-        watch.cancel()
     if failures:
         raise AnalysisError(*dict.fromkeys(failures))
-
-
-async def _watch(folder: Path, bar: tqdm) -> None:
-    """Show below the bar which notebooks run, and what runs inside their cells."""
-    rows = [tqdm(bar_format="{desc}", position=1 + i, leave=False, disable=None) for i in range(cores())]
-    while True:
-        lines = [f"{path.name} {path.read_text(encoding='utf-8')}".strip() for path in sorted(folder.iterdir())]
-        for row, line in itertools.zip_longest(rows, lines[: len(rows)], fillvalue=""):
-            row.set_description_str(line)
-        if sys.stderr.isatty():
-            bar.refresh()
-        else:
-            bar.set_postfix_str(" | ".join(lines))
-        # Where nothing is overwritten, a line now and then will do.
-        await asyncio.sleep(0.5 if sys.stderr.isatty() else 30)
 
 
 def _stage(root: Path, tasks: list[Task], stage: Path) -> None:

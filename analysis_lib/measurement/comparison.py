@@ -11,6 +11,7 @@ from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
 from analysis_lib.measurement.shipping import shipped_twin
+from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
 from analysis_lib.models.loading import checked_options, load_model
@@ -124,6 +125,7 @@ def compare(
     twins: int = 1,
     dtype: str = "float32",
     tokenizer: str | None = None,
+    device: str | None = None,
     **settings,
 ) -> Comparison:
     """Measure several models, each on the corpus given for it, and their untrained twins.
@@ -138,11 +140,12 @@ def compare(
         seed: the seed with which they are drawn.
         units: of tables in files, the column of what each text is a part of, see ``load_corpus``.
         twins: with how many draws of the random weights that its training starts from to measure each model also.
-        dtype, tokenizer: of all models, as ``load_model`` takes them.
+        dtype, tokenizer, device: of all models, as ``load_model`` takes them.
         settings: of ``measure``.
 
     Raises:
         AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and ``measure`` raise.
+        KeyboardInterrupt: its message says what is kept.
     """
     names = [name for chosen in models.values() for name in chosen]
     if not names:
@@ -152,8 +155,9 @@ def compare(
     if twins < 0:
         raise AnalysisError(f"the number of twins is {twins}: give 0 or more")
     of_vectors = Settings(**{key: value for key, value in settings.items() if key in asdict(Settings())})
-    given = {"dtype": dtype, "processor": tokenizer}
-    checked_options(dtype, None)
+    given = {"dtype": dtype, "processor": tokenizer, "device": device}
+    usual = {"dtype": "float32", "processor": None, "device": None}
+    checked_options(dtype, device)
     read, runs = {data: load_corpus(data, limit, seed, units=units) for data, chosen in models.items() if chosen}, {}
     for data, corpus in read.items():
         for name in models[data]:
@@ -164,7 +168,11 @@ def compare(
                 bare = split_dtype(name)[0]
                 whole = name if twin is None else f"{bare}{UNTRAINED}@seed={twin}{name[len(bare) :]}"
                 known = measured(whole, corpus, metrics, of_vectors, **given)
-                if not known and twin is not None and given == {"dtype": "float32", "processor": None}:
+                if not known and twin is not None and given == usual:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)
-                runs[name, twin] = known or measure(load_model(whole, **given), corpus, metrics, **settings)
+                if not known:
+                    with interruption(kept=bool(runs and measurements_directory())):
+                        loaded = load_model(whole, **given)
+                        known = measure(loaded, corpus, metrics, **settings)
+                runs[name, twin] = known
     return Comparison(runs)

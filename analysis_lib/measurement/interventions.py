@@ -16,6 +16,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.sinks import TokenNorms
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.progress import bar
 
 # How many vectors of each type of token are kept of a layer, for ``other`` and ``other_of_type``.
 POOL = 512
@@ -184,31 +185,58 @@ class _Gathering(Changes):
         return [kind for kind in one.tokens or () if kind != "first" and not counts[TOKEN_TYPES.index(kind)]]
 
 
-def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings) -> Changes:
+def changes_of(model: LoadedModel, corpus: Corpus, settings: Settings, progress: bool = False) -> Changes:
     """What the intervention of the settings comes to; a pass over the corpus where means or other texts are needed.
 
     Where long vectors do not count, another one gives the medians of their norms, with what is changed.
+
+    Args:
+        progress: whether to show a bar of each pass.
 
     Raises:
         AnalysisError: a layer, dimension, type of token or site that is not there; a mean of no token.
     """
     asked = settings.intervention
-    found = _gather(model, corpus, settings, asked) if asked else None
+    found = _gather(model, corpus, settings, asked, progress) if asked else None
     made = [change for one in asked for change in _changes(model, one, found)]
-    return Changes(made, _limits(model, corpus, settings, Changes(made)) if settings.norms_below else None)
+    limits = None
+    if settings.norms_below:
+        limits = _limits(model, corpus, settings, Changes(made), progress)
+    return Changes(made, limits)
 
 
-def _limits(model: LoadedModel, corpus: Corpus, settings: Settings, changes: Changes) -> dict[int, float]:
+def _batches(
+    model: LoadedModel, corpus: Corpus, settings: Settings, purpose: str, progress: bool
+) -> Iterator[capture.Batch]:
+    """Those of the whole corpus, and a bar of how much of it is read."""
+    groups = corpus.groups(GROUPS)
+    description = f"{model.name} on {corpus.name}, {purpose}"
+    shown_as = {"unit": model.kind, "show": progress, "leave": False}
+    with bar(total=len(corpus), description=description, **shown_as) as shown:
+        for start in range(0, len(corpus), ITEMS):
+            end = min(start + ITEMS, len(corpus))
+            part = slice(start, end)
+            read = start
+            for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
+                yield batch
+                # A long text is read in several windows.
+                more = min(len(batch.groups), end - read)
+                shown.update(more)
+                read += more
+            shown.update(end - read)
+
+
+def _limits(
+    model: LoadedModel, corpus: Corpus, settings: Settings, changes: Changes, progress: bool
+) -> dict[int, float]:
     """By layer, the norm from which hidden vectors do not count."""
     if model.layout.maps:
         raise AnalysisError(
             f"{model.name}: its hidden states are maps, whose norms are not told apart: leave tokens out"
         )
-    norms, groups = TokenNorms(), corpus.groups(GROUPS)
-    for start in range(0, len(corpus), ITEMS):
-        part = slice(start, min(start + ITEMS, len(corpus)))
-        for batch in capture.batches(model, corpus.items[part], groups[part], settings, Reading()):
-            capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
+    norms = TokenNorms()
+    for batch in _batches(model, corpus, settings, "norms", progress):
+        capture.run(model, batch, norms.needs, norms.update, settings.maps, changes)
     table = norms.without()
     medians = table[table["position"].isna() & (table["token_type"] == "all")].set_index("layer")["median"]
     return {int(layer): float(median) * settings.norms_below for layer, median in medians.items()}
@@ -236,7 +264,9 @@ def _needs_corpus(one: Replace) -> bool:
     return one.where != "weights" and (one.by != "zero" or isinstance(one.directions, int | str))
 
 
-def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace]) -> _Gathering:
+def _gather(
+    model: LoadedModel, corpus: Corpus, settings: Settings, asked: Sequence[Replace], progress: bool
+) -> _Gathering:
     """Sums of the vectors of every layer at the sites that are asked for; of few texts where few are enough."""
     sites = frozenset(one.where for one in asked)
     products = any(isinstance(one.directions, int) or (one.directions and one.by == "noise") for one in asked)
@@ -248,14 +278,12 @@ def _gather(model: LoadedModel, corpus: Corpus, settings: Settings, asked: Seque
     if whole and (known := _latest.get(place)) is not None:
         return known
     found = _Gathering(*parts)
-    for start in range(0, len(corpus), ITEMS):
-        part = slice(start, start + ITEMS)
-        for batch in capture.batches(model, corpus.items[part], groups[part], plain, Reading()):
-            capture.run(model, batch, frozenset(), lambda _: None, plain.maps, found)
-            # What is not there is refused before the rest is read.
-            missing = [kind for one in asked for kind in found.missing(model, one)]
-            if not whole and not missing:
-                return found
+    for batch in _batches(model, corpus, plain, "first pass", progress):
+        capture.run(model, batch, frozenset(), lambda _: None, plain.maps, found)
+        # What is not there is refused before the rest is read.
+        missing = [kind for one in asked for kind in found.missing(model, one)]
+        if not whole and not missing:
+            return found
     if whole:
         _latest.clear()
         _latest[place] = found

@@ -20,7 +20,7 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.corpora.corpus import whole_units
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import CONTINUES, AnalysisError
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
 from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version
@@ -129,7 +129,11 @@ def measure(
 
 
 def measure_sensible(
-    model: LoadedModel, corpus: Corpus, metrics: Iterable[str | Metric], progress: bool = True
+    model: LoadedModel,
+    corpus: Corpus,
+    metrics: Iterable[str | Metric],
+    progress: bool = True,
+    workers: int = 1,
 ) -> Tables:
     """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
     started, settings = time.monotonic(), Settings()
@@ -137,7 +141,7 @@ def measure_sensible(
     wanted, lacking = resolve(metrics), capture.lacking(model, corpus.items[:2], settings)
     senseless = _senseless(wanted, model.layout, settings, lacking)
     sensible = [metric for metric in wanted if metric.name not in senseless]
-    tables = _tables(model, corpus, sensible, settings, {}, (1, None, 60), None, progress, started)
+    tables = _tables(model, corpus, sensible, settings, {}, (workers, None, 60), None, progress, started)
     tables.run["left_out"] = senseless | tables.leave_out_what_fails()
     return tables
 
@@ -224,7 +228,11 @@ def _tables(
             missing += [] if known else [metric]
         kept = MergedSums(checkpoints, model, corpus, missing, settings)
         if missing:
-            report = report.joined(_measure(model, corpus, missing, settings, kept, who, progress))
+            try:
+                fresh = _measure(model, corpus, missing, settings, kept, who, progress)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(CONTINUES if kept.merged else "") from None
+            report = report.joined(fresh)
         run = _description(model, corpus, settings, report, time.monotonic() - started)
         run["formulas"] = formulas(empty)
         _say(model.name, run["notes"])
@@ -265,7 +273,7 @@ def measured(
     Args:
         name: as ``load_model`` takes it.
         corpus, metrics: as ``measure`` takes them.
-        given: the dtype and the processor of the model, where they are not its own.
+        given: dtype, processor and device of the model, where they are not the usual ones.
     """
     finished, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
     known = [finished.load(metric) for metric in empty]
@@ -287,7 +295,7 @@ def _measure(
 ) -> Report:
     """Fill the empty metrics; what was read."""
     merging = kept.resume(metrics)
-    shards = make_shards(model, corpus, metrics, settings)
+    shards = make_shards(model, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
     shown_as = {"unit": model.kind, "description": f"{model.name} on {corpus.name}", "show": progress}
     with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:

@@ -53,10 +53,16 @@ class Shard:
 
 
 def make_shards(
-    model: LoadedModel | GivenVectors, corpus: Corpus, metrics: list[Metric], settings: Settings
+    model: LoadedModel | GivenVectors,
+    corpus: Corpus,
+    metrics: list[Metric],
+    settings: Settings,
+    progress: bool = False,
 ) -> list[Shard]:
     """The shards of a corpus, to be computed with as many threads as PyTorch has here."""
-    changes = changes_of(model, corpus, settings) if settings.intervention or settings.norms_below else None
+    changes = None
+    if settings.intervention or settings.norms_below:
+        changes = changes_of(model, corpus, settings, progress)
     # Fresh: what these come to hold meanwhile is not for the workers.
     empty, groups = tuple(metric.fresh() for metric in metrics), corpus.groups(GROUPS)
     common = (empty, settings, model.spec, torch.get_num_threads(), changes)

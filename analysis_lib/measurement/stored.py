@@ -20,7 +20,7 @@ import torch
 
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import CONTINUES, AnalysisError
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
 from analysis_lib.measurement.shards import Result
@@ -68,11 +68,17 @@ class StoredMeasurements:
 
     @classmethod
     def of_name(
-        cls, name: str, corpus: Corpus, settings: Settings, dtype: str = "float32", processor: str | None = None
+        cls,
+        name: str,
+        corpus: Corpus,
+        settings: Settings,
+        dtype: str = "float32",
+        processor: str | None = None,
+        device: str | None = None,
     ) -> Self:
         """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
         bare, own = split_dtype(name)
-        spec = ModelSpec(bare, None, own or dtype, devices.usable(None))
+        spec = ModelSpec(bare, None, own or dtype, devices.usable(device))
         return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager
@@ -126,6 +132,15 @@ def measurements_directory() -> Path | None:
     """Where finished measurements are kept; None where they are not."""
     chosen = os.environ.get("ANALYSIS_LIB_MEASUREMENTS")
     return packages.package_directory() / "measurements" if chosen is None else Path(chosen) if chosen else None
+
+
+@contextmanager
+def interruption(kept: bool) -> Iterator[None]:
+    """Inside it, a Ctrl-C that says nothing of its own says whether something is kept of what came before it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(str(error) or (CONTINUES if kept else "")) from None
 
 
 class MergedSums:

@@ -21,7 +21,7 @@ from torch.nn import functional
 from analysis_lib import corpora
 from analysis_lib.capture.outputs import PREDICTED
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import CONTINUES, AnalysisError, near_names
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.models.loading import LOCALLY, read_processor
@@ -44,6 +44,7 @@ from analysis_lib.training.settings import (
     seal,
     seal_path,
     spread,
+    state_path,
     table_path,
     write,
 )
@@ -95,6 +96,7 @@ def pretrain(
     Raises:
         AnalysisError: the folder holds a run with other settings, data or versions; there is too little text; the
             loss is no longer finite.
+        KeyboardInterrupt: its message says so where a state is kept, as it is about every minute.
     """
     folder, settings = Path(folder), settings or Pretraining()
     if not seeds or min(seeds) < 0 or workers < 1:
@@ -115,8 +117,13 @@ def pretrain(
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
     seeds = dict.fromkeys(seeds)
-    with processes.mapped(min(workers, len(seeds))) as mapped:
-        deque(mapped(partial(_train, folder, settings, device), seeds), 0)
+    try:
+        with processes.mapped(min(workers, len(seeds))) as mapped:
+            deque(mapped(partial(_train, folder, settings, device), seeds), 0)
+    except KeyboardInterrupt:
+        tables = [table_path(folder, seed) for seed in seeds]
+        kept = any(finished(table) or state_path(table).is_file() for table in tables)
+        raise KeyboardInterrupt(CONTINUES if kept else "") from None
     with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
         if lost(folder, "run", BASELINES):
             write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))

@@ -25,7 +25,8 @@ from planted_notebooks import faults, is_shown_by_jupyter_alone
 
 from analysis_lib import AnalysisError, Replace, load_corpus, load_model, measure
 from analysis_lib.book import notebook, reports, site
-from analysis_lib.book.parameters import located, notebook_parameters, read_notebook
+from analysis_lib.book.listing import located
+from analysis_lib.book.parameters import notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.geometry import METRICS, headlines
@@ -532,6 +533,7 @@ def test_a_page_is_written_as_the_pages_of_the_book_are(name, tmp_path):
         "limit",
         "seed",
         "sample",
+        "options",
     }
     assert code[-1].metadata["tags"] == ["hide-input", "found"]
     for cell in code:
