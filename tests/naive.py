@@ -9,7 +9,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from unittest import mock
 
@@ -64,6 +64,7 @@ def read(
     inputs: Mapping[str, Tensor],
     projections: Mapping[str, tuple[str, Sequence[str]]],
     blocks: Sequence[nn.Module] = (),
+    real: np.ndarray | None = None,
 ) -> Text:
     """Run a model on a text.
 
@@ -73,6 +74,7 @@ def read(
         projections: by the path of an attention module, the paths below it of the projection of its keys and of their
             norm, for contributions.
         blocks: those of one stack.
+        real: True at the vectors that count where a model also attends to padding, which nothing masks.
     """
     found, given, seen = Text(), dict(inputs), []
     hooks = [block.register_forward_hook(partial(_seen, seen), with_kwargs=True) for block in blocks]
@@ -103,7 +105,17 @@ def read(
     else:
         kept = None
     found.attended = [_attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls]
+    if real is not None:
+        found.hidden = [layer if layer is None else layer[real] for layer in found.hidden]
+        calls = [(*call[:5], call[5] * torch.from_numpy(real)[:, None], call[6]) for call in calls]
+        found.attended = [_of_real(_attended(*call, None), real) for call in calls]
     return found
+
+
+def _of_real(attended: Attended, real: np.ndarray) -> Attended:
+    """What the vectors that count attend to: padding as well, as keys."""
+    parts = {name: getattr(attended, name)[:, real] for name in ("query", "key", "value", "weights")}
+    return replace(attended, **parts)
 
 
 def _seen(seen: list, _block: nn.Module, args: tuple, kwargs: dict, output: Tensor | tuple) -> None:

@@ -13,7 +13,9 @@ from torch.nn import functional
 from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import LoadedModel
+from analysis_lib.models import TOKEN_TYPES, LoadedModel
+from analysis_lib.models.parts import PADDED_TEXTS
+from analysis_lib.models.sounds import steps_of, window_of
 from analysis_lib.models.tokenization import Encoded, encoded, padded
 
 # How many padding tokens a batch of texts may have: about as many as take the time that one more batch takes.
@@ -22,6 +24,8 @@ MOST_PADDING = 64
 PIXELS_PER_TOKEN = 256
 # In seconds, unless the processor has a limit of its own: what Whisper reads at once.
 LONGEST_SOUND = 30.0
+# Of a second: how far a spectrogram may look beyond the end of a window.
+BEYOND = 10
 # How many sounds are prepared together, so that those of one length share a batch.
 SOUNDS_AT_ONCE = 64
 
@@ -99,11 +103,12 @@ def make_batches(
         most_padding = tokens_per_batch
     chunks: list[list[int]] = []
     tokens = 0
-    for i in sorted(range(len(texts)), key=lambda i: len(texts[i])):
-        length = len(texts[i])
+    lengths = [loaded.max_length if _reads_padding(loaded) else len(text) for text in texts]
+    for i in sorted(range(len(texts)), key=lengths.__getitem__):
+        length = lengths[i]
         tokens += length
         size = (len(chunks[-1]) + 1) * length if chunks else 0
-        apart = chunks and any(len(texts[chunks[-1][0]]) <= end < length for end in loaded.length_boundaries)
+        apart = chunks and any(lengths[chunks[-1][0]] <= end < length for end in loaded.length_boundaries)
         if not chunks or apart or size > tokens_per_batch or size - tokens > most_padding:
             chunks.append([])
             tokens = length
@@ -129,12 +134,41 @@ def _pad(loaded: LoadedModel, texts: list[Encoded], groups: tuple[int, ...], spe
         read.append((_shifted(loaded, ids, mask), functional.pad(special[:, :-1], (1, 0))))
         inputs |= {"decoder_input_ids": read[1][0], "decoder_attention_mask": inputs["attention_mask"]}
     types = [loaded.token_types(*part) for part in read]
-    tokens = [Tokens(mask, part, groups, special_tokens).on(loaded.device) for part in types]
+    silent = None
+    if _reads_padding(loaded):
+        types = [_to_length(loaded, types[0], mask, TOKEN_TYPES.index("other"))]
+        fill = {"input_ids": loaded.pad_id}
+        inputs = {name: _to_length(loaded, part, mask, fill.get(name, 0)) for name, part in inputs.items()}
+        # The model attends to all of them, as it does to the silence after a sound.
+        silent = ~inputs.pop("attention_mask").bool()
+        mask = torch.ones_like(silent)
+    tokens = [Tokens(mask, part, groups, special_tokens, silent).on(loaded.device) for part in types]
     refuse_untaken(loaded, inputs)
     inputs = {name: values.to(loaded.device) for name, values in inputs.items()}
     if getattr(loaded.model.config, "use_cache", False):
         inputs["use_cache"] = False
     return Batch(inputs, groups, special_tokens, *tokens)
+
+
+def _reads_padding(loaded: LoadedModel) -> bool:
+    """Whether the model was trained on texts that are padded to its length, and sees the padding."""
+    return loaded.model.config.model_type in PADDED_TEXTS
+
+
+def _to_length(loaded: LoadedModel, rows: Tensor, mask: Tensor, fill: int) -> Tensor:
+    """Rows of tokens with padding up to the length of the model, on the side on which its tokenizer pads.
+
+    Args:
+        rows: with padding at their end.
+        mask: True at a token, False at that padding.
+        fill: what stands at padding.
+    """
+    more = loaded.max_length - mask.shape[1]
+    filled = functional.pad(rows.masked_fill(~mask, fill), (0, more), value=fill)
+    if loaded.tokenizer.padding_side != "left":
+        return filled
+    places = torch.arange(loaded.max_length) + mask.sum(1, keepdim=True)
+    return filled.gather(1, places % loaded.max_length)
 
 
 def _shifted(loaded: LoadedModel, ids: Tensor, mask: Tensor) -> Tensor:
@@ -206,13 +240,14 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
         ]
         pieces.sort(key=lambda piece: (piece.shapes[0][-1], piece.shapes))
         for shapes, found in itertools.groupby(pieces, key=lambda piece: piece.shapes):
-            same, length = list(found), shapes[0][-1]
-            # Speech models make one vector per 20 ms; Whisper pads every sound to its window.
-            tokens = max(same[0].samples, length) * 50 // loaded.processor.sampling_rate + 1
+            same, window = list(found), window_of(loaded.processor)
+            # Speech models make one vector per 20 ms.
+            length = same[0].samples if window is None else window.samples
+            tokens = max(length, shapes[0][-1]) * 50 // loaded.processor.sampling_rate + 1
             size = max(1, settings.tokens_per_batch // tokens)
             for first in range(0, len(same), size):
                 prepared, samples, owners, texts = zip(*same[first : first + size], strict=True)
-                batch = Batch.stacked(loaded, prepared, owners, settings, samples)
+                batch = Batch.stacked(loaded, prepared, owners, settings, samples, steps_of(loaded))
                 if loaded.layout.reads_texts_too:
                     _add_texts(loaded, batch, texts)
                 yield batch
@@ -236,6 +271,9 @@ def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
 
 def _longest_sound(loaded) -> float:
     """How many seconds of sound the model reads at once."""
+    window = window_of(loaded.processor)
+    if window is not None:
+        return window.samples / loaded.processor.sampling_rate
     return float(getattr(loaded.processor, "chunk_length", LONGEST_SOUND))
 
 
@@ -252,17 +290,21 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
             f"{sound} lasts {1000 * len(samples) / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
             f"or more; leave it out"
         )
+    reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
     longest = int(rate * _longest_sound(loaded))
     if recorded.text and loaded.layout.reads_texts_too and len(samples) > longest:
         raise AnalysisError(
             f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, and its text cannot "
             f"be cut where it is: give its parts, each with its text"
         )
+    # A processor that cuts sounds may look a little beyond the end of its window, for the last steps in it.
+    beyond = 0 if window_of(loaded.processor) is None else rate // BEYOND
     for part in reading.split(len(samples), longest, settings.long_texts == "window"):
-        piece = samples[part]
+        length = len(samples[part])
         # What remains of a sound after its last whole window may be too short to make a vector.
-        if len(piece) >= shortest:
-            yield _Piece(_prepared(loaded, piece, sampling_rate=rate), len(piece), group, recorded.text)
+        if length >= shortest:
+            read = samples[part.start : part.stop + beyond]
+            yield _Piece(_prepared(loaded, read, sampling_rate=rate), length, group, recorded.text)
             reading.utterances += 1
 
 

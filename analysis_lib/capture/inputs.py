@@ -16,6 +16,7 @@ from analysis_lib.capture.tokens import Tokens, unpadded
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.outer import parameters_of, takes_all
+from analysis_lib.models.sounds import Steps
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Reading:
         unknown: tokens that stand for what the tokenizer does not know.
         spelt: special tokens that are spelt out in a text, and are tokens of that text.
         doubled: texts that begin with the token that the tokenizer puts before them anyway.
+        without_text: sounds of which a decoder reads no text, since none is known.
     """
 
     utterances: int = 0
@@ -85,6 +87,7 @@ class Reading:
     unknown: int = 0
     spelt: int = 0
     doubled: int = 0
+    without_text: int = 0
 
     def split(self, length: int, limit: int, windows: bool) -> list[slice]:
         """The parts of an item to read: one if it fits; else its beginning, or every window. The item is counted."""
@@ -127,6 +130,7 @@ class Batch:
         tokens: of a text. The tokens of images and sounds are known only once the model has made them.
         shifted: the input of an encoder-decoder's decoder: the same text, one token later.
         lengths: of each sound, in samples.
+        steps: of sounds that a processor has padded to one length, with which sample each vector begins.
     """
 
     inputs: dict[str, Tensor | bool]
@@ -135,6 +139,7 @@ class Batch:
     tokens: Tokens | None = None
     shifted: Tokens | None = None
     lengths: Int[Tensor, " utterance"] | None = None
+    steps: Steps | None = None
 
     @classmethod
     def stacked(
@@ -144,6 +149,7 @@ class Batch:
         groups: Sequence[int],
         settings: Settings,
         lengths: Sequence[int] | None = None,
+        steps: Steps | None = None,
     ) -> "Batch":
         """A batch of images or sounds of one shape, by what their processor has made of each.
 
@@ -156,7 +162,7 @@ class Batch:
         }
         refuse_untaken(loaded, inputs)
         lengths = None if lengths is None else torch.tensor(lengths, device=loaded.device)
-        return cls(inputs, tuple(groups), settings.special_tokens, lengths=lengths)
+        return cls(inputs, tuple(groups), settings.special_tokens, lengths=lengths, steps=steps)
 
     @property
     def device(self) -> torch.device:
@@ -178,4 +184,4 @@ class Batch:
         inputs = {n: v[:utterances] if isinstance(v, Tensor) else v for n, v in self.inputs.items()}
         tokens, shifted = (part and part.head(utterances) for part in (self.tokens, self.shifted))
         lengths = None if self.lengths is None else self.lengths[:utterances]
-        return Batch(inputs, self.groups[:utterances], self.special_tokens, tokens, shifted, lengths)
+        return Batch(inputs, self.groups[:utterances], self.special_tokens, tokens, shifted, lengths, self.steps)

@@ -5,7 +5,6 @@ sequence of the positions of the map, preceded by a class token in the last stag
 height and width.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,6 +30,9 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
     registers = getattr(loaded.model.config, "num_register_tokens", 0)
     # CANINE's deep encoder reads [CLS], then "molecules": one vector for about every four characters.
     leading = {"patches": ["cls"] * loaded.layout.class_tokens + ["register"] * registers, "molecules": ["cls"]}
+    if batch.steps is not None:
+        # As AST has them.
+        leading["frames"] = ["cls"] * batch.steps.leading
     tokens = batch.unpadded(count, leading.get(rule, ()))
     if rule == "patches" and (trailing := getattr(loaded.model.config, "num_detection_tokens", 0)):
         # YOLOS finds objects by them.
@@ -44,10 +46,8 @@ def stack_tokens(loaded: LoadedModel, batch: Batch, rule: str, count: int, args:
                 reader = type(loaded.processor).__name__
                 raise AnalysisError(f"{loaded.name}: its {reader} pads, as {name} says: switch its padding off")
             tokens.mask = mask.bool()
-    if rule == "windows":
-        # Whisper pads a sound with silence to its window; each vector stands for two hops of the spectrogram.
-        ends = -(-batch.lengths // (2 * loaded.processor.hop_length))
-        tokens.silent = torch.arange(count, device=ends.device) >= ends.unsqueeze(1)
+    if rule in ("windows", "frames") and batch.steps is not None:
+        tokens.silent = batch.steps.padding(count, batch.lengths)
     return tokens
 
 

@@ -367,6 +367,9 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
         ),
         f"{report.spelt} special tokens are spelt out in the texts, and count as their own": report.spelt,
         f"{report.doubled} texts begin with a token that its tokenizer puts before them: leave it out": report.doubled,
+        f"{report.without_text} {items} have no text, so that its decoder reads the tokens alone that begin one": (
+            report.without_text
+        ),
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
         f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count": longest,
     }

@@ -14,6 +14,9 @@ from analysis_lib.errors import AnalysisError
 
 # The name that most models give the function that rotates queries and keys; the transpose of it rotates back.
 ROTATION = "apply_rotary_pos_emb"
+# Those whose texts are padded to their length, with nothing that masks the padding: so they were trained, and so their
+# documentation says that they are to be used.
+PADDED_TEXTS = frozenset({"siglip_text_model", "siglip2_text_model"})
 # By a part of the name of a setting, its largest value.
 MOST = {"layers": 10_000, "num_labels": 1_000_000}
 

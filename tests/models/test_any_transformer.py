@@ -17,6 +17,7 @@ from torch import nn
 from analysis_lib import AnalysisError, Replace, load_model, measure
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.layouts import kind_of
+from analysis_lib.models.parts import PADDED_TEXTS
 
 # Latent attention; and norms after rotations, other rotations, keys that are repeated or multiplied.
 LATENT = ("glm4_moe_lite", "minicpm3", "dots3_note_text")
@@ -97,6 +98,9 @@ def tables(model_type: str) -> dict:
 
 def prepared(model: LoadedModel) -> list[Mapping[str, torch.Tensor]]:
     """What a model reads of each item, as its documentation says."""
+    if model.model.config.model_type in PADDED_TEXTS:
+        padding = {"padding": "max_length", "max_length": model.max_length}
+        return [{"input_ids": reads()(text, **padding, return_tensors="pt")["input_ids"]} for text in SOME]
     if model.kind == "text":
         read = [reads()(text, return_tensors="pt") for text in SOME]
         return [{name: given[name] for name in ("input_ids", "attention_mask")} for given in read]
@@ -109,6 +113,29 @@ def prepared(model: LoadedModel) -> list[Mapping[str, torch.Tensor]]:
         {name: values.double() if values.is_floating_point() else values for name, values in each.items()}
         for each in given
     ]
+
+
+def real_vectors(model: LoadedModel) -> list[np.ndarray | None]:
+    """Which vectors of each item count, where a model reads padding that nothing masks."""
+    config = model.model.config
+    if config.model_type in PADDED_TEXTS:
+        # The tests' tokenizer pads at the end.
+        return [np.arange(model.max_length) < len(reads()(text)["input_ids"]) for text in SOME]
+    if config.model_type != "audio-spectrogram-transformer":
+        return [None] * 4
+    bands, steps = (
+        (size - config.patch_size) // stride + 1
+        for size, stride in (
+            (config.num_mel_bins, config.frequency_stride),
+            (config.max_length, config.time_stride),
+        )
+    )
+    found = []
+    for sound in tiny.items("wav2vec2"):
+        frames = 1 + (len(sound) - 400) // 160
+        in_sound = np.arange(steps) * config.time_stride < frames
+        found.append(np.concatenate([[True, True], np.tile(in_sound, bands)]))
+    return found
 
 
 @functools.cache
@@ -124,7 +151,10 @@ def reference(model_type: str) -> list[naive.Text]:
                     projections[names[block.get_submodule(spec.module)]] = spec.key, norms
     # Of texts, all give what each block gives.
     blocks = [] if model.kind == "text" else [*itertools.chain(*model.stacks.values())]
-    return [naive.read(model.model, given, projections, blocks) for given in prepared(model)]
+    real = real_vectors(model)
+    return [
+        naive.read(model.model, given, projections, blocks, r) for given, r in zip(prepared(model), real, strict=False)
+    ]
 
 
 @every_type

@@ -157,6 +157,8 @@ def test_a_folder_says_what_its_sounds_say(tmp_path):
     for part in (model, extractor, tokenizer):
         part.save_pretrained(tmp_path / "model")
     tables = measure(load_model(f"{tmp_path / 'model'}@part=decoder"), corpus, progress=False)
+    assert tables.run["report"]["without_text"] == 1
+    assert any(note.startswith("1 of 2 sounds have no text") for note in tables.run["notes"])
     counts = tables["anisotropy"].query("space == 'hidden'").set_index("layer")["tokens"]
     start = tables.layers.query("stack == 'decoder'")["layer"].iloc[0]
     assert counts[start] == 1 + 1 + len(tokenizer("the cat", add_special_tokens=False)["input_ids"])
