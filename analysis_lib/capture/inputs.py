@@ -54,7 +54,9 @@ class Settings:
             raise AnalysisError(f"special_tokens is {self.special_tokens!r}: give True or False")
         object.__setattr__(self, "intervention", interventions(self.intervention))
         if self.tokens != "all" and not (self.norms_below or 0) > 0:
-            raise AnalysisError(f"tokens is {self.tokens!r}: give all, or a multiple of the median norm as in norm<10x")
+            raise AnalysisError(
+                f"tokens is {self.tokens!r}: give all, or a multiple of the median norm as in 'norm<10x'"
+            )
         if self.tokens_per_batch < 1:
             raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
 

@@ -226,6 +226,56 @@ def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, mon
     assert [path.name for path in built.parent.iterdir()] == [built.name]
 
 
+def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(tiny_folder, tmp_path, monkeypatch):
+    """Of the pages too, which find the measurements by them."""
+    folder, data, seen, given = tiny_folder("bert"), tmp_path / "texts.csv", [], {}
+    rows = [f"{text.replace(',', '')},{number % 3}" for number, text in enumerate(tiny.TEXTS * 2)]
+    data.write_text("\n".join(["text,document", *rows]), encoding="utf-8")
+
+    def loaded(name: str, **read_as: object) -> object:
+        seen.append(read_as)
+        return load_model(name, **read_as)
+
+    def measured(model: object, corpus: object, names: object, **work: object) -> object:
+        seen.append(work)
+        return measure_sensible(model, corpus, names, **work)
+
+    def note(_profile: str, parameters: dict, root: Path, out: Path) -> None:
+        given.update(parameters)
+        out.mkdir()
+
+    monkeypatch.setattr(reports, "load_model", loaded)
+    monkeypatch.setattr(reports, "measure_sensible", measured)
+    monkeypatch.setattr(reports, "build_book", note)
+    asked = {"units": "document", "tokenizer": str(folder), "device": "cpu"}
+    build_report([str(folder)], f"{data}:text", tmp_path / "out", workers=2, **asked)
+    assert seen == [{"processor": str(folder), "device": "cpu"}, {"workers": 2}]
+    assert given["options"] == asked
+    # On a page, they are what is compared with.
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("ANALYSIS_LIB_MEASUREMENTS", str(kept))
+    names = {"models": [str(folder)], "data": f"{data}:text", "limit": 1500, "seed": 0, "options": asked}
+    found = run_cells(str(reports.HOME / "similarity"), "comparison = compare(", **names)
+    (tables,) = found["comparison"].trained.values()
+    few = load_corpus(f"{data}:text", units="document")
+    assert tables.run["data_sha256"] == few.sha256
+    wanted = measure(load_model(str(folder)), few, "anisotropy", progress=False)["anisotropy"]
+    pd.testing.assert_frame_equal(tables["anisotropy"], wanted)
+    before = {path: path.stat().st_mtime_ns for path in kept.rglob("*.npz")}
+    run_cells(str(reports.HOME / "similarity"), "comparison = compare(", **names)
+    assert before == {path: path.stat().st_mtime_ns for path in kept.rglob("*.npz")} != {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [({"device": "warp"}, "warp"), ({"units": "document"}, "document"), ({"workers": 0}, "workers is 0")],
+)
+def test_a_report_refuses_a_bad_option_before_it_loads_a_model(asked, words, models, lines, tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(AnalysisError, match=words):
+        build_report([str(models[0])], str(lines), tmp_path / "out", **asked)
+
+
 @pytest.mark.parametrize(
     ("version", "words"), [("2.1.7", "2.1.7 is installed"), ("10.0", "10.0 is installed"), (None, "none is installed")]
 )

@@ -224,8 +224,15 @@ def test_a_changed_notebook_is_executed_and_no_other(root):
     assert 'href="https://github.com/owner/name"' in page()
 
 
-def test_a_parameter_goes_over_the_profile(root, no_pages):
+def test_a_parameter_goes_over_the_profile(root, no_pages, capsys):
+    """And the log of the build has a line for the notebook, one for the site, and one for all."""
     build_book(parameters={"limit": 5}, root=root)
+    err = capsys.readouterr().err
+    assert "\r" not in err
+    executed_one, building, summary = err.splitlines()
+    assert executed_one == "executed part/one (1 of 1)"
+    assert building == "building the site"
+    assert summary.startswith("executed 1 of 2 notebooks")
     assert outputs(executed(root, "one")) == "5 [7]\n"
 
 

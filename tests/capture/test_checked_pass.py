@@ -10,7 +10,7 @@ from passes import EVERYTHING, SHORT, attentions, batch_of, captured, first_batc
 from torch.nn import functional
 
 from analysis_lib import AnalysisError, LoadedModel
-from analysis_lib.capture import Activations, checked_pass, interface, run
+from analysis_lib.capture import Activations, interface, run
 
 pytestmark = pytest.mark.kernels
 

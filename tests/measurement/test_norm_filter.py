@@ -104,7 +104,7 @@ def test_a_filter_that_leaves_nothing_out_changes_nothing(tiny_folder):
 
 @pytest.mark.parametrize("tokens", ["norm<0x", "norm<x", "norm<-1x", "short", "norm>2x"])
 def test_a_filter_that_is_none_is_refused(tokens):
-    with pytest.raises(AnalysisError, match="norm<10x"):
+    with pytest.raises(AnalysisError, match="'norm<10x'"):
         Settings(tokens=tokens)
 
 
