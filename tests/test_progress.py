@@ -4,11 +4,13 @@ import io
 import re
 import sys
 
+import huggingface_hub
 import pytest
 import tiny
 from terminals import OfNotebook, Terminal
 
 from analysis_lib import Replace, load_model, measure, progress
+from analysis_lib.corpora import hub
 from analysis_lib.measurement import interventions
 
 
@@ -79,3 +81,15 @@ def test_the_passes_before_a_measurement_are_shown(monkeypatch, tiny_folder, set
     for given, made in bars:
         assert given["show"]
         assert made.n == made.total == len(texts)
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_in_a_log_the_hub_shows_no_bar(monkeypatch, tmp_path, stream):
+    monkeypatch.setattr(hub, "_reachable", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream := stream())
+    huggingface_hub.utils.enable_progress_bars()
+    try:
+        hub._fetch("owner/name", lambda *_, **__: str(tmp_path))
+        assert huggingface_hub.utils.are_progress_bars_disabled() != stream.isatty()
+    finally:
+        huggingface_hub.utils.enable_progress_bars()

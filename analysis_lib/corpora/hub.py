@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import huggingface_hub
 from huggingface_hub import constants
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.progress import is_log
 
 # What a model needs; weights in pickle formats are fetched for pinned models that have no others.
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
@@ -72,6 +74,9 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
 
     # The hub's client retries with a page of warnings; one clear line is raised below instead.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if is_log(sys.stderr):
+        # A bar would be one line of carriage returns.
+        huggingface_hub.utils.disable_progress_bars()
     offline = not _reachable()
     try:
         return Path(download(repository, local_files_only=offline, **arguments))
