@@ -5,7 +5,6 @@ import argparse
 import ast
 import dataclasses
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from analysis_lib import Tables
+    from analysis_lib.files import Output
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
 METRICS = (
@@ -393,43 +393,59 @@ def _measure(options: argparse.Namespace) -> None:
     from analysis_lib import load_corpus, load_model, measure, measure_vectors
     from analysis_lib.capture.inputs import Settings
     from analysis_lib.measurement.measuring import refuse_senseless
+    from analysis_lib.measurement.tables import table_files
     from analysis_lib.metrics import resolve
     from analysis_lib.models.loading import checked_options
 
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
-    # What is misspelt is refused before anything is loaded.
-    resolve(options.metrics)
+    # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
+    output = _output_of_measure(options)
+    output.check(table_files([metric.name for metric in resolve(options.metrics)], output.last, options.format))
     if options.vectors is not None:
         for name, default in options.defaults.items():
             if name not in OF_VECTORS and getattr(options, name, default) != default:
                 raise AnalysisError(f"--vectors are measured as they are: leave --{name.replace('_', '-')} out")
-        with _sole_writer(options.out):
+        with _sole_writer(output):
             found = measure_vectors(
                 options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
             )
-            _save(found, options)
+            _save(found, output, options.format)
         return
     checked_options(options.dtype, options.device, options.device_map)
     settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
     corpus = load_corpus(options.data, options.limit, options.seed, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
-    with _sole_writer(options.out):
+    with _sole_writer(output):
         given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
         work = {name: getattr(options, name) for name in ("workers", "scheduler", "worker_timeout")}
         model = load_model(options.model, processor=options.tokenizer, **given)
         tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
         tables.run.update(limit=options.limit, seed=options.seed)
-        _save(tables, options)
+        _save(tables, output, options.format)
 
 
-def _save(tables: "Tables", options: argparse.Namespace) -> None:
-    tables.save(options.out, options.format)
+def _output_of_measure(options: argparse.Namespace) -> "Output":
+    """The folder of the tables, known by what is measured: the model and what is changed in it, and the texts."""
+    from analysis_lib.files import Output
+
+    if options.vectors is not None:
+        inputs = [options.vectors]
+    else:
+        inputs = [options.model, options.data]
+        inputs += [given for given in (options.revision, options.intervention) if given is not None]
+    return Output(options.out, "measure", tuple(map(str, inputs)), "run.json")
+
+
+def _save(tables: "Tables", output: "Output", form: str) -> None:
+    from analysis_lib.measurement.tables import save_tables
+
+    save_tables(tables, output, tables.run, form)
     with suppress(OSError):
         tables.checkpoints.unlink()
     report = tables.report
     read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
-    print(f"wrote {_count(len(tables), 'table')} of {read} to {options.out}")
+    print(f"wrote {_count(len(tables), 'table')} of {read} to {output.folder}")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
@@ -469,19 +485,26 @@ def _intervention(path: Path | None) -> object:
 
 def _compare(options: argparse.Namespace) -> None:
     from analysis_lib import compare
-    from analysis_lib.measurement.tables import save_tables
+    from analysis_lib.files import Output
+    from analysis_lib.measurement.tables import save_tables, table_files
     from analysis_lib.metrics import resolve
 
-    resolve(options.metrics)
+    names = [metric.name for metric in resolve(options.metrics)]
+    names += [f"{name}_difference" for name in names]
+    inputs = [*options.models, options.data]
+    if options.intervention is not None:
+        inputs.append(str(options.intervention))
+    output = Output(options.out, "compare", tuple(inputs), "run.json")
+    output.check(table_files(names, output.last, options.format))
     settings = _settings(options)
     settings |= {name: getattr(options, name) for name in ("limit", "seed", "units", "twins", "dtype", "tokenizer")}
     settings |= {"workers": options.workers, "device": options.device}
-    with _sole_writer(options.out):
+    with _sole_writer(output):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
         differences = {f"{name}_difference": found.differences(name) for name in found}
         tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
-        save_tables(tables, options.out, "run.json", {"runs": runs}, options.format)
+        save_tables(tables, output, {"runs": runs}, options.format)
     print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
@@ -511,14 +534,17 @@ def _train(options: argparse.Namespace) -> None:
 
 def _dynamics(options: argparse.Namespace) -> None:
     from analysis_lib import corpora
-    from analysis_lib.papers.godey.dynamics import dynamics
+    from analysis_lib.measurement.tables import table_files
+    from analysis_lib.papers.godey.dynamics import TABLES, dynamics, output
     from analysis_lib.training.runs import run_description
 
     seeds = _numbers("--seeds", options.seeds, whole_number)
     # Misspelt names are refused before anything is written.
     run_description(options.run)
     corpora.data_identity(options.data)
-    with _sole_writer(options.out):
+    made = output(options.out, options.run, options.data)
+    made.check(table_files(TABLES, made.last))
+    with _sole_writer(made):
         chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
         found = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
         found.save(options.out)
@@ -538,7 +564,9 @@ def _classifiers(options: argparse.Namespace) -> None:
         else [],
         "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, whole_number),
     }
-    with _sole_writer(options.out):
+    output = trials.output(options.out, options.data)
+    output.check(trials.FILES)
+    with _sole_writer(output):
         trials.record(options.data, options.out, **settings)
     print(f"wrote the measurements of classifiers of {options.data} to {options.out}")
 
@@ -595,15 +623,14 @@ def _report(options: argparse.Namespace) -> None:
     for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
         if not value:
             raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
-    from analysis_lib.book.reports import build_report, refuse_foreign
+    from analysis_lib.book.reports import build_report, report_output
     from analysis_lib.models.names import DTYPE
 
-    refuse_foreign(options.out)
     models = [expanduser(name) for name in options.models]
     models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
     draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
-    with _sole_writer(options.out):
+    with _sole_writer(report_output(models, options.data, options.out)):
         page = build_report(models, options.data, options.out, title=options.title, **draw, **work)
     print(f"the report is at {page}")
 
@@ -667,8 +694,8 @@ def _cache(options: argparse.Namespace) -> None:
         size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
         print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
         if options.clear == name and home.is_dir():
-            packages.cleared(name)
-            print(f"cleared {name}")
+            left = packages.cleared(name)
+            print(f"cleared {name}{', but for what is not ours: ' if left else ''}{', '.join(left)}")
     print(f"in {packages.package_directory()}")
 
 
@@ -749,17 +776,10 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sole_writer(folder: Path) -> Iterator[None]:
+def _sole_writer(output: "Output") -> Iterator[None]:
     """Keep a second run out of the folder, where the tables of both would mix."""
-    with _made(folder):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-        except BlockingIOError:
-            raise AnalysisError(f"another run is writing to {folder}: wait for it, or give another --out") from None
-        finally:
-            os.close(descriptor)
+    with _made(output.folder), output.alone():
+        yield
 
 
 if __name__ == "__main__":

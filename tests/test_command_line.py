@@ -1,6 +1,5 @@
 """The command line as a user meets it: exit status, one clear line, files that are whole or absent."""
 
-import fcntl
 import importlib.metadata
 import io
 import json
@@ -27,6 +26,7 @@ from waiting import PATIENCE, wait_until
 from analysis_lib import load_model, measure, metrics
 from analysis_lib.__main__ import METRICS, _parser, main
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, INTERRUPTED, AnalysisError
+from analysis_lib.files import LOCK, Output
 from analysis_lib.measurement import execution, shards, stored
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import claims
@@ -63,7 +63,7 @@ def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_
     assert status == 0
     assert str(out) in stdout
     assert re.search(r"note: .*: 1 of 4 texts are blank or hold no token, and are left out", err)
-    assert {path.name for path in out.iterdir()} == {f"{name}.parquet" for name in COLUMNS} | {"run.json"}
+    assert {path.name for path in out.glob("[!.]*")} == {f"{name}.parquet" for name in COLUMNS} | {"run.json"}
     for name, columns in COLUMNS.items():
         assert pd.read_parquet(out / f"{name}.parquet").columns.tolist() == columns
     written = json.loads((out / "run.json").read_text())
@@ -83,7 +83,7 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
         "--metrics", "anisotropy, qk_alignment", "--out", tmp_path,
     )  # fmt: skip
     assert status == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"anisotropy.parquet", "qk_alignment.parquet", "run.json"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"anisotropy.parquet", "qk_alignment.parquet", "run.json"}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ def test_pretrain_then_dynamics(run, little, tmp_path, monkeypatch):
     assert str(tmp_path / "tables") in out
     about = json.loads((tmp_path / "tables" / "dynamics.json").read_text())
     assert (about["limit"], about["seed"], about["seeds"]) == (4, 2, [1, 3])
-    written = {path.stem for path in (tmp_path / "tables").iterdir()}
+    written = {path.stem for path in (tmp_path / "tables").glob("[!.]*")}
     assert written == {
         "anisotropy", "attention_entropy", "qk_alignment", "head_means", "losses", "baselines", "vectors", "dynamics",
     }  # fmt: skip
@@ -431,10 +431,11 @@ def test_what_needs_no_package_is_measured_where_nothing_can_be_kept(run, tiny_f
     (tmp_path / "lines.txt").write_text("a girl is styling\n")
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
     monkeypatch.delenv("ANALYSIS_LIB_MEASUREMENTS")
-    arguments = ["measure", "--data", tmp_path / "lines.txt", "--out", tmp_path / "out", "--model"]
-    assert run(*arguments, tiny_folder("bert"))[0] == 0
+    arguments = ["measure", "--data", tmp_path / "lines.txt", "--out"]
+    assert run(*arguments, tmp_path / "out", "--model", tiny_folder("bert"))[0] == 0
     monkeypatch.setattr("analysis_lib.models.conversion.CONVERTERS", {})
-    assert_refused(run(*arguments, "minilm"), str(tmp_path / "packages"), "cannot be written", "ANALYSIS_LIB_DATA")
+    minilm = run(*arguments, tmp_path / "minilm", "--model", "minilm")
+    assert_refused(minilm, str(tmp_path / "packages"), "cannot be written", "ANALYSIS_LIB_DATA")
 
 
 def test_a_command_that_is_refused_leaves_no_folder(run, tmp_path):
@@ -716,12 +717,11 @@ def test_a_run_leaves_the_sums_of_another_alone(run, tiny_folder, tmp_path):
 
 
 def test_a_second_run_into_the_same_folder_is_refused(run, tiny_folder, tmp_path):
-    descriptor = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
-    assert_refused(run(*arguments), "another run", str(tmp_path))
-    os.close(descriptor)
+    with Output(tmp_path, "measure", ("another", "news"), "run.json").alone():
+        assert_refused(run(*arguments), "another run", str(tmp_path))
     assert run(*arguments)[0] == 0
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_a_folder_holds_the_tables_of_one_run(run, tiny_folder, tmp_path):
@@ -729,7 +729,7 @@ def test_a_folder_holds_the_tables_of_one_run(run, tiny_folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert run(*arguments)[0] == 0
     assert run(*arguments, "--metrics", "mean_vector")[0] == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"mean_vector.parquet", "run.json", "notes.txt"}
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"mean_vector.parquet", "run.json", "notes.txt"}
 
 
 def test_a_folder_in_the_way_of_a_table_leaves_the_old_result(run, tiny_folder, tmp_path):
@@ -758,7 +758,7 @@ def test_damaged_sums_are_measured_again(run, tiny_folder, tmp_path, monkeypatch
     arguments = ["measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 3, "--out", tmp_path]
     module = sys.modules["analysis_lib.measurement.tables"]
     with monkeypatch.context() as patch:
-        patch.setattr(module.Tables, "save", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
+        patch.setattr(module, "save_tables", lambda *_: (_ for _ in ()).throw(AnalysisError("stopped")))
         assert_refused(run(*arguments), "stopped")
     (kept,) = tmp_path.glob(".unfinished-*.npz")
     kept.write_bytes(damage(kept.read_bytes()))
@@ -845,7 +845,7 @@ def test_compare_writes_models_and_twins_side_by_side(run, tiny_folder, tmp_path
     assert table.groupby("model")["twin"].nunique().tolist() == [2, 2]
     runs = json.loads((out / "run.json").read_text())["runs"]
     assert [each["twin"] for each in runs] == [None, 0, 1, None, 0, 1]
-    assert_refused(run("compare", bert, bert, "--data", text, "--out", out), "given twice")
+    assert_refused(run("compare", bert, bert, "--data", text, "--out", tmp_path / "twice"), "given twice")
 
 
 def test_all_leaves_out_what_single_words_cannot_give(run, tiny_folder, tmp_path):
@@ -911,7 +911,8 @@ def test_the_shell_completes_commands_names_and_metrics():
 
 def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path)
-    for name in ("measurements/one/a.npz", "measurements/two/b.npz", "derived/model/weights"):
+    kept = [f"measurements/{name}-on-news-0123456789abcdef/a.npz" for name in ("one", "two")]
+    for name in (*kept, "derived/model-0123456789ab/weights"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(bytes(3_000_000))
     status, out, _ = run("cache")
@@ -920,5 +921,9 @@ def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
     assert re.search(r"^derived +3 MB in +1 entries", out, re.MULTILINE)
     assert run("cache", "--clear", "measurements")[0] == 0
     assert {path.name for path in tmp_path.iterdir()} == {"derived", ".in-use"}
+    # What is nothing that the library keeps stays.
+    (tmp_path / "derived" / "thesis.txt").write_text("mine")
+    assert "but for what is not ours: thesis.txt" in run("cache", "--clear", "derived")[1]
+    assert [path.name for path in (tmp_path / "derived").iterdir()] == ["thesis.txt"]
     assert "0 entries" in run("cache")[1]
     assert run("cache", "--clear", "measurements")[0] == 0

@@ -6,6 +6,8 @@ count and no error output. Only then does the executed copy replace the previous
 """
 
 import asyncio
+import hashlib
+import json
 import os
 import re
 import tempfile
@@ -23,21 +25,35 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 from analysis_lib.book.kernels import folder_for_sockets, kernel_manager
-from analysis_lib.book.parameters import Parameters, complete, notebook_parameters, parameters_cell, read_notebook
+from analysis_lib.book.parameters import (
+    Parameters,
+    complete,
+    is_input,
+    notebook_parameters,
+    parameters_cell,
+    read_notebook,
+)
 from analysis_lib.book.watching import watched
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, leave_to_asyncio
+from analysis_lib.files import inputs_key
 from analysis_lib.progress import LINE_FILE
 
 
 def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
     """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to ``out``.
 
+    An executed copy of the same notebook, on the same models and data, is replaced, unless it has been changed.
+
     Raises:
-        AnalysisError: an unknown parameter, a value of another type, or a run that did not finish; ``out`` is then
-            left as it was, and what was executed lies beside it, as ``NAME.failed.ipynb``.
+        AnalysisError: an unknown parameter, a value of another type, or something else in the place of ``out``; or a
+            run that did not finish: ``out`` is then left as it was, and what was executed lies beside it, as
+            ``NAME.failed.ipynb``.
     """
     failed = out.with_suffix(".failed.ipynb")
+    final = complete(parameters, notebook_parameters(notebook), str(notebook))
+    for path in (out, failed):
+        _refuse_foreign(path, notebook, final)
     written = carried_out(_watched(notebook, parameters, out, failed))
     failed.unlink(missing_ok=True)
     return written
@@ -81,7 +97,9 @@ async def execute(
     final = complete(parameters, spec, str(notebook))
     if out.is_dir() or (out.exists() and out.samefile(notebook)):
         raise AnalysisError(f"the executed copy would replace {out}: give another --out")
-    copy, started = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default}), time.monotonic()
+    started = time.monotonic()
+    copy = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default})
+    copy.metadata["analysis_lib"] = {"parameters": final, "notebook": inputs_key([str(notebook)], out.parent)}
     with packages.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -95,9 +113,8 @@ async def execute(
             if failed:
                 _write(copy, scratch, failed)
             raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
-        copy.metadata["analysis_lib"] = {
+        copy.metadata["analysis_lib"] |= {
             "key": key,
-            "parameters": final,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(busy, 1),
@@ -107,9 +124,36 @@ async def execute(
 
 
 def _write(notebook: nbformat.NotebookNode, scratch: Path, out: Path) -> None:
-    """Write a notebook whole or not at all."""
+    """Write a notebook whole or not at all, with the hash of its cells."""
+    notebook.metadata["analysis_lib"]["sha256"] = _content_hash(nbformat.reads(nbformat.writes(notebook), 4))
     nbformat.write(notebook, scratch / out.name)
     os.replace(scratch / out.name, out)
+
+
+def _content_hash(notebook: nbformat.NotebookNode) -> str:
+    """The SHA-256 of what a reader sees of a notebook: the text of its cells, and their outputs."""
+    cells = [[cell.cell_type, cell.source, cell.get("outputs", [])] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(cells, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_foreign(path: Path, notebook: Path, parameters: Parameters) -> None:
+    """Refuse to replace all but an executed copy of the same notebook, models and data, as it was written."""
+    if not path.is_file() or path.samefile(notebook):
+        return
+    try:
+        copy = read_notebook(path)
+        sealed = copy.metadata.get("analysis_lib", {})
+    except AnalysisError:
+        copy, sealed = None, {}
+    if "sha256" not in sealed:
+        raise AnalysisError(f"{path} is no executed copy of a notebook: move it, or give another --out")
+    if sealed["sha256"] != _content_hash(copy):
+        raise AnalysisError(f"{path} has been changed since it was executed: move it, or give another --out")
+    if sealed["notebook"] != inputs_key([str(notebook)], path.parent):
+        raise AnalysisError(f"{path} is the executed copy of another notebook: give another --out")
+    for name, value in sealed["parameters"].items():
+        if is_input(name) and parameters.get(name, value) != value:
+            raise AnalysisError(f"{path} was executed with {name} = {value!r}: give another --out")
 
 
 def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode:

@@ -47,6 +47,11 @@ def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | 
     return next((cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])), None)
 
 
+def is_input(name: str) -> bool:
+    """Whether a parameter of this name says which models, runs or data a notebook reads."""
+    return name in ("model", "run", "runs", "data") or name.endswith(("models", "_data"))
+
+
 def notebook_names(root: Path = ROOT) -> list[str]:
     """The notebooks of the table of contents, in order: paths below ``book`` without suffix."""
     toc = root / "_toc.yml"

@@ -7,12 +7,14 @@ kept. Beside the pages lie ``geometry.json`` (``data/geometry.schema.json``), ``
 To add a page, put a notebook into ``report/``, and what it needs into ``PAGES``.
 """
 
+import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -29,6 +31,7 @@ from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
 from analysis_lib.figures import plain
+from analysis_lib.files import Output
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
 from analysis_lib.measurement.measuring import measure_sensible, refuse_senseless
@@ -36,6 +39,7 @@ from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import checked_options, load_model
+from analysis_lib.models.names import split_dtype
 from analysis_lib.training.runs import checkpoints
 
 HOME = Path(__file__).with_name("report")
@@ -103,7 +107,8 @@ def build_report(
         models: as ``load_model`` takes them; differences are to the first. Or one run, a folder with checkpoints, of
             which the first and the last stand side by side, and all of them on a page of their own.
         data: as ``load_corpus`` takes it.
-        out: the folder of the site, which replaces the report that is there.
+        out: the folder of the site. A report on the same models and data that is there is replaced, file by file;
+            whatever else lies in the folder stays.
         title: what the report is called; by default what its models are.
         limit: at most so many texts, drawn with ``seed``.
         units: of a table, the column of what each text is a part of, see ``load_corpus``.
@@ -111,11 +116,12 @@ def build_report(
         workers: processes on this machine that measure.
 
     Raises:
-        AnalysisError: no Jupyter Book 1; a folder that holds something else; what ``load_model``, ``load_corpus`` and
-            ``measure`` raise; a notebook that failed, or a site with a warning. The last report is then left as it was.
+        AnalysisError: no Jupyter Book 1; a folder that holds something else, or a page that was changed; what
+            ``load_model``, ``load_corpus`` and ``measure`` raise; a notebook that failed, or a site with a warning. The
+            last report is then left as it was.
     """
     out = Path(os.path.abspath(out))
-    refuse_foreign(out)
+    output = report_output(models, data, out)
     require_jupyter_book()
     if data == "-":
         raise AnalysisError("the pages of a report read the texts again: give a file instead of standard input")
@@ -127,7 +133,7 @@ def build_report(
     for name in models:
         refuse_senseless(name, corpus, "all", Settings(), workers)
     steps, lasting = _steps(models), measurements_directory() is not None
-    with packages.writing(out.parent), packages.scratch(out.parent, ".report") as scratch, _kept(scratch):
+    with _scratch(out) as scratch, _kept(scratch):
         every, about = {}, {}
         for name in steps or models:
             with interruption(kept=bool(every and lasting)):
@@ -150,21 +156,44 @@ def build_report(
             build_book("default", given, root=root, out=scratch / "site")
         site = scratch / "site"
         _write(site, found, tables, pages)
-        # Two renames, so that neither the new site nor the old one is ever half-written.
-        if out.exists():
-            os.rename(out, scratch / "replaced")
-        os.rename(site, out)
+        output.replace(site)
     if is_index(out.parent / "index.html"):
-        build_index(out.parent)
+        try:
+            build_index(out.parent)
+        except AnalysisError as error:
+            # The report is there, whatever is wrong beside it.
+            logging.getLogger(__name__).warning("note: the index of reports is left as it was: %s", error)
     return out / "index.html"
 
 
-def refuse_foreign(out: Path) -> None:
-    """Raise an AnalysisError if a folder holds anything that is no report."""
-    if out.exists() and not out.is_dir():
-        raise AnalysisError(f"{out} is a file: give another --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / REPORT).is_file():
-        raise AnalysisError(f"{out} holds something that is no report: give a new folder, or that of a report")
+def report_output(models: Sequence[str], data: str, out: Path) -> Output:
+    """The folder of a report.
+
+    Raises:
+        AnalysisError: it holds anything that is no report on these models and data.
+    """
+    names = [split_dtype(name)[0] for name in models]
+    output = Output(out, "report", (*names, data), REPORT)
+    if not output.check() and out.is_dir():
+        visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+        if visible:
+            raise AnalysisError(f"{out} holds {visible[0]}, which is no part of a report: give another folder")
+    return output
+
+
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A folder to work in, inside that of the report; one that was made for nothing goes again."""
+    is_new = not out.exists()
+    try:
+        with packages.writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            with packages.scratch(out, ".report") as scratch:
+                yield scratch
+    finally:
+        if is_new:
+            with suppress(OSError):
+                out.rmdir()
 
 
 def _steps(models: Sequence[str]) -> dict[str, int]:
@@ -442,35 +471,45 @@ td.number, th.number {{ text-align: right; font-variant-numeric: tabular-nums; }
 """
 
 
+def _sealed(text: str) -> str:
+    """A page with the hash of all of it in its last line."""
+    return f"{text}<!-- {INDEX} {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
 def is_index(page: Path) -> bool:
-    """Whether a page is one that :func:`build_index` has written."""
+    """Whether a page is one that :func:`build_index` has written, and as it was written."""
     try:
-        return INDEX in page.read_text(encoding="utf-8")[:1000]
+        text = page.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
+    return text == _sealed(text[: text.rfind("<!--")])
 
 
 def build_index(folder: Path) -> Path:
     """A page that lists the reports in the folders of a folder, made of their ``report.json`` alone.
 
+    A ``report.json`` that is damaged, or of another program, is left out with a note.
+
     Raises:
-        AnalysisError: there is none, or the folder has an ``index.html`` of its own, or a ``report.json`` is damaged.
+        AnalysisError: there is no report, or the folder has an ``index.html`` of its own.
     """
     page = folder / "index.html"
-    if page.exists() and not is_index(page):
+    if os.path.lexists(page) and not is_index(page):
         raise AnalysisError(f"{page} is no index of reports: move it, or give the folder that holds those of reports")
-    found = {path.parent.name: packages.read_json(path) for path in sorted(folder.glob(f"*/{REPORT}"))}
+    found = {}
+    for path in sorted(folder.glob(f"*/{REPORT}")):
+        try:
+            found[path.parent.name] = _description(path)
+        except AnalysisError as error:
+            logging.getLogger(__name__).warning("note: a report is left out of the index: %s", error)
     if not found:
         raise AnalysisError(f"{folder} holds no reports: give a folder whose folders are reports")
     rows, numbers = [], {}
-    for name, about in sorted(found.items(), key=lambda item: str(item[1].get("title", "")).casefold()):
-        try:
-            for number, model in enumerate(about["models"]):
-                numbers |= dict.fromkeys(model["headlines"])
-                link = f'<a href="{escape(name)}/index.html">{escape(about["title"])}</a>' if not number else ""
-                rows.append((link, model, about))
-        except (KeyError, TypeError) as error:
-            raise AnalysisError(f"{folder / name / REPORT} is no description of a report: make it again") from error
+    for name, about in sorted(found.items(), key=lambda item: item[1]["title"].casefold()):
+        for number, model in enumerate(about["models"]):
+            numbers |= dict.fromkeys(model["headlines"])
+            link = f'<a href="{escape(name)}/index.html">{escape(about["title"])}</a>' if not number else ""
+            rows.append((link, model, about))
     heads = "".join(f"<th>{name}</th>" for name in ("report", "model", "measured on"))
     heads += "".join(f'<th class="number">{escape(name)}</th>' for name in numbers)
     lines = []
@@ -484,6 +523,31 @@ def build_index(folder: Path) -> Path:
         lines.append(f"<tr>{body}</tr>")
     text = PAGE.format(mark=INDEX, count=len(found), heads=heads, rows="\n".join(lines))
     with packages.writing(folder), packages.scratch(folder, ".index") as scratch:
-        (scratch / "index.html").write_text(text, encoding="utf-8")
+        (scratch / "index.html").write_text(_sealed(text), encoding="utf-8")
         os.replace(scratch / "index.html", page)
     return page
+
+
+def _description(path: Path) -> dict:
+    """What a ``report.json`` says of a report.
+
+    Raises:
+        AnalysisError: it is damaged, or says something else.
+    """
+    about = packages.read_json(path, "make the report again")
+    models = about.get("models")
+    is_report = isinstance(about.get("title"), str) and isinstance(about.get("data"), str)
+    is_report = is_report and type(about.get("texts")) is int
+    if not is_report or not isinstance(models, list) or not models or not all(map(_is_model, models)):
+        raise AnalysisError(f"{path} is no description of a report: make the report again")
+    return about
+
+
+def _is_model(model: object) -> bool:
+    """Whether an entry of a ``report.json`` has the title and the numbers of a model."""
+    if not isinstance(model, dict) or not isinstance(model.get("title"), str):
+        return False
+    headlines = model.get("headlines")
+    if not isinstance(headlines, dict):
+        return False
+    return all(value is None or type(value) in (int, float) for value in headlines.values())

@@ -6,7 +6,6 @@ Only a site that Sphinx builds without a warning replaces the last good one.
 import asyncio
 import importlib.metadata
 import itertools
-import os
 import platform
 import re
 import shutil
@@ -23,6 +22,7 @@ from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolv
 from analysis_lib.book.watching import watched
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import Output
 from analysis_lib.measurement.versions import library_hash
 
 
@@ -64,6 +64,8 @@ def build_book(
     ``parameters`` override those of the profile, in every notebook that has them. ``out`` is the folder of the site,
     ``_build/html`` unless given.
 
+    Where another process builds the same book, this one waits for it, and executes what that has left.
+
     Raises:
         AnalysisError: no Jupyter Book 1; an unknown parameter, a notebook that failed (the others are finished and
             kept), or a site with a warning; the last good site is then left as it was.
@@ -72,17 +74,35 @@ def build_book(
     require_jupyter_book()
     started, root = time.monotonic(), root.resolve()
     build, out = root / "_build", out or root / "_build" / "html"
-    tasks = []
-    for name, values in resolve(profile, parameters or {}, root).items():
-        notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
-        tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
-    stale = [task for task in tasks if not task.up_to_date]
+    site = Output(out, "book", (), "index.html")
+    _refuse_foreign(site)
+    with packages.alone(build / ".lock", "the book is being built by another process: waiting for that one to end"):
+        tasks = []
+        for name, values in resolve(profile, parameters or {}, root).items():
+            notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
+            tasks.append(Task(name, notebook, values, executed, notebook_key(notebook, values, root)))
+        stale = [task for task in tasks if not task.up_to_date]
+        try:
+            carried_out(_execute(stale))
+        except KeyboardInterrupt:
+            kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
+            raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
+        _build_site(root, profile, tasks, site)
+    print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
+    return out / "index.html"
+
+
+def _refuse_foreign(site: Output) -> None:
     try:
-        carried_out(_execute(stale))
-    except KeyboardInterrupt:
-        kept = f"{sum(task.up_to_date for task in stale)} of {len(stale)} notebooks are executed and kept"
-        raise KeyboardInterrupt(f"interrupted: {kept}; run the command again to continue") from None
-    with packages.scratch(build, ".stage") as scratch:
+        site.check([site.last])
+    except AnalysisError as error:
+        raise AnalysisError(f"the site cannot be replaced ({error}; `make clean` removes the whole build)") from error
+
+
+def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> None:
+    """Build the site of executed notebooks, unless it is there."""
+    site.folder.mkdir(parents=True, exist_ok=True)
+    with packages.scratch(site.folder, ".stage") as scratch:
         stage = scratch / "stage"
         _stage(root, tasks, stage)
         claims = file_hashes(packages.data_directory() / "claims")
@@ -90,19 +110,14 @@ def build_book(
         key = digest(
             file_hashes(stage), claims, profile, platform.python_version(), installed(), library_hash(), library
         )
-        stamp = out / ".key"
+        stamp = site.folder / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():
                 _add_wheel(root, scratch / "wheel", stage / "_static")
             print("building the site", file=sys.stderr, flush=True)
-            site = _sphinx(stage, scratch / "site", build / "build.log")
-            (site / ".key").write_text(key, encoding="utf-8")
-            # Two renames, so that neither the new site nor the old one is ever half-written.
-            if out.exists():
-                os.rename(out, scratch / "replaced")
-            os.rename(site, out)
-    print(_summary(tasks, stale, time.monotonic() - started), file=sys.stderr)
-    return out / "index.html"
+            new = _sphinx(stage, scratch / "site", root / "_build" / "build.log")
+            (new / ".key").write_text(key, encoding="utf-8")
+            site.replace(new)
 
 
 def _summary(tasks: list[Task], stale: list[Task], seconds: float) -> str:

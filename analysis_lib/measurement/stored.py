@@ -7,7 +7,6 @@ import json
 import os
 import re
 import time
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -165,9 +164,6 @@ class MergedSums:
             # Tried before the work begins.
             with packages.writing(self.path.parent):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Of a run that was killed while it wrote.
-            for scratch in self.path.parent.glob(f"{self.path.stem}-*.tmp"):
-                scratch.unlink(missing_ok=True)
 
     def resume(self, metrics: list[Metric]) -> Merging:
         """Fill empty metrics with what is there; a damaged file is none."""
@@ -203,17 +199,14 @@ def _write(path: Path, sums: Mapping[str, dict[Key, GroupSums]], report: Report,
         for key, (groups, values) in of_metric.items()
     }
     more["arrays"] = len(arrays)
-    scratch = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.tmp")
     with packages.writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with scratch.open("wb") as file:
+        with packages.scratch(path.parent, path.stem) as scratch:
+            with (scratch / path.name).open("wb") as file:
                 np.savez(file, report=json.dumps(asdict(report)), metrics=json.dumps([*sums]), **more, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
+            os.replace(scratch / path.name, path)
 
 
 def _read(stored: Mapping[str, np.ndarray]) -> Result:

@@ -3,7 +3,6 @@
 import json
 import math
 import operator
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.inputs import Reading
-from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import Output
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import title
@@ -323,57 +322,39 @@ class Tables(LazyTables):
 
     def save(self, folder: Path | str, form: str = "parquet") -> None:
         """Write the tables and ``run.json``, see :func:`save_tables`."""
-        save_tables(self, folder, "run.json", self.run, form)
+        inputs = (str(self.run.get("model", "")), str(self.run.get("data", "")))
+        save_tables(self, Output(Path(folder), "measure", inputs, "run.json"), self.run, form)
 
 
-def save_tables(
-    tables: Mapping[str, pd.DataFrame], folder: Path | str, description: str, run: dict, form: str = "parquet"
-) -> None:
+def save_tables(tables: Mapping[str, pd.DataFrame], output: Output, run: dict, form: str = "parquet") -> None:
     """Write one file per table, Parquet or CSV, then the description: JSON of the run that also lists the tables.
 
-    Each file is replaced whole and the description is written last: where it exists, so does every table it lists.
+    The description is written last: where it exists, so does every table it lists.
+
+    Args:
+        output: the folder, which is to be new, or one of the same command on the same inputs, whose tables go.
+        run: what the description holds.
+        form: of the tables.
 
     Raises:
-        AnalysisError: the folder cannot be written, or a table cannot be made: then nothing is written.
+        AnalysisError: the folder cannot be written, holds something else that would be lost, or a table cannot be made:
+            then nothing is written.
     """
     if form not in FORMATS:
         raise AnalysisError(f"the form of the tables is {form!r}: give {' or '.join(FORMATS)}")
-    folder = Path(folder)
     run = {**run, "tables": {name: len(table) for name, table in tables.items()}}
-    files = (*(f"{name}.{form}" for name in tables), description)
-    with packages.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            if (folder / name).is_dir():
-                raise AnalysisError(f"{folder / name} is a folder: move it, or give another folder")
-        with packages.scratch(folder, ".unfinished-tables") as unfinished:
-            for name, table in tables.items():
-                path = unfinished / f"{name}.{form}"
-                if form == "csv":
-                    table.to_csv(path, index=False)
-                else:
-                    table.to_parquet(path, index=False, compression="zstd")
-            text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
-            (unfinished / description).write_text(text, encoding="utf-8", errors="backslashreplace")
-            # The folder holds one run: a table that only a previous one wrote would seem to be ours. Whoever is killed
-            # before all is in place leaves word of what there may be.
-            begun = folder / f".begun-{description}"
-            there = _listed(folder / description) | _listed(begun)
-            (unfinished / begun.name).write_text(json.dumps({"files": sorted({*files, *there})}), encoding="utf-8")
-            os.replace(unfinished / begun.name, begun)
-            (folder / description).unlink(missing_ok=True)
-            for name in there - {*files}:
-                (folder / name).unlink(missing_ok=True)
-            for name in files:
-                os.replace(unfinished / name, folder / name)
-            begun.unlink(missing_ok=True)
+    output.check(table_files(tables, output.last, form))
+    with output.scratch() as new:
+        for name, table in tables.items():
+            path = new / f"{name}.{form}"
+            if form == "csv":
+                table.to_csv(path, index=False)
+            else:
+                table.to_parquet(path, index=False, compression="zstd")
+        text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+        (new / output.last).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def _listed(run: Path) -> set[str]:
-    """The files of the tables that a ``run.json`` lists; none where there is no readable one."""
-    try:
-        about = packages.read_json(run)
-        made = [f"{name}.{form}" for name in about.get("tables", ()) if name.isidentifier() for form in FORMATS]
-        return {*made, *(name for name in about.get("files", ()) if Path(name).name == name)}
-    except (AnalysisError, TypeError, AttributeError):
-        return set()
+def table_files(tables: Iterable[str], description: str, form: str = "parquet") -> list[str]:
+    """The names of the files that :func:`save_tables` writes."""
+    return [*(f"{name}.{form}" for name in tables), description]

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from torch.nn import functional
 from analysis_lib import corpora
 from analysis_lib.capture.outputs import PREDICTED
 from analysis_lib.corpora import packages
+from analysis_lib.corpora.hub import MODEL_FILES
 from analysis_lib.errors import CONTINUES, AnalysisError, near_names
+from analysis_lib.files import Output
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
 from analysis_lib.models.loading import LOCALLY, read_processor
@@ -116,6 +119,7 @@ def pretrain(
         if not holds(description, identity) or untokenized():
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
+            Output(folder, "pretrain", (settings.data,), DESCRIPTION).seal(DESCRIPTION)
     seeds = dict.fromkeys(seeds)
     try:
         with processes.mapped(min(workers, len(seeds))) as mapped:
@@ -203,12 +207,17 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
                 logging.getLogger(__name__).warning(said, gone[0], seed)
             # The seal last, so that whoever kills this process does not make what is left look whole.
             for path in gone:
-                path.unlink(missing_ok=True) if path.parent == folder else shutil.rmtree(path.parent, True)
+                path.unlink(missing_ok=True)
+                # The whole checkpoint is kept anew.
+                if path.parent != folder:
+                    (path.parent / "config.json").unlink(missing_ok=True)
             seal_path(folder, table.stem).unlink(missing_ok=True)
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()
         if not seal_path(folder, table.stem).is_file():
-            seal(folder, table.stem, table.name, f"{table.stem}-step_*/*")
+            # Not what a user has put beside them.
+            checkpoints = [f"{table.stem}-step_*/{files}" for files in MODEL_FILES]
+            seal(folder, table.stem, table.name, *checkpoints)
 
 
 def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) -> transformers.PreTrainedConfig:
@@ -382,9 +391,14 @@ class _Run:
         self.model.train()
         held_out = self._mean(torch.cat(losses), step)
         # Named in the style of the MultiBERTs.
-        if not (whole := self.folder / f"seed_{self.seed}-step_{step}").is_dir():
+        whole = self.folder / f"seed_{self.seed}-step_{step}"
+        if not (whole / "config.json").is_file():
             unfinished = self.folder / f".unfinished-{whole.name}"
             self.model.save_pretrained(unfinished)
             self.tokenizer.save_pretrained(unfinished)
-            unfinished.rename(whole)
+            whole.mkdir(exist_ok=True)
+            # Beside what a user may have put there. The configuration last: it says that all are there.
+            for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
+                os.replace(path, whole / path.name)
+            unfinished.rmdir()
         return held_out

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.files import Output
 from analysis_lib.models import Maker, register
 from analysis_lib.training.settings import RECIPES, RECORD, Recipe, named_settings, versions
 
@@ -44,6 +46,8 @@ def trained(name: str) -> Path:
 def train(name: str, folder: Path) -> "pd.DataFrame":
     """Train a model anew and write its folder, which must be new or empty, whole or not at all.
 
+    A symbolic link to an empty folder is followed.
+
     Returns:
         As :func:`held_out_scores`: its score, and that of the shipped model of the recipe.
 
@@ -51,12 +55,15 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
         AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
     """
     recipe, identity, _ = _recipe(name)
+    folder = Path(os.path.realpath(folder))
     with packages.writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
         with packages.scratch(folder.parent, ".unfinished") as home:
             _train(recipe, identity, unfinished := home / "model")
+            output = Output(unfinished, "train", (name,), RECORD)
+            output.seal(*(path.name for path in unfinished.iterdir()))
             unfinished.rename(folder)
     base = identity["recipe"]
     return _scores({name: folder, f"{base} (shipped)": packages.data_directory() / "models" / base})

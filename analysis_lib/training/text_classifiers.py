@@ -18,6 +18,7 @@ from torch import Tensor
 
 from analysis_lib.corpora import Corpus, Pair, packages
 from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.files import Output
 from analysis_lib.metrics.intervals import share
 from analysis_lib.models import LoadedModel, devices
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
@@ -204,6 +205,7 @@ def _trained(
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
             write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
+            Output(folder, "classifier", (train.name, validation.name), DESCRIPTION).seal(DESCRIPTION)
             for home in ("", INITIAL, LAST)[: 3 if ends else 1]:
                 tokenizer.save_pretrained(folder / home)
             if ends:

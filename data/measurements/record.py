@@ -21,6 +21,7 @@ from analysis_lib import Corpus, load_corpus, load_model, measure
 from analysis_lib.__main__ import main as command_line
 from analysis_lib.errors import AnalysisError
 from analysis_lib.figures.exploring import rows_of
+from analysis_lib.files import Output
 from analysis_lib.measurement import grouped, shipped, shipping
 from analysis_lib.measurement.tables import save_tables
 from analysis_lib.papers import causes, cones, maruta, spikes
@@ -179,7 +180,11 @@ def _finetuned_tables(data: str, folder: Path, epochs: int) -> None:
     for name in measured["before"]:
         tables[name] = grouped({state: found[name] for state, found in measured.items()}, "training")
     training = {"training": settings | {"texts": len(train), "seeds": [*SEEDS]}}
-    save_tables(tables, folder, "run.json", measured["before"].run | training)
+    # Those that ship bear no seal, without which nothing is replaced.
+    for last in (folder / "run.json", *folder.glob("*.parquet")):
+        last.unlink(missing_ok=True)
+    output = Output(folder, "record", ("minilm", data), "run.json")
+    save_tables(tables, output, measured["before"].run | training)
     if data != "hatexplain":
         similar, right = directions.classified(tuned[0], test)
         drawn = directions.draw_representatives(np.array(test.labels), right)

@@ -57,9 +57,9 @@ def test_run_is_this_interpreter_in_this_folder(tmp_path, monkeypatch):
     ids=["error", "killed", "exit", "allowed-error", "never-run"],
 )
 def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, tags, written):
-    notebook = write(tmp_path / "n.ipynb", "print(1)", source, tags=tags)
-    out = tmp_path / "out.ipynb"
-    out.write_text("previous")
+    notebook, out = write(tmp_path / "n.ipynb", "print(1)"), tmp_path / "out.ipynb"
+    previous = run_notebook(notebook, {}, out).read_bytes()
+    write(notebook, "print(1)", source, tags=tags)
     with pytest.raises(AnalysisError) as error:
         run_notebook(notebook, {"limit": 4}, out)
     message = str(error.value)
@@ -67,7 +67,7 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
     assert "limit = 4" in message
     assert written in message
     assert "Kernel died" not in message or "\n" not in message
-    assert out.read_text() == "previous"
+    assert out.read_bytes() == previous
     assert sorted(path.name for path in tmp_path.iterdir()) == ["n.ipynb", "out.failed.ipynb", "out.ipynb"]
     # What was executed can be looked at, until the notebook runs.
     assert nbformat.read(tmp_path / "out.failed.ipynb", 4).cells[1].execution_count == 1
@@ -77,8 +77,7 @@ def test_a_run_that_did_not_finish_leaves_the_previous_copy(tmp_path, source, ta
 
 def test_a_full_disk_leaves_the_previous_copy(tmp_path, monkeypatch):
     notebook, out = write(tmp_path / "n.ipynb", "print(1)"), tmp_path / "out" / "n.ipynb"
-    out.parent.mkdir()
-    out.write_text("previous")
+    previous = run_notebook(notebook, {}, out).read_text()
 
     def full(_, path):
         path.write_text("{")
@@ -87,7 +86,40 @@ def test_a_full_disk_leaves_the_previous_copy(tmp_path, monkeypatch):
     monkeypatch.setattr("analysis_lib.book.notebook.nbformat.write", full)
     with pytest.raises(AnalysisError, match=f"^{out.parent} cannot be written .No space left on device.: free some"):
         run_notebook(notebook, {}, out)
-    assert [path.read_text() for path in out.parent.iterdir()] == ["previous"]
+    assert [path.read_text() for path in out.parent.iterdir()] == [previous]
+
+
+@pytest.mark.parametrize("name", ["out.ipynb", "out.failed.ipynb"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_notebook_or_file_of_the_users_is_not_replaced(tmp_path, name, fails):
+    notebook, theirs = write(tmp_path / "n.ipynb", "1 / 0" if fails else "1"), tmp_path / name
+    write(theirs, "print('mine')")
+    before = theirs.read_bytes()
+    with pytest.raises(AnalysisError, match=f"{name} is no executed copy of a notebook: move it"):
+        run_notebook(notebook, {}, tmp_path / "out.ipynb")
+    assert theirs.read_bytes() == before
+    theirs.write_text("no notebook")
+    with pytest.raises(AnalysisError, match=f"{name} is no executed copy of a notebook: move it"):
+        run_notebook(notebook, {}, tmp_path / "out.ipynb")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["n.ipynb", name])
+
+
+def test_an_executed_copy_is_replaced_unless_it_was_changed_or_is_of_something_else(tmp_path):
+    declared = 'model: str = "minilm"  # model\nlimit: int = 3  # texts'
+    notebook, out = write(tmp_path / "n.ipynb", "print(model, limit)", parameters=declared), tmp_path / "out.ipynb"
+    run_notebook(notebook, {}, out)
+    run_notebook(notebook, {"limit": 4}, out)
+    assert outputs(out) == "minilm 4\n"
+    with pytest.raises(AnalysisError, match=r"out.ipynb was executed with model = 'minilm': give another --out"):
+        run_notebook(notebook, {"model": "smollm2-135m"}, out)
+    with pytest.raises(AnalysisError, match=r"out.ipynb is the executed copy of another notebook"):
+        run_notebook(write(tmp_path / "other.ipynb", "print(model, limit)", parameters=declared), {}, out)
+    annotated = nbformat.read(out, 4)
+    annotated.cells[0].source += "\nMy remarks."
+    nbformat.write(annotated, out)
+    with pytest.raises(AnalysisError, match=r"out.ipynb has been changed since it was executed: move it"):
+        run_notebook(notebook, {}, out)
+    assert "My remarks." in out.read_text()
 
 
 def test_a_notebook_of_an_old_format_is_refused(tmp_path):

@@ -28,6 +28,7 @@ from analysis_lib.book import notebook, reports, site
 from analysis_lib.book.listing import located
 from analysis_lib.book.parameters import notebook_parameters, read_notebook
 from analysis_lib.book.reports import PAGES, build_index, build_report
+from analysis_lib.files import SEAL
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.geometry import METRICS, headlines
 from analysis_lib.measurement.measuring import measure_sensible
@@ -221,9 +222,10 @@ def test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, mon
 
     monkeypatch.setattr(reports, "build_book", fail)
     with pytest.raises(AnalysisError, match="was not built"):
-        build_report([str(models[0])], str(lines), built)
+        build_report([*map(str, models)], str(lines), built)
     assert files(built) == before
     assert [path.name for path in built.parent.iterdir()] == [built.name]
+    assert {path.name for path in built.glob(".*")} == {SEAL, ".buildinfo", ".key"}
 
 
 def test_units_tokenizer_device_and_workers_are_those_of_all_that_is_measured(tiny_folder, tmp_path, monkeypatch):
@@ -325,17 +327,16 @@ KILLED = """
 import os, sys
 from analysis_lib.book import notebook, reports
 reports.build_book = lambda *a, **k: os.kill(os.getpid(), 9)
-reports.build_report([sys.argv[1]], sys.argv[2], sys.argv[3])
+reports.build_report(sys.argv[1:3], *sys.argv[3:])
 """
 
 
 def test_a_killed_report_leaves_the_last_one_and_the_next_clears_up(built, models, lines, monkeypatch):
     before = files(built)
-    command = [sys.executable, "-c", KILLED, models[0], lines, built]
+    command = [sys.executable, "-c", KILLED, *models, lines, built]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
-    assert files(built) == before
-    left = [path.name for path in built.parent.iterdir()]
-    assert any(name.startswith(".report-") for name in left)
+    assert files(built).items() >= before.items()
+    assert [*built.glob(".report-*")]
     test_a_failed_report_leaves_the_last_one_as_it_was(built, models, lines, monkeypatch)
 
 
@@ -357,7 +358,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_report(place, built, models
         monkeypatch.setattr(reports, "build_book", lambda *_, out, **__: out.mkdir())
         monkeypatch.setattr(pd.DataFrame, "to_csv", full)
     with pytest.raises(AnalysisError, match=r"No space left on device.*free some space") as caught:
-        build_report([str(models[0])], str(lines), built, limit=6)
+        build_report([*map(str, models)], str(lines), built, limit=6)
     assert len(caught.value.args) == 1
     assert "\n" not in str(caught.value)
     assert files(built) == before
@@ -373,11 +374,64 @@ async def not_run(copy: nbformat.NotebookNode, *_: object) -> tuple[None, None, 
 
 def test_a_folder_that_is_no_report_is_left_alone(models, lines, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(AnalysisError, match="holds something that is no report"):
+    (tmp_path / "src").mkdir()
+    with pytest.raises(AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"):
+        build_report([str(models[0])], str(lines), tmp_path)
+    # Other programs have files of this name.
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(AnalysisError, match=r"holds notes\.txt, which is no part of a report: give another folder"):
         build_report([str(models[0])], str(lines), tmp_path)
     with pytest.raises(AnalysisError, match="is a file"):
         build_report([str(models[0])], str(lines), tmp_path / "notes.txt")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "report.json", "src"]
+
+
+@pytest.fixture
+def quick_site(monkeypatch) -> list[str]:
+    """A site whose pages are these, without notebooks and Sphinx."""
+    pages = ["index.html", "report/drift.html"]
+
+    def site(*_: object, out: Path, **__: object) -> None:
+        for page in pages:
+            (out / page).parent.mkdir(parents=True, exist_ok=True)
+            (out / page).write_text(f"<p>{page}", encoding="utf-8")
+
+    monkeypatch.setattr(reports, "build_book", site)
+    return pages
+
+
+def test_what_a_user_puts_into_a_report_stays_when_it_is_made_again(quick_site, models, lines, tmp_path):
+    given, out = ([str(models[0])], str(lines)), tmp_path / "out"
+    (tmp_path / "elsewhere").mkdir()
+    out.symlink_to(tmp_path / "elsewhere")
+    build_report(*given, out, limit=6)
+    for name in ("notes.txt", "report/mine.html", ".git/config"):
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    quick_site.remove("report/drift.html")
+    build_report(*given, out, limit=6, title="Anew")
+    assert out.is_symlink()
+    for name in ("notes.txt", "report/mine.html", ".git/config"):
+        assert (out / name).read_text() == "mine"
+    assert not (out / "report" / "drift.html").exists()
+    assert json.loads((out / "report.json").read_text(encoding="utf-8"))["title"] == "Anew"
+    assert str(tmp_path) not in (out / SEAL).read_text(encoding="utf-8")
+    before = files(out)
+    for other in (([str(models[1])], str(lines)), ([*map(str, models)], str(lines)), ([str(models[0])], "news")):
+        with pytest.raises(AnalysisError, match=r"holds what analysis-lib report wrote of .*: give another folder"):
+            build_report(*other, out)
+    (out / "index.html").write_text("<p>my words")
+    with pytest.raises(AnalysisError, match=r"index\.html has been changed since analysis-lib wrote it: move it"):
+        build_report(*given, out)
+    assert (out / "index.html").read_text() == "<p>my words"
+    assert files(out).keys() == before.keys()
+
+
+def test_a_report_of_another_precision_replaces_the_last_one(quick_site, models, lines, tmp_path):
+    for dtype in ("", "@dtype=float64"):
+        build_report([f"{models[0]}{dtype}"], str(lines), tmp_path / "out", limit=6)
+    (model,) = json.loads((tmp_path / "out" / "geometry.json").read_text(encoding="utf-8"))["models"]
+    assert model["dtype"] == "float64"
 
 
 @pytest.mark.parametrize(
@@ -564,8 +618,81 @@ def test_what_is_no_folder_of_reports_is_refused(tmp_path):
     assert (tmp_path / "index.html").read_text() == "my own page"
     (tmp_path / "index.html").unlink()
     (tmp_path / "one" / "report.json").write_text("{}")
-    with pytest.raises(AnalysisError, match="no description"):
+    with pytest.raises(AnalysisError, match="holds no reports"):
         build_index(tmp_path)
+
+
+def test_an_index_of_ones_own_or_one_that_was_changed_is_not_replaced(tmp_path):
+    """Whatever it mentions."""
+    fake(tmp_path, "one", "One")
+    page = tmp_path / "index.html"
+    mine = f'<meta name="generator" content="{reports.INDEX}"><!-- {reports.INDEX} 0123 -->\n'
+    for text in (mine, build_index(tmp_path).read_text(encoding="utf-8").replace("Reports", "My reports")):
+        page.unlink(missing_ok=True)
+        page.write_text(text, encoding="utf-8")
+        with pytest.raises(AnalysisError, match="is no index of reports: move it"):
+            build_index(tmp_path)
+        assert page.read_text(encoding="utf-8") == text
+        page.unlink()
+    page.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(AnalysisError, match="is no index of reports: move it"):
+        build_index(tmp_path)
+    assert page.is_symlink()
+
+
+def damaged(**changes: object) -> str:
+    """A description of a report with other entries."""
+    model = {"title": "M", "headlines": {"cosine": 0.5}}
+    return json.dumps({"title": "T", "data": "d", "texts": 3, "models": [model]} | changes)
+
+
+DAMAGED = {
+    "empty": "",
+    "cut short": damaged()[:-5],
+    "brackets": "[" * 100_000,
+    "no text": "\0\udcff",
+    "a list": "[1]",
+    "of another program": '{"passed": 12, "failed": 0}',
+    "title": damaged(title=3),
+    "data": damaged(data=None),
+    "texts": damaged(texts="many"),
+    "models": damaged(models=5),
+    "no models": damaged(models=[]),
+    "model": damaged(models=["minilm"]),
+    "title of a model": damaged(models=[{"title": [], "headlines": {}}]),
+    "headlines": damaged(models=[{"title": "M", "headlines": [1]}]),
+    "headline": damaged(models=[{"title": "M", "headlines": {"cosine": "0.5"}}]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_neighbour_is_left_out_with_a_note(damage, tmp_path, caplog):
+    fake(tmp_path, "one", "One")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "report.json").write_text(DAMAGED[damage], encoding="utf-8", errors="surrogateescape")
+    text = build_index(tmp_path).read_text(encoding="utf-8")
+    assert "1 in this folder" in text
+    assert "one/index.html" in text
+    (note,) = caplog.messages
+    assert note.startswith("note: a report is left out of the index: ")
+    assert "two/report.json" in note
+    assert "\n" not in note
+
+
+def test_a_report_is_finished_whatever_is_wrong_beside_it(quick_site, models, lines, tmp_path, caplog):
+    fake(tmp_path, "one", "One")
+    build_index(tmp_path)
+    for number, (_, content) in enumerate(DAMAGED.items()):
+        (tmp_path / f"damaged-{number}").mkdir()
+        path = tmp_path / f"damaged-{number}" / "report.json"
+        path.write_text(content, encoding="utf-8", errors="surrogateescape")
+    (tmp_path / "folder" / "report.json").mkdir(parents=True)
+    page = build_report([str(models[0])], str(lines), tmp_path / "new", limit=6)
+    assert page.is_file()
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "2 in this folder" in text
+    assert "new/index.html" in text
+    assert sum("left out of the index" in message for message in caplog.messages) == len(DAMAGED) + 1
 
 
 # --- The notebooks ---------------------------------------------------------------------------------------------------

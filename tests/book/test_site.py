@@ -307,13 +307,75 @@ def test_all_failures_are_told_and_what_finished_is_kept(root):
     assert {n: when for n, when in state(root).items() if n in kept} == kept
 
 
+BUILD = """
+import sys
+from pathlib import Path
+from analysis_lib.book import site
+
+def pages(stage, target, log):
+    target.mkdir()
+    (target / "index.html").write_text("built")
+    return target
+
+site._sphinx = pages
+site.build_book(root=Path(sys.argv[1]))
+"""
+
+
+def test_two_builds_at_once_execute_each_notebook_once(root):
+    """The second one waits for the first, and finds all executed."""
+    log, go = root / "log", root / "go"
+    append = f"open({str(log)!r}, 'a').write"
+    write(root / "book" / "part" / "two.ipynb", f"{append}('two\\n')", parameters="n: int = 2  # number")
+    waits = f"import pathlib, time\n{append}('one\\n')\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)"
+    write(root / "book" / "part" / "one.ipynb", waits)
+    command = [sys.executable, "-c", BUILD, root]
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: log.exists() and "one" in log.read_text(), first)
+    second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert "another process: waiting for that one to end" in second.stderr.readline()
+    go.touch()
+    assert "executed 2 of 2 notebooks" in first.communicate(timeout=PATIENCE)[1]
+    assert "executed 0 of 2 notebooks" in second.communicate(timeout=PATIENCE)[1]
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert sorted(log.read_text().split()) == ["one", "two"]
+
+
+def test_a_build_that_was_killed_holds_up_no_other(root):
+    pid = root / "pid"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep({10 * PATIENCE})"
+    write(root / "book" / "part" / "one.ipynb", code)
+    first = subprocess.Popen([sys.executable, "-c", BUILD, root], stderr=subprocess.DEVNULL)
+    wait_until(lambda: pid.exists() and pid.read_text(), first)
+    first.kill()
+    first.wait()
+    write(root / "book" / "part" / "one.ipynb", "print(1)")
+    done = subprocess.run([sys.executable, "-c", BUILD, root], stderr=subprocess.PIPE, text=True, check=True)
+    assert "executed 1 of 2 notebooks" in done.stderr
+
+
+def test_what_is_put_beside_the_pages_stays_and_a_site_of_something_else_is_left_alone(root, no_pages):
+    html = root / "_build" / "html"
+    (html / "CNAME").write_text("geometry.example.org")
+    write(root / "book" / "part" / "one.ipynb", "print('new')")
+    build_book(root=root)
+    assert (html / "CNAME").read_text() == "geometry.example.org"
+    assert not (html / "part").exists()
+    shutil.rmtree(html)
+    html.mkdir()
+    (html / "index.html").write_text("mine")
+    with pytest.raises(AnalysisError, match=r"index.html was not written by analysis-lib: move it.*make clean"):
+        build_book(root=root)
+    assert [path.name for path in html.iterdir()] == ["index.html"]
+
+
 def test_a_warning_of_sphinx_keeps_the_last_good_site(root):
     before = state(root)
     (root / "book" / "index.md").write_text("# Index\n\n{ref}`nowhere`\n")
     with pytest.raises(AnalysisError, match="nowhere"):
         build_book(root=root)
     assert state(root) == before
-    assert not list((root / "_build").glob(".stage-*"))
+    assert not list((root / "_build" / "html").glob(".stage-*"))
 
 
 def test_ctrl_c_keeps_what_finished_and_says_so(root):

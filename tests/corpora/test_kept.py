@@ -1,5 +1,6 @@
 """What is kept on disk: whole or not at all; damage is noticed, and what killed processes leave is cleaned up."""
 
+import errno
 import json
 import os
 import socket
@@ -7,13 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pandas as pd
 import pytest
+from waiting import wait_until
 
 from analysis_lib import AnalysisError, Corpus, load_corpus, measure
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.objects import TextFile
+from analysis_lib.files import SEAL, Output
 from analysis_lib.measurement import execution
 from analysis_lib.measurement.tables import save_tables
 from analysis_lib.training.settings import RECIPES
@@ -78,9 +82,114 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
     (left,) = tmp_path.iterdir()
-    save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {})
-    assert not left.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.parquet", "run.json"]
+    with packages.scratch(tmp_path, ".unfinished-tables"):
+        assert not left.exists()
+    assert not [*tmp_path.iterdir()]
+
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from analysis_lib.corpora import packages
+packages._machine = lambda real=packages._machine: (sys.argv[2:] or [real()])[0]
+with packages.scratch(Path(sys.argv[1]), ".unfinished") as folder:
+    (folder / "half").write_text("x")
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def holding(folder, *machine, inside=()) -> tuple[subprocess.Popen, Path]:
+    """A process with a scratch folder, and that folder."""
+    command = [*inside, sys.executable, "-c", HOLDING, folder, *machine]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return process, Path(process.stdout.readline().strip())
+
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+
+
+@pytest.mark.parametrize("inside", [(), NAMESPACE], ids=["here", "of another pid namespace"])
+def test_a_scratch_folder_is_kept_while_its_process_lives_and_no_longer(tmp_path, inside):
+    """A process id that is unknown here may be at work in a container."""
+    if inside and subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of process ids can be made here")
+    process, held = holding(tmp_path, inside=inside)
+    with packages.scratch(tmp_path, ".unfinished"):
+        assert (held / "half").read_text() == "x"
+    process.kill()
+    process.wait()
+    # The child of unshare ends a moment after it.
+    wait_until(lambda: swept(tmp_path, held))
+
+
+def test_a_scratch_folder_of_this_machine_is_safe_from_another_pid_namespace(tmp_path):
+    if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of process ids can be made here")
+    with packages.scratch(tmp_path, ".unfinished") as mine:
+        (mine / "half").write_text("x")
+        process, _ = holding(tmp_path, inside=NAMESPACE)
+        process.communicate("")
+        assert (mine / "half").read_text() == "x"
+
+
+def test_a_scratch_folder_of_another_machine_is_left_over_after_thirty_days(tmp_path):
+    process, held = holding(tmp_path, "0123456789ab")
+    process.kill()
+    process.wait()
+    # Its lock is free here, which says nothing of where it was made.
+    assert not swept(tmp_path, held)
+    long_ago = time.time() - packages.FORGOTTEN - 60
+    os.utime(held.parent, (long_ago, long_ago))
+    assert swept(tmp_path, held)
+
+
+def test_what_only_looks_like_a_scratch_folder_stays(tmp_path):
+    names = (".unfinished-4194305-abcdefgh", ".unfinished-notes", f".unfinished-{packages._machine()}-mine")
+    for name in names:
+        (tmp_path / name).mkdir()
+    with packages.scratch(tmp_path, ".unfinished"):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {*names}
+
+
+def swept(parent, held) -> bool:
+    """Whether a new scratch folder has taken another one away."""
+    with packages.scratch(parent, ".unfinished"):
+        return not held.exists()
+
+
+def test_where_files_cannot_be_locked_nothing_is_taken_for_left_over(tmp_path, monkeypatch, caplog):
+    process, held = holding(tmp_path)
+    process.kill()
+    process.wait()
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packages.fcntl, "flock", unsupported)
+        with packages.scratch(tmp_path, ".unfinished") as mine:
+            assert mine.is_dir()
+            assert held.exists()
+    assert "cannot be locked" in caplog.text
+    assert swept(tmp_path, held)
+
+
+def test_a_package_is_downloaded_by_one_process_alone(home, monkeypatch):
+    """Whoever waited finds it."""
+    monkeypatch.setattr(packages, "pin", lambda package: "thing==1.0 --hash=sha256:0")
+    home.mkdir(parents=True)
+    kept = []
+    monkeypatch.setattr(packages, "_kept", lambda package: kept[0] if kept else None)
+    monkeypatch.setattr(packages.subprocess, "run", None)
+    with packages.alone(home / ".downloading"):
+        waiting = threading.Thread(target=lambda: done.append(packages.archive("thing")))
+        done = []
+        waiting.start()
+        kept.append(home / "thing-1.0-py3-none-any.whl")
+    waiting.join()
+    assert done == kept
 
 
 def test_what_a_process_at_work_has_stays(tmp_path):
@@ -91,6 +200,10 @@ def test_what_a_process_at_work_has_stays(tmp_path):
         assert other.is_dir()
 
 
+def output(folder) -> Output:
+    return Output(folder, "measure", ("minilm", "news"), "run.json")
+
+
 @pytest.mark.parametrize("killed_at", range(1, 8))
 def test_no_table_of_another_run_stays(killed_at, tmp_path, monkeypatch):
     """However far a run came before it was killed, the next one leaves its own tables alone."""
@@ -98,7 +211,7 @@ def test_no_table_of_another_run_stays(killed_at, tmp_path, monkeypatch):
     def tables(*names):
         return {name: pd.DataFrame({"from": [names]}) for name in names}
 
-    save_tables(tables("a", "b"), tmp_path, "run.json", {})
+    save_tables(tables("a", "b"), output(tmp_path), {})
     (tmp_path / "mine.csv").write_text("x")
     replace, calls = os.replace, []
 
@@ -111,31 +224,25 @@ def test_no_table_of_another_run_stays(killed_at, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
         try:
-            save_tables(tables("b", "c"), tmp_path, "run.json", {})
+            save_tables(tables("b", "c"), output(tmp_path), {})
         except KeyboardInterrupt:
             if (tmp_path / "run.json").exists():
-                assert {*json.loads((tmp_path / "run.json").read_text())["tables"]} == {"a", "b"}
-                assert (tmp_path / "a.parquet").exists()
-    save_tables(tables("c", "d"), tmp_path, "run.json", {})
-    assert {path.name for path in tmp_path.iterdir()} == {"c.parquet", "d.parquet", "run.json", "mine.csv"}
-
-
-def test_a_description_that_cannot_be_read_costs_no_table(tmp_path):
-    for content in ("[" * 10**5, "{", '{"tables": 3}', '{"tables": {"../evil": 1}}', "\0"):
-        (tmp_path / "run.json").write_text(content)
-        save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {})
-        assert (tmp_path / "one.parquet").is_file()
-        assert json.loads((tmp_path / "run.json").read_text())["tables"] == {"one": 1}
+                described = json.loads((tmp_path / "run.json").read_text())["tables"]
+                assert {*described} == ({"b", "c"} if killed_at == 5 else {"a", "b"})
+                assert {path.stem for path in tmp_path.glob("*.parquet")} == {*described}
+    save_tables(tables("c", "d"), output(tmp_path), {})
+    assert {path.name for path in tmp_path.glob("[!.]*")} == {"c.parquet", "d.parquet", "run.json", "mine.csv"}
+    assert [path.name for path in tmp_path.glob(".*")] == [SEAL]
 
 
 def test_a_form_that_is_none_is_refused(tmp_path):
     with pytest.raises(AnalysisError, match="give parquet or csv"):
-        save_tables({"one": pd.DataFrame({"a": [1]})}, tmp_path, "run.json", {}, "xlsx")
+        save_tables({"one": pd.DataFrame({"a": [1]})}, output(tmp_path), {}, "xlsx")
     assert not [*tmp_path.iterdir()]
 
 
 def test_nothing_is_cleared_while_somebody_measures(home):
-    (home / "derived" / "x").mkdir(parents=True)
+    (home / "derived" / "x-0123456789ab").mkdir(parents=True)
     with packages.in_use(), pytest.raises(AnalysisError, match="another process uses"):
         packages.cleared("derived")
     packages.cleared("derived")

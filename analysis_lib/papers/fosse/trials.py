@@ -12,6 +12,7 @@ import torch
 from analysis_lib.corpora import SPLITS, Corpus, packages, title
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import Output
 from analysis_lib.measurement import grouped, measure, processes, shipping
 from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
@@ -19,7 +20,7 @@ from analysis_lib.models import load_model
 from analysis_lib.papers.fosse.splits import splits
 from analysis_lib.progress import bar
 from analysis_lib.training import accuracy, predict, self_attention, text_classifiers
-from analysis_lib.training.settings import versions, write
+from analysis_lib.training.settings import versions
 
 METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
 # The corpora of the paper, in the order of its tables.
@@ -44,7 +45,7 @@ DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0
 # The states that are measured, by their folders; kept is that of the best accuracy on the validation split.
 STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
 COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
-_TABLE, _RECORD = "trials.csv", "results.json"
+FILES = _TABLE, _RECORD = "trials.csv", "results.json"
 # Raised where the splits, the settings of a trial or the rows made of it change.
 VERSION = 1
 
@@ -196,6 +197,8 @@ def record(
     if min(sensitivity_seeds, default=0) < 0:
         raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
     settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
+    made = output(folder, data)
+    made.check(FILES)
     corpora = splits(data, limit, test=test)
     table = trials(work, **settings)
     settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
@@ -211,10 +214,14 @@ def record(
         "versions": versions(),
         "formulas": _formulas(),
     }
-    with packages.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / _TABLE, table.drop(columns="dataset").to_csv(index=False, float_format="%.6g"))
-        write(folder / _RECORD, json.dumps(description, indent=1) + "\n")
+    with made.scratch() as new:
+        table.drop(columns="dataset").to_csv(new / _TABLE, index=False, float_format="%.6g")
+        (new / _RECORD).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def output(folder: Path, data: str) -> Output:
+    """The folder that the trials on a corpus are written into."""
+    return Output(Path(folder), "classifiers", (data,), _RECORD)
 
 
 def recorded() -> pd.DataFrame:

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import Output
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
 from analysis_lib.measurement.tables import save_tables
@@ -39,6 +40,8 @@ METRICS = ("anisotropy", "attention_entropy", "qk_alignment", "head_means")
 # The share of all queries and keys of which singular vectors are taken; Godey et al. (2024, sec. 5) take 0.2.
 SAMPLED = 0.1
 DESCRIPTION = "dynamics.json"
+# All tables that there may be.
+TABLES = ("losses", "baselines", *METRICS, "vectors")
 # Of the tables that this module makes itself, such as the sampled vectors.
 VERSION = 1
 
@@ -95,7 +98,7 @@ class Dynamics(dict[str, pd.DataFrame]):
 
     def save(self, folder: Path) -> None:
         """Write one Parquet file per table, then ``dynamics.json``, which says what was measured."""
-        save_tables(self, folder, DESCRIPTION, self.about)
+        save_tables(self, output(folder, self.about["run"], self.about["data"]), self.about)
 
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
@@ -110,6 +113,11 @@ class Dynamics(dict[str, pd.DataFrame]):
             raise KeyError(name)
         run, seed = self.about["run"], self.seeds[0]
         raise AnalysisError(f"{run} is shipped without vectors: ask for one seed, dynamics({run!r}, seeds=[{seed}])")
+
+
+def output(folder: Path, run: str, data: str) -> Output:
+    """The folder that the tables of a run on a corpus are written into."""
+    return Output(Path(folder), "dynamics", (run, data), DESCRIPTION)
 
 
 def dynamics(
