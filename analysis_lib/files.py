@@ -51,7 +51,7 @@ class Output:
                 was written; or a file, or folder, of the user's is in the way of what is to be written.
         """
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
-            raise AnalysisError(f"{self.folder} is a file: give a folder")
+            raise AnalysisError(f"{self.folder} cannot be written (it is a file): give another folder")
         sealed = self._sealed()
         for name in {**sealed, **dict.fromkeys(files)}:
             path = self.folder / name

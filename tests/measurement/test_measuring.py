@@ -889,7 +889,7 @@ def test_the_layers_are_in_run_json(tables, tmp_path):
 def test_tables_are_saved_whole_and_read_back(tables, tmp_path):
     folder = tmp_path / "new" / "folder"
     tables.save(folder)
-    assert {path.name for path in folder.iterdir()} == {"run.json", *(f"{name}.parquet" for name in tables)}
+    assert {path.name for path in folder.glob("[!.]*")} == {"run.json", *(f"{name}.parquet" for name in tables)}
     assert_same_bytes({name: pd.read_parquet(folder / f"{name}.parquet") for name in tables}, tables)
     run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert run["tables"] == {name: len(table) for name, table in tables.items()}

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
+from analysis_lib.files import SEAL
 from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
 from analysis_lib.training import settings as run_settings
 from analysis_lib.training.pretraining import mask_tokens, spread
@@ -54,11 +55,11 @@ def run(tiny, tmp_path_factory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """sha256 of every file but the locks, by its path."""
+    """sha256 of every file but the locks, and the seal, which knows where the data lies, by its path."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix != ".lock"
+        if path.is_file() and path.suffix != ".lock" and path.name != SEAL
     }
 
 
@@ -99,7 +100,7 @@ def test_checkpoints_are_dense_early(steps):
 def test_a_run_leaves_checkpoints_losses_and_what_made_it(run, tiny):
     models = {f"seed_0-step_{step}" for step in range(13)}
     files = {path.name for path in run.iterdir() if path.suffix != ".lock"}
-    seals = {".run.sha256", ".seed_0.sha256"}
+    seals = {".run.sha256", ".seed_0.sha256", SEAL}
     assert files == {".tokenizer", "baselines.csv", "pretraining.json", "seed_0.csv", *models, *seals}
     table = losses(run)
     assert table.columns.tolist() == ["step", "tokens", "learning_rate", "loss", "held_out"]
@@ -346,6 +347,17 @@ def test_what_is_whole_stays_when_a_run_is_mended(tiny, copied, caplog):
     pretrain(copied, tiny)
     assert (copied / "seed_0-step_4").stat().st_mtime_ns == whole
     assert "step_5/model.safetensors is missing or damaged: seed 0 is trained again" in caplog.text
+
+
+def test_what_a_user_puts_beside_a_checkpoint_is_no_part_of_it_and_stays(tiny, copied):
+    """Also where the checkpoint is made again."""
+    note = copied / "seed_0-step_5" / "notes.md"
+    note.write_text("mine")
+    cut(copied / "seed_0-step_5" / "model.safetensors")
+    pretrain(copied, tiny)
+    assert note.read_text() == "mine"
+    note.write_text("mine, and more")
+    assert len(training.checkpoints(str(copied))) == 13
 
 
 def test_a_run_of_an_earlier_version_is_finished_and_is_sealed(run, tiny, copied, monkeypatch):

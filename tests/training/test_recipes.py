@@ -104,7 +104,8 @@ def test_the_quickest_model_trained_anew_has_the_score_of_the_shipped_one(home, 
     # Other processors round otherwise: nine images of the 900.
     assert ours == pytest.approx(theirs, abs=0.01)
     assert record_in(folder)["score"]["value"] == ours > 0.98
-    assert {path.name for path in folder.iterdir()} == {path.name for path in (SHIPPED / "digits-resnet").iterdir()}
+    names = {path.name for path in folder.glob("[!.]*")}
+    assert names == {path.name for path in (SHIPPED / "digits-resnet").iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +184,17 @@ def test_the_command_refuses_in_one_line_before_it_trains(name, out, words, tmp_
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+def test_a_link_to_an_empty_folder_is_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        recipes, "_train", lambda recipe, identity, folder: shutil.copytree(SHIPPED / "digits-vit", folder)
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    train("digits-vit", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert record_in(tmp_path / "elsewhere") == record_in(SHIPPED / "digits-vit")
 
 
 def test_a_command_that_fails_leaves_nothing(tmp_path, monkeypatch):

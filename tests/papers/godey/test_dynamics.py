@@ -216,7 +216,8 @@ def test_what_is_saved_is_read_again(found, tmp_path):
     assert set(again) == set(found) == {*module.METRICS, "baselines", "losses", "vectors"}
     for name, table in found.items():
         pd.testing.assert_frame_equal(again[name], table)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*(f"{t}.parquet" for t in found), "dynamics.json"}
+    written = {path.name for path in (tmp_path / "out").glob("[!.]*")}
+    assert written == {*(f"{name}.parquet" for name in found), "dynamics.json"}
 
 
 def test_a_save_that_fails_leaves_what_was_there(found, tmp_path, monkeypatch):
