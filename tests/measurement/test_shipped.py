@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis_lib import load_corpus, load_model, measure
+from analysis_lib.capture.interventions import Replace
 from analysis_lib.measurement import shipped, shipping
 from analysis_lib.papers import causes
 from analysis_lib.papers.fosse import trials
@@ -64,6 +65,7 @@ def test_a_trial():
 
 def test_an_experiment_layer_by_layer():
     corpus = load_corpus("photographs", limit=40, seed=0)
-    recorded = causes.shipped("drift-vit-s14", corpus)
-    now = causes.drift(load_model("vit-s14"), corpus)
+    recorded = causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer"))
+    change = Replace("query", layers=(1,), by="centre", of="others")
+    now = causes.attention(load_model("vit-s14"), corpus, change, 1).dropna()
     pd.testing.assert_frame_equal(recorded, now, check_names=False, **CLOSE)
