@@ -65,7 +65,7 @@ def test_a_trial():
 
 def test_an_experiment_layer_by_layer():
     corpus = load_corpus("photographs", limit=40, seed=0)
-    recorded = causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer"))
+    recorded = causes.shipped("drift-vit-s14", corpus).xs(("query", 1), level=("arm", "layer")).dropna()
     change = Replace("query", layers=(1,), by="centre", of="others")
     now = causes.attention(load_model("vit-s14"), corpus, change, 1).dropna()
     pd.testing.assert_frame_equal(recorded, now, check_names=False, **CLOSE)
