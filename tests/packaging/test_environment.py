@@ -110,3 +110,18 @@ def test_the_citation_is_of_this_version_and_licence():
     assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
     assert citation["cff-version"] == "1.2.0"
     assert all(citation[field] for field in ("message", "title", "authors"))
+
+
+def test_what_the_commands_of_the_readme_write_is_not_tracked():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    folders = {out.partition("/")[0] for out in re.findall(r"--out (\S+)", readme)}
+    assert {"results", "reports", "runs"} <= folders
+    for folder in (*folders, "build"):
+        assert f"/{folder}/" in ignored
+
+
+def test_the_readme_names_the_pinned_version_of_pytorch():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (version,) = {*re.findall(r"torch(==\S+)", readme)}
+    assert str(pins()["torch"].specifier) == version
