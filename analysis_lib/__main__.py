@@ -272,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
         _dynamics,
         "measure every checkpoint of a run, as Parquet tables",
         "Queries, keys, attention and hidden states along a training, with the losses.",
-        "runs/mine --out results/mine",
+        "runs/mine --out results/dynamics",
         interrupted=CONTINUES,
     )
     add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
@@ -314,7 +314,7 @@ def _parser() -> argparse.ArgumentParser:
         "them can be given.",
         "--list",
         "outliers/attention --parameters",
-        "outliers/attention -p model path/to/model -p data reviews.csv:text --out results",
+        "outliers/attention -p model path/to/model -p data reviews.csv:text --out results/notebooks",
         interrupted=kept if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "" else BEGINS_ANEW,
     )
     known = "a file, or a page of the book such as anisotropy/layers"
@@ -368,7 +368,7 @@ def _parser() -> argparse.ArgumentParser:
         "Those of the last build, or of executed notebooks. --csv has the sentences, sources and bounds in full.",
         "",
         "--require maruta-middle-gap",
-        "results/outliers-attention.ipynb --csv",
+        "results/notebooks/outliers-attention.ipynb --csv",
     )
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
