@@ -350,7 +350,7 @@ def _parser() -> argparse.ArgumentParser:
     add("models", nargs="*", metavar="MODEL", help=known).completer = _known
     add("--data", type=expanduser, help="as --data of `measure`").completer = _known
     add("--title", default="", help="of the report (default: what its models are called)")
-    add("--out", type=_folder, help="folder of the site; a report that is there is replaced")
+    add("--out", type=_folder, help="folder of the site; a report on the same models and data is replaced")
     add("--limit", type=_whole, default=1500, help="measure at most this many items (default 1500)")
     add("--seed", type=_whole, default=0, help="with which they are drawn (default 0)")
     add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")

@@ -114,7 +114,7 @@ class Output:
         path = self.folder / LOCK
         while True:
             with packages.writing(self.folder):
-                lock = path.open("w")
+                lock = path.open("a")
             with lock:
                 try:
                     packages.lock_file(lock, packages.AT_ONCE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis_lib.__main__ import main
+from analysis_lib.__main__ import _parser, main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import LOCK, SEAL, Output
 
@@ -261,3 +261,12 @@ def test_no_two_commands_of_the_readme_write_into_one_folder():
         folders = [words[words.index("--out") + 1].rstrip("/") for words in folders]
         assert folders
         assert len({*folders}) == len(folders), (page, sorted(folders))
+
+
+def test_no_two_examples_of_the_help_write_into_one_folder():
+    (commands,) = [action.choices for action in _parser()._actions if isinstance(action.choices, dict)]
+    folders = [
+        folder for command in commands.values() for folder in re.findall(r"--out (\w+/\S+)", command.format_help())
+    ]
+    assert len(folders) > 5
+    assert len({*folders}) == len(folders), sorted(folders)

@@ -391,7 +391,8 @@ def alone(lock: Path, waiting: str = "") -> Iterator[None]:
     with ExitStack() as held:
         with writing(lock.parent):
             lock.parent.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(lock.open("w"))
+            # What is in a file of this name stays.
+            file = held.enter_context(lock.open("a"))
         try:
             lock_file(file, AT_ONCE)
         except BlockingIOError:
