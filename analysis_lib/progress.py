@@ -25,16 +25,20 @@ SECONDS_BETWEEN_LINES = 60
 
 
 class Once(logging.Filter):
-    """Of notes on models, such as the checkpoints of a run, passes each the first time, whatever the model."""
+    """Passes each note once.
+
+    Of notes that have a ``subject``, such as a model, each is passed once for every subject.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        words = str(record.args[-1]) if isinstance(record.args, tuple) and record.args else record.getMessage()
-        new = words not in self._said
-        self._said.add(words)
+        subject = getattr(record, "subject", "")
+        words = str(record.args[-1]) if subject else record.getMessage()
+        new = (subject, words) not in self._said
+        self._said.add((subject, words))
         return new
 
 

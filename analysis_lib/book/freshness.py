@@ -71,22 +71,29 @@ def installed() -> dict[str, str]:
     return {metadata["Name"]: metadata["Version"] for metadata in read}
 
 
-def inputs(parameters: Parameters) -> dict[str, str]:
+def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str, str]:
     """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``.
 
     What ships under such a name is among it, for ``beside``, too.
+
+    Args:
+        parameters: what is read.
+        shown: the same parameters, with other names for what they name.
     """
     found, measurements = {}, data_directory() / "measurements"
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
+        called = value if shown is None else shown[name]
+        called = called if isinstance(called, list) else [called]
+        pairs = [*zip(called, values, strict=True)]
         if name == "beside" or name.startswith("shipped"):
             found |= {f"shipped measurement {ship}": digest(file_hashes(measurements / ship)) for ship in values}
         elif name == "model" or name.endswith("models"):
-            found |= {f"model {model}": weights_identity(model) for model in values}
+            found |= {f"model {title}": weights_identity(model) for title, model in pairs}
         if name in ("run", "runs"):
-            found |= {f"run {run}": run_identity(run) for run in values}
+            found |= {f"run {title}": run_identity(run) for title, run in pairs}
         if name == "data" or name.endswith("_data"):
             # Before any kernel starts: every notebook would stop at the same mistake.
             corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
-            found |= {f"{name} {spec}": corpora.data_identity(spec) for spec in values if spec}
+            found |= {f"{name} {title}": corpora.data_identity(spec) for title, spec in pairs if spec}
     return found

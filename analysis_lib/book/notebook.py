@@ -39,6 +39,9 @@ from analysis_lib.errors import AnalysisError, leave_to_asyncio
 from analysis_lib.files import inputs_key
 from analysis_lib.progress import LINE_FILE
 
+# The tag of the cell that changes parameters.
+INJECTED = "injected-parameters"
+
 
 def run_notebook(notebook: Path, parameters: Parameters, out: Path) -> Path:
     """Execute ``notebook`` with ``parameters`` in the current folder and write the executed copy to ``out``.
@@ -98,8 +101,10 @@ async def execute(
     if out.is_dir() or (out.exists() and out.samefile(notebook)):
         raise AnalysisError(f"the executed copy would replace {out}: give another --out")
     started = time.monotonic()
-    copy = _parameterized(notebook, {n: v for n, v in final.items() if v != spec[n].default})
-    copy.metadata["analysis_lib"] = {"parameters": final, "notebook": inputs_key([str(notebook)], out.parent)}
+    changed = {name: value for name, value in final.items() if value != spec[name].default}
+    copy = _parameterized(notebook, changed)
+    record = {"parameters": final, "changed": [*changed], "notebook": inputs_key([str(notebook)], out.parent)}
+    copy.metadata["analysis_lib"] = record
     with packages.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
     with (
@@ -163,13 +168,17 @@ def _parameterized(notebook: Path, changed: Parameters) -> nbformat.NotebookNode
         if cell.cell_type == "code":
             cell.execution_count, cell.outputs = None, []
     if changed:
-        # Imported here: papermill takes a second, which a build with nothing to execute need not wait for.
-        from papermill.translators import translate_parameters
-
-        source = translate_parameters(NATIVE_KERNEL_NAME, "python", changed, "Parameters")
-        injected = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
-        copy.cells.insert(copy.cells.index(parameters_cell(copy)) + 1, injected)
+        copy.cells.insert(copy.cells.index(parameters_cell(copy)) + 1, injected_cell(changed))
     return copy
+
+
+def injected_cell(changed: Parameters) -> nbformat.NotebookNode:
+    """The cell that changes parameters."""
+    # Imported here: papermill takes a second, which a build with nothing to execute need not wait for.
+    from papermill.translators import translate_parameters
+
+    source = translate_parameters(NATIVE_KERNEL_NAME, "python", changed, "Parameters")
+    return nbformat.v4.new_code_cell(source, metadata={"tags": [INJECTED]})
 
 
 async def _run(
@@ -210,7 +219,7 @@ async def _run(
 
 
 def _injected(cell: nbformat.NotebookNode) -> bool:
-    return "injected-parameters" in cell.metadata.get("tags", [])
+    return INJECTED in cell.metadata.get("tags", [])
 
 
 def _executed(cell: nbformat.NotebookNode) -> bool:

@@ -30,7 +30,8 @@ class _Notes(logging.Handler):
     """Shows on the page what the library has to say of what was measured."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        display(Markdown(f":::{{note}}\n{record.getMessage().removeprefix('note: ')}\n:::"))
+        words = figures.plain(record.getMessage().removeprefix("note: "))
+        display(Markdown(f":::{{note}}\n{words}\n:::"))
 
 
 def _noting(draw: Callable) -> Callable:

@@ -24,13 +24,15 @@ import pandas as pd
 import yaml
 
 from analysis_lib import __version__
+from analysis_lib.book import front_page
 from analysis_lib.book.parameters import ROOT, read_notebook
 from analysis_lib.book.site import build_book, require_jupyter_book
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import load_corpus
+from analysis_lib.corpora.sharing import data_name, data_to_share, path_to_share
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
-from analysis_lib.figures import plain
+from analysis_lib.figures.markup import address, code, plain
 from analysis_lib.files import Output
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
@@ -39,7 +41,7 @@ from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import checked_options, load_model
-from analysis_lib.models.names import split_dtype
+from analysis_lib.models.names import names_to_share, split_dtype
 from analysis_lib.training.runs import checkpoints
 
 HOME = Path(__file__).with_name("report")
@@ -67,10 +69,19 @@ OF_THE_BOOK = ("sphinxcontrib.bibtex", "ledger")
 FIRST = """\
 # {title}
 
+{notes}
+
+## What is unusual
+
+{unusual}
+
+{changes}
 ## What we found
 
 ```{{findings}} report
 ```
+
+{glossary}
 
 ## What it is
 
@@ -260,8 +271,13 @@ def _about(loaded: LoadedModel) -> dict[str, object]:
 def _found(title: str, comparison: Comparison, about: Mapping[str, dict]) -> dict:
     """What ``geometry.json`` holds."""
     models = []
-    for (name, _), tables in comparison.runs.items():
-        models.append(geometry_of(tables, about[name]) | {"title": comparison.titles[name]})
+    names = names_to_share(name for name, _ in comparison.runs)
+    for ((name, _), tables), called in zip(comparison.runs.items(), names, strict=True):
+        model = geometry_of(tables, about[name]) | {"title": comparison.titles[name]}
+        model |= {"name": called, "data": data_to_share(model["data"])}
+        model["left_out"] = {table: why.replace(name, called) for table, why in model["left_out"].items()}
+        model["model_files"] = {path_to_share(file): digest for file, digest in model["model_files"].items()}
+        models.append(model)
     differences = headline_differences(comparison).astype(object)
     differences = differences.where(differences.notna(), None).to_dict("records")
     return {"version": VERSION, "title": title, "models": models, "differences": differences}
@@ -307,7 +323,7 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     names = " · ".join(f'<a href="tables/{name}.csv">{name}.csv</a>' for name in tables)
     # The theme writes a title as it is, in three places.
     shown = found["title"].replace("<", "‹").replace(">", "›")
-    texts = {"title": plain(shown), "about": _facts(found), "tables": names}
+    texts = _first_page(found, pages) | {"title": plain(shown), "tables": names}
     (book / "index.md").write_text(FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8")
     chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
     _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
@@ -319,8 +335,23 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     config |= {"title": shown, "author": "", "bibtex_bibfiles": []}
     sphinx["config"].pop("bibtex_reference_style", None)
     sphinx["config"] |= {"nb_code_prompt_show": "Show code", "nb_code_prompt_hide": "Hide code"}
+    # What is not ours is shown as it is, quotation marks and dashes, too.
+    sphinx["config"]["smartquotes"] = False
     _yaml(root / "_config.yml", config)
     return pages
+
+
+def _first_page(found: dict, pages: Sequence[str]) -> dict[str, str]:
+    """The parts of the first page."""
+    models = found["models"]
+    differing = front_page.changes(found)
+    return {
+        "notes": front_page.notes(models),
+        "unusual": front_page.unusual(models),
+        "changes": f"## What changed most\n\n{differing}" if differing else "",
+        "glossary": front_page.glossary(pages),
+        "about": front_page.facts(models),
+    }
 
 
 def _applies(page: str, models: Sequence[Tables]) -> bool:
@@ -335,46 +366,6 @@ def _applies(page: str, models: Sequence[Tables]) -> bool:
 
 def _yaml(path: Path, content: dict) -> None:
     path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
-def _facts(found: dict) -> str:
-    """What the models are, as a table: a column for each."""
-    rows = {
-        "architecture": lambda m: f"{m['architecture']} ({m['model_type']})",
-        "parameters": lambda m: f"{m['parameters']:,}",
-        "precision": lambda m: m["dtype"],
-        "layers": lambda m: len(m["layers"]) - 1,
-        "width": lambda m: ", ".join(map(str, dict.fromkeys(layer["width"] for layer in m["layers"]))),
-        "heads": lambda m: ", ".join(
-            map(str, dict.fromkeys(layer["heads"] for layer in m["layers"] if layer["heads"]))
-        ),
-        "read by": lambda m: m["reader"],
-        "vocabulary": lambda m: f"{m['vocabulary']:,}" if m.get("vocabulary") else "",
-        "reads at most": lambda m: f"{m['longest']:,} tokens" if m.get("longest") else "",
-        "measured on": lambda m: f"{m['texts']:,} items of {_file(m['data'])}, {m['tokens']:,} tokens",
-        "left out": lambda m: "; ".join(f"{name} ({why})" for name, why in m["left_out"].items()),
-    }
-    models = found["models"]
-    lines = [["", *(model["title"] for model in models)], [":---"] * (1 + len(models))]
-    for name, say in rows.items():
-        cells = [str(say(model)) for model in models]
-        if any(cells):
-            lines.append([name, *(plain(cell) for cell in cells)])
-    lines[0] = [plain(cell) for cell in lines[0]]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    files = [
-        f"| {plain(m['title'])} | {plain(file)} | `{digest}` |"
-        for m in models
-        for file, digest in m["model_files"].items()
-    ]
-    heads = ["| model | file | SHA-256 |", "|:---|:---|:---|"]
-    folded = "\n".join([":::{dropdown} Files", *heads, *files, ":::"]) if files else ""
-    return f"{table}\n\n{folded}"
-
-
-def _file(data: str) -> str:
-    """The name of a corpus, without the folder of a file."""
-    return data.rstrip("/").rpartition("/")[2]
 
 
 def headline_numbers(model: dict) -> dict[str, float | int | None]:
@@ -416,7 +407,8 @@ def _write(site: Path, found: dict, tables: Mapping[str, pd.DataFrame], pages: l
         "pages": pages,
         **{key: first[key] for key in ("kind", "data", "data_sha256", "texts")},
         "models": [
-            {key: model[key] for key in ("name", "title", "model_revision")} | {"headlines": headline_numbers(model)}
+            {key: model[key] for key in ("name", "title", "model_revision", "notes")}
+            | {"headlines": headline_numbers(model)}
             for model in found["models"]
         ],
     }
@@ -435,18 +427,18 @@ def model_card(found: dict) -> str:
         for name, value in headline_numbers(model).items():
             if value is not None:
                 lines.append(f"| {name} | {value:.4g} |")
-                data = _file(model["data"])
+                data = data_name(model["data"])
                 kind = {"task_type": "feature-extraction", "dataset_type": data, "dataset_name": data}
                 metric = {"metric_type": name.replace(" ", "_"), "metric_name": name, "metric_value": value}
                 results += [EvalResult(**kind, **metric)] if model is first else []
-        lines.append("")
+        lines += ["", *front_page.card_lines(model)]
     head = ModelCardData(model_name=first["title"], eval_results=results or None)
+    read = f"{first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`"
     how = (
-        f"Measured with analysis_lib {__version__} on {first['texts']:,} "
-        f"items of `{_file(first['data'])}` ({first['tokens']:,} tokens, SHA-256 `{first['data_sha256'][:12]}`), in "
-        f"{first['dtype']}. The average cosine is that of two distinct tokens of the corpus, exact; entropies are over "
-        f"their largest value; a sink is a key that receives more than 0.3 of the attention of the queries that see "
-        f"it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
+        f"Measured with analysis_lib {__version__} on {first['texts']:,} items of {code(data_name(first['data']))} "
+        f"({read}), in {first['dtype']}. The average cosine is that of two distinct tokens of the corpus, exact; "
+        f"entropies are over their largest value; a sink is a key that receives more than 0.3 of the attention of the "
+        f"queries that see it. All layers, with 95 % intervals over texts, are in `{GEOMETRY}`."
     )
     return f"---\n{head.to_yaml()}\n---\n\n## Geometry of self-attention\n\n" + "\n".join([*lines, how, ""])
 
@@ -508,17 +500,20 @@ def build_index(folder: Path) -> Path:
     for name, about in sorted(found.items(), key=lambda item: item[1]["title"].casefold()):
         for number, model in enumerate(about["models"]):
             numbers |= dict.fromkeys(model["headlines"])
-            link = f'<a href="{escape(name)}/index.html">{escape(about["title"])}</a>' if not number else ""
+            page_of = address(name, "index.html")
+            link = f'<a href="{page_of}">{escape(about["title"])}</a>' if not number else ""
             rows.append((link, model, about))
     heads = "".join(f"<th>{name}</th>" for name in ("report", "model", "measured on"))
     heads += "".join(f'<th class="number">{escape(name)}</th>' for name in numbers)
     lines = []
     for link, model, about in rows:
-        cells = [link, escape(model["title"]), f"{about['texts']:,} of {escape(_file(about['data']))}"]
+        said = "".join(f"<br><small>{escape(note)}</small>" for note in model.get("notes", ()))
+        data = escape(data_name(about["data"]))
+        cells = [link, escape(model["title"]) + said, f"{about['texts']:,} of {data}"]
         values = [model["headlines"].get(name) for name in numbers]
-        said = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values)
+        shown = ("–" if v is None else f"{v:,}" if isinstance(v, int) else f"{v:.3g}" for v in values)
         body = "".join(f"<td>{cell}</td>" for cell in cells) + "".join(
-            f'<td class="number">{cell}</td>' for cell in said
+            f'<td class="number">{cell}</td>' for cell in shown
         )
         lines.append(f"<tr>{body}</tr>")
     text = PAGE.format(mark=INDEX, count=len(found), heads=heads, rows="\n".join(lines))
@@ -547,7 +542,10 @@ def _is_model(model: object) -> bool:
     """Whether an entry of a ``report.json`` has the title and the numbers of a model."""
     if not isinstance(model, dict) or not isinstance(model.get("title"), str):
         return False
-    headlines = model.get("headlines")
-    if not isinstance(headlines, dict):
+    # Reports of earlier versions have no notes.
+    headlines, notes = model.get("headlines"), model.get("notes", [])
+    if not isinstance(headlines, dict) or not isinstance(notes, list):
+        return False
+    if not all(isinstance(note, str) for note in notes):
         return False
     return all(value is None or type(value) in (int, float) for value in headlines.values())

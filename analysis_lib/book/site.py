@@ -16,9 +16,12 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import nbformat
+
 from analysis_lib.book.freshness import digest, file_hashes, installed, notebook_key
 from analysis_lib.book.notebook import carried_out, cores, execute
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook, resolve
+from analysis_lib.book.sharing import to_share
 from analysis_lib.book.watching import watched
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
@@ -164,7 +167,7 @@ def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
         (stage / task.name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(task.out, stage / f"{task.name}.ipynb")
+        nbformat.write(to_share(read_notebook(task.out)), stage / f"{task.name}.ipynb")
     for name in ("_config.yml", "_toc.yml"):
         shutil.copy(root / name, stage)
 

@@ -7,9 +7,10 @@ from analysis_lib.lazy import lazily
 if TYPE_CHECKING:
     from analysis_lib.figures.biased import cone
     from analysis_lib.figures.exploring import dimensions, explorer
+    from analysis_lib.figures.markup import address, code, code_block, plain
     from analysis_lib.figures.slider import Slider
     from analysis_lib.figures.style import band, heat, legend_below, log_axis, step_axis, theme, whole_numbers
-    from analysis_lib.figures.tables import Table, TextTable, plain
+    from analysis_lib.figures.tables import Table
     from analysis_lib.figures.verdicts import OUTCOMES, Verdicts
     from analysis_lib.figures.view import View
     from analysis_lib.figures.words import Markdown

@@ -1,9 +1,11 @@
 """Numbered tables, which the book can refer to, a notebook shows and a script prints."""
 
-import re
+from collections.abc import Collection
 
 import numpy as np
 import pandas as pd
+
+from analysis_lib.figures.markup import plain
 
 # Types of tokens as a reader would write them, in the order of legends: ``.replace(NAMES)``.
 NAMES = {
@@ -16,19 +18,10 @@ NAMES = {
 }
 
 
-def plain(text: str | pd.Series) -> str | pd.Series:
-    r"""Markdown that shows a text, or each of a Series, as it is: what would be markup in it is not.
-
-    >>> print(plain("a_b $1"))
-    a\_b \$1
-    """
-    if isinstance(text, pd.Series):
-        return text.map(plain)
-    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", " ".join(text.split()))
-
-
 class Table:
     """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook, text elsewhere.
+
+    Texts are shown as they are: what would be markup in them is not.
 
     Args:
         frame: what it shows, without its index.
@@ -36,11 +29,20 @@ class Table:
         caption: a sentence below its number.
         digits: decimals of the numbers.
         metadata: kept with the table where a notebook shows it.
+        markup: the columns whose texts are markdown, which they are shown as.
     """
 
-    def __init__(self, frame: pd.DataFrame, name: str, caption: str, digits: int = 3, metadata: dict | None = None):
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        name: str,
+        caption: str,
+        digits: int = 3,
+        metadata: dict | None = None,
+        markup: Collection[str] = (),
+    ):
         self.frame, self.name, self.caption = frame, name, caption
-        self.digits, self.metadata = digits, metadata or {}
+        self.digits, self.metadata, self.markup = digits, metadata or {}, markup
 
     def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
         return {}, self.metadata
@@ -50,7 +52,7 @@ class Table:
             return "–"
         if isinstance(value, float):
             return f"{value:z.{self.digits}f}"  # z: no minus before a zero
-        return str(value).replace("|", r"\|")
+        return plain(str(value))
 
     def __repr__(self) -> str:
         text = self.frame.to_string(index=False, float_format=f"%.{self.digits}f", na_rep="–")
@@ -60,19 +62,15 @@ class Table:
         return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
 
     def _repr_markdown_(self) -> str:
-        header = " | ".join(self._cell(column) for column in self.frame.columns)
+        header = " | ".join(plain(str(column)) for column in self.frame.columns)
         # Numbers are read column-wise: they align on the right.
         rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
-        rows = [" | ".join(self._cell(v) for v in row) for row in self.frame.itertuples(index=False)]
-        body = "\n".join(f"| {line} |" for line in (header, *rows))
+        lines = [header]
+        for row in self.frame.itertuples(index=False):
+            cells = []
+            for column, value in zip(self.frame.columns, row, strict=True):
+                cells.append(value if column in self.markup else self._cell(value))
+            lines.append(" | ".join(cells))
+        body = "\n".join(f"| {line} |" for line in lines)
         first, _, rest = body.partition("\n")
         return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"
-
-
-class TextTable(Table):
-    """A numbered table that prints texts of a corpus as they are: what would be markup in them is not."""
-
-    def _cell(self, value: object) -> str:
-        if isinstance(value, str):
-            return plain(value)
-        return super()._cell(value)

@@ -16,6 +16,7 @@ import pandas as pd
 import vl_convert
 
 from analysis_lib.errors import AnalysisError
+from analysis_lib.figures.markup import entities
 from analysis_lib.figures.page import page, write
 
 SCRIPT, STYLE = (Path(__file__).with_name(f"views.{ending}").read_text(encoding="utf-8") for ending in ("js", "css"))
@@ -199,8 +200,8 @@ class View:
         return f"<{self.name}: {self.caption} As a page: .save('{self.name}.html')>"
 
     def link(self, words: str, **state: str | float) -> str:
-        """A link, as HTML, to a state of the view on its page: the values of its fields by their names."""
-        return f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{escape(words)}</a>'
+        """A link to a state of the view on its page, the values of its fields by their names, for HTML and markdown."""
+        return f'<a href="#{escape(self.name)}&amp;{escape(urlencode(state))}">{entities(words)}</a>'
 
     def save(self, path: Path | str) -> None:
         """Write the view as a page that opens alone (``.html``), or its picture (``.svg``).

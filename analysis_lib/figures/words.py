@@ -7,7 +7,7 @@ import re
 _MARKS = (
     (re.compile(r"^:::.*$\n?", re.MULTILINE), ""),
     (re.compile(r"\{[a-z:]+\}`([^`<]*?)(?: <[^`>]*>)?`"), r"\1"),
-    (re.compile(r"</?[a-z][^>]*>"), ""),
+    (re.compile(r"(?<!\\)</?[a-z][^>]*>"), ""),
     (re.compile(r"(?<!\\)\[([^\]]*)\]\([^)\s]*\)"), r"\1"),
     (re.compile(r"(?<!\\)(\*\*|`)"), ""),
     (re.compile(r"\\([!-/:-@\[-`{-~])"), r"\1"),

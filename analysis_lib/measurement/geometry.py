@@ -15,7 +15,7 @@ from analysis_lib.measurement.tables import Tables, TableSet, grouped
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.metrics.sinks import SINK
 
-VERSION = 1
+VERSION = 2
 # What is measured for it, in one pass; what cannot be had of a model is left out.
 METRICS = (
     *("anisotropy", "mean_vector", "utterance_similarity", "qk_alignment", "attention_entropy"),
@@ -36,6 +36,13 @@ QUANTITIES = {
     "attention_received": ("attention_received", "received", "key_type", (0, 1)),
 }
 PLACES = ["quantity", "of", "layer"]
+# By which models are told apart: the headline number, what it is of, and whether its largest or smallest layer counts.
+EXTREMES = {
+    "anisotropy": ("hidden", "largest"),
+    "similarity": ("hidden", "largest"),
+    "drift": ("hidden", "largest"),
+    "entropy": ("", "smallest"),
+}
 
 
 def numbers(tables: TableSet) -> pd.Series:
@@ -114,6 +121,40 @@ def references(*tables: Tables) -> pd.DataFrame:
     return found.assign(**{name: pd.to_numeric(found[name]) for name in numbers}).reset_index(drop=True)
 
 
+def beside_references(rows: pd.DataFrame, others: pd.DataFrame) -> list[dict]:
+    """Where a model stands among reference models, by its most extreme layer: see ``EXTREMES``.
+
+    ``side`` is ``above`` or ``below`` where its 95 % interval lies beyond those of all reference models, else
+    ``within``.
+
+    Args:
+        rows: of the model, as of :func:`headlines`.
+        others: of the reference models, as of :func:`references`.
+    """
+    found = []
+    for quantity, (of, end) in EXTREMES.items():
+        mine = _extreme(rows, quantity, of, end)
+        theirs = {name: _extreme(part, quantity, of, end) for name, part in others.groupby("model", sort=False)}
+        theirs = pd.DataFrame({name: row for name, row in theirs.items() if row is not None}).T
+        if mine is None or theirs.empty:
+            continue
+        highest, lowest = theirs["ci_high"].max(), theirs["ci_low"].min()
+        side = "above" if mine["ci_low"] > highest else "below" if mine["ci_high"] < lowest else "within"
+        number = {name: _or_none(mine[name]) for name in ("value", "ci_low", "ci_high")}
+        ends = {"reference_low": float(theirs["value"].min()), "reference_high": float(theirs["value"].max())}
+        place = {"quantity": quantity, "of": of, "layer": int(mine["layer"])}
+        found.append(place | number | ends | {"references": [*theirs.index], "side": side})
+    return found
+
+
+def _extreme(rows: pd.DataFrame, quantity: str, of: str, end: str) -> pd.Series | None:
+    """The row of the layer with the largest or smallest number; None where there is none with an interval."""
+    part = rows[(rows["quantity"] == quantity) & (rows["of"] == of)].dropna(subset=["value", "ci_low", "ci_high"])
+    if part.empty:
+        return None
+    return part.loc[part["value"].idxmax() if end == "largest" else part["value"].idxmin()]
+
+
 def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> dict:
     """One model of ``geometry.json``: what was measured, the headline numbers by layer, sinks and spikes.
 
@@ -140,6 +181,8 @@ def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> di
         **{key: run[key] for key in keys},
         "tokens": run["report"]["tokens"],
         "left_out": run.get("left_out", {}),
+        "notes": run["notes"],
+        "beside_references": beside_references(rows, references(tables)),
         "layers": layers,
         "outlier_dimensions": _records(tables.get("outlier_dimensions")),
         "sinks": _sinks(tables),
@@ -191,8 +234,11 @@ def _spikes(tables: TableSet) -> list[dict] | None:
 
 
 def _number(row: object) -> dict:
-    values = {"value": row.value, "ci_low": row.ci_low, "ci_high": row.ci_high}
-    return {name: None if math.isnan(value) else float(value) for name, value in values.items()}
+    return {name: _or_none(getattr(row, name)) for name in ("value", "ci_low", "ci_high")}
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def _records(table: pd.DataFrame | None) -> list[dict]:

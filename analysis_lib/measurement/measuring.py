@@ -3,6 +3,7 @@
 import functools
 import itertools
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -28,13 +29,15 @@ from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
-from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models import LoadedModel, load_model, split_twin
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
 # The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
 SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
+# What the checkpoints of a run are called: by Trainer, by ``pretrain``, and those of the MultiBERTs.
+CHECKPOINT_NAME = re.compile(r"checkpoint-\d+|(multiberts-)?seed_\d+-step_\d+k?")
 
 
 def measure(
@@ -377,8 +380,12 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
 
 
 def _say(model: str, notes: Iterable[str]) -> None:
+    # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note will do for all.
+    whole = Path(split_twin(model)[0])
+    subject = whole.parent if CHECKPOINT_NAME.fullmatch(whole.name) else whole
     for words in notes:
-        logging.getLogger(__name__).warning("note: %s: %s", Path(model).name, words)
+        about = {"subject": f"model {subject}"}
+        logging.getLogger(__name__).warning("note: %s: %s", Path(model).name, words, extra=about)
 
 
 def _units(corpus: Corpus) -> dict[str, object]:

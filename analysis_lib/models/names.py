@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis_lib.corpora import hub, packages
+from analysis_lib.corpora.sharing import path_to_share
 from analysis_lib.errors import AnalysisError, near_names
 
 # Says what an adapter changes, and of which model.
@@ -28,6 +29,8 @@ UNTRAINED = ":untrained"
 PART = "@part="
 # And last: its precision.
 DTYPE = "@dtype="
+# In letters: a legend of longer ones is wider than its figure.
+LONGEST_TITLE = 48
 
 
 def split_dtype(name: str) -> tuple[str, str | None]:
@@ -205,6 +208,11 @@ def title(name: str) -> str:
     ('MiniLM', 'bert_1', 'own/_gpt', 'canine-c, untrained')
     >>> title("minilm+runs/legal"), title("own/clip@part=vision_model")
     ('MiniLM+legal', 'clip (vision_model)')
+
+    A long one, beside which no figure would have a place, is cut in the middle.
+
+    >>> title("runs/a-model-whose-name-says-all-of-its-settings-and-its-seed-3")
+    'a-model-whose-name-says-…-settings-and-its-seed-3'
     """
     whole, adapter, part, twin = split_name(name)
     known, parts = known_model(whole), whole.replace("$", "_").rstrip("/").split("/")
@@ -214,7 +222,40 @@ def title(name: str) -> str:
     proper += "" if adapter is None else f"+{adapter.replace('$', '_').rstrip('/').rpartition('/')[2]}"
     for told in (part, split_dtype(name)[1]):
         proper += f" ({told})" if told else ""
-    return proper if twin is None else f"{proper}, untrained"
+    return _cut(proper) if twin is None else f"{_cut(proper)}, untrained"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST_TITLE:
+        return text
+    return f"{text[: LONGEST_TITLE // 2]}…{text[-LONGEST_TITLE // 2 :]}"
+
+
+def names_to_share(names: Iterable[str]) -> list[str]:
+    """Models as pages that leave this machine name them: their folders without the way to them.
+
+    Of folders that would end alike, as many of the last parts as tell them apart.
+
+    >>> names_to_share(["minilm", "/home/someone/bert@dtype=bfloat16", "/data/a/gpt", "/data/b/gpt"])
+    ['minilm', 'bert@dtype=bfloat16', 'a/gpt', 'b/gpt']
+    """
+    names = list(names)
+    shared = [_name_to_share(name, 1) for name in names]
+    longest = max((name.count("/") for name in names), default=0)
+    for parts in range(2, longest + 2):
+        alike = [number for number, name in enumerate(shared) if shared.count(name) > 1]
+        for number in alike:
+            shared[number] = _name_to_share(names[number], parts)
+    return shared
+
+
+def _name_to_share(name: str, parts: int) -> str:
+    """A name whose folders have at most so many parts, unless they lie below the current one."""
+    whole, adapter, *_ = split_name(name)
+    for folder in filter(None, (whole, adapter)):
+        if path_to_share(folder) != folder:
+            name = name.replace(folder, "/".join(Path(folder).parts[-parts:]).lstrip("/"), 1)
+    return name
 
 
 def known_model(name: str) -> KnownModel | None:

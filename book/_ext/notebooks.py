@@ -25,9 +25,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-from analysis_lib.book.freshness import inputs, paper_data
 from analysis_lib.book.parameters import parameters_cell, read_notebook
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.figures.markup import code, code_block, plain
 from analysis_lib.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
@@ -54,9 +53,7 @@ PICTURE = f"""
 MADE = """\
 ::::{{dropdown}} How this page was made
 
-```bash
 {command}
-```
 
 Executed in {seconds:.0f} seconds, finished {finished}, with the key `{key}`; {{ref}}`status` says what that is, and
 has the versions.
@@ -113,7 +110,8 @@ def figures(notebook: NotebookNode) -> dict[str, Drawn]:
         about = cell.metadata.get("mystnb", {})
         if moving := MOVING.search(shown.get("text/html", "")):
             *_, last = FRAME.finditer(moving["inner"])
-            words = [html.unescape(text) for text in (CAPTION.search(moving["inner"])["caption"], last["alt"])]
+            # A caption in HTML is no markdown, which those of other figures are.
+            words = plain(html.unescape(CAPTION.search(moving["inner"])["caption"])), html.unescape(last["alt"])
             files["png"] = (
                 base64.b64decode(last["picture"]) if last["ending"] == "png" else _png(shown["image/svg+xml"])
             )
@@ -173,14 +171,14 @@ def _show_parameters(notebook: NotebookNode) -> None:
 def _how(name: str, notebook: NotebookNode) -> str:
     """How a page was made."""
     record = notebook.metadata["analysis_lib"]
-    read = inputs(record["parameters"]) | paper_data(notebook, data_directory())
     given = [shlex.join(("-p", key, str(value))) for key, value in record["parameters"].items()]
+    command = " \\\n    ".join([f"python -m analysis_lib run {name}", *given])
     return MADE.format(
-        command=" \\\n    ".join([f"python -m analysis_lib run {name}", *given]),
+        command=code_block(command, "bash"),
         seconds=record["seconds"],
         finished=record["finished"][:16].replace("T", " ") + " UTC",
         key=record["key"][:12],
-        inputs="\n".join(f"- {what}: `{content}`" for what, content in read.items()),
+        inputs="\n".join(f"- {plain(what)}: {code(content)}" for what, content in record["inputs"].items()),
     )
 
 

@@ -20,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from analysis_lib.book.parameters import read_notebook
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.figures import Table, cone
+from analysis_lib.figures import Table, code, cone, plain
 from analysis_lib.models import known_models, title
 from analysis_lib.training.recipes import RECIPES
 from analysis_lib.training.settings import RUNS
@@ -110,10 +110,12 @@ class Models(SphinxDirective):
         kept = data_directory() / "measurements"
         for name in names:
             if run := RUNS.get(name.partition("@")[0]):
-                lines.append(f"| {name} | {PRETRAINED.format(FAMILIES[run.model_type], **run.configuration)} |")
+                what = PRETRAINED.format(FAMILIES[run.model_type], **run.configuration)
+                lines.append(f"| {plain(name)} | {what} |")
             # Not the small models of the book, nor measurements that are no models.
             elif name.partition("@")[0] not in RECIPES and (name in known or not (kept / name).exists()):
-                lines.append(f"| {title(name)} | {known.get(name, name).partition(': ')[2] or name} |")
+                what = known.get(name, name).partition(": ")[2] or name
+                lines.append(f"| {plain(title(name))} | {plain(what)} |")
         return self.parse_text_to_nodes("\n".join(lines))
 
 
@@ -138,7 +140,7 @@ class ExecutionStatus(SphinxDirective):
         rows = []
         for page, path in executed(self.env).items():
             record = read_notebook(path).metadata["analysis_lib"]
-            values = ", ".join(f"`{name} = {value!r}`" for name, value in record["parameters"].items())
+            values = ", ".join(code(f"{name} = {value!r}") for name, value in record["parameters"].items())
             when = f"{record['seconds']:.0f}", record["finished"][:16].replace("T", " "), record["key"][:12]
             rows.append((f"{{doc}}`{page}`", values or "none", *when))
         columns = ["notebook", "parameters", "seconds", "finished (UTC)", "key"]
@@ -146,7 +148,7 @@ class ExecutionStatus(SphinxDirective):
         names = [requirement.name for requirement in wanted if not requirement.marker]
         versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
         tables = (
-            Table(pd.DataFrame(rows, columns=columns), "tab-status", "Executed notebooks"),
+            Table(pd.DataFrame(rows, columns=columns), "tab-status", "Executed notebooks", markup=columns[:2]),
             Table(versions, "tab-versions", "Versions of the packages on which the library depends"),
         )
         where = f"They ran on Python {platform.python_version()}, {platform.system()} on {platform.machine()}."

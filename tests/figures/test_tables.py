@@ -33,7 +33,7 @@ def test_a_band_breaks_between_units_and_keeps_its_colour():
 
 def test_texts_are_printed_as_they_are():
     frame = pd.DataFrame({"class": ["a_b"], "cosine": [0.5], "text": ["Costs $5 | *not* {good}\n# at [all]"]})
-    shown = figures.TextTable(frame, "tbl-planted", "Planted.", digits=1)._repr_markdown_()
+    shown = figures.Table(frame, "tbl-planted", "Planted.", digits=1)._repr_markdown_()
     assert r"| a\_b | 0.5 | Costs \$5 \| \*not\* \{good\} \# at \[all\] |" in shown
 
 
