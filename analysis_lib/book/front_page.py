@@ -74,7 +74,8 @@ INTERVAL = (
 def notes(models: Sequence[Mapping]) -> str:
     """What was noted when texts were read, by model; "" where nothing was."""
     lines = [f"- {plain(model['title'])}: {plain(note)}." for model in models for note in model["notes"]]
-    return "\n".join([":::{warning}", *lines, ":::"]) if lines else ""
+    opening = [":::{admonition} Before you read the numbers", ":class: warning", ""]
+    return "\n".join([*opening, *lines, ":::"]) if lines else ""
 
 
 def unusual(models: Sequence[Mapping]) -> str:

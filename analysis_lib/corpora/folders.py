@@ -45,12 +45,14 @@ FOLDERS = entries("folders.yml", _Folder)
 def title(name: str) -> str:
     """What a corpus is called in figures and sentences: its proper name, or the last part of its path.
 
+    Matplotlib sets what stands between two ``$`` as mathematics.
+
     >>> title("corpora/esnli"), title("e-snli"), title("corpora/mine.csv:text:label")
     ('e-SNLI', 'e-SNLI', 'mine.csv')
     """
     last = Path(name).name.partition(":")[0]
     known = FOLDERS.get(last.replace("-", "").lower())
-    return known.title if known else last
+    return known.title if known else last.replace("$", "_")
 
 
 def located(spec: str) -> Located | None:
