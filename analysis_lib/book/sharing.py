@@ -26,6 +26,8 @@ def parameters_to_share(parameters: Parameters) -> dict[str, object]:
             values = names_to_share(values)
         elif name == "data" or name.endswith("_data"):
             values = [data_to_share(spec) for spec in values]
+        elif name == "options" and "tokenizer" in value:
+            values = [value | {"tokenizer": path_to_share(value["tokenizer"])}]
         shared[name] = values if isinstance(value, list) else values[0]
     return shared
 
@@ -56,13 +58,19 @@ def _ways(given: Mapping[str, object], shared: Mapping[str, object]) -> list[str
     """What the values of parameters begin with that is not shared, as text, as markdown, as HTML and as JSON."""
     ways = set()
     for name, value in given.items():
-        pairs = zip(value, shared[name], strict=True) if isinstance(value, list) else [(value, shared[name])]
-        for whole, part in pairs:
+        for whole, part in zip(_parts(value), _parts(shared[name]), strict=True):
             way = whole.removesuffix(part) if isinstance(whole, str) else ""
             # Of a file in the root, there is no way but a slash.
             if len(way) > 1:
                 ways |= {way, plain(way), escape(way), json.dumps(way)[1:-1]}
     return sorted(ways, key=len, reverse=True)
+
+
+def _parts(value: object) -> list:
+    """The values of a parameter of several, or itself."""
+    if isinstance(value, Mapping):
+        return [*value.values()]
+    return value if isinstance(value, list) else [value]
 
 
 def _without(content: object, ways: Iterable[str]) -> object:

@@ -55,9 +55,9 @@ def address(*parts: str) -> str:
     """The relative address of a file, by the names of its folders and its own; no name can be a scheme.
 
     >>> address("javascript:alert(1)", "100 %.html")
-    './javascript%3Aalert%281%29/100%20%25.html'
+    'javascript%3Aalert%281%29/100%20%25.html'
     """
-    return "./" + "/".join(quote(part, safe="") for part in parts)
+    return "/".join(quote(part, safe="") for part in parts)
 
 
 def _longest_run(text: str) -> int:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebooks import Drawn, figures, finding
 
-from analysis_lib.figures import Slider, cone
+from analysis_lib.figures import Slider, cone, plain
 
 PICTURE = {"image/png": base64.b64encode(b"png").decode()}
 
@@ -50,14 +50,14 @@ def test_a_slider_is_the_figure_that_it_begins_with():
     frames["last"].text(0, 0, "last")
     slider = Slider(frames, "step", "slider-a", "A < B.", "a line")
     found = figures(new_notebook(cells=[shown({"text/html": slider._repr_html_()})]))["slider-a"]
-    assert (found.caption, found.alt) == ("A < B.", "a line step: last")
+    assert (found.caption, found.alt) == (plain("A < B."), "a line step: last")
     assert f'{base64.b64encode(found.files["png"]).decode()}" alt="a line step: last"' in slider._repr_html_()
 
 
 def test_a_view_is_the_picture_that_stands_for_it():
     view = cone(name="fig-cone", caption="A < B.")
     found = figures(new_notebook(cells=[shown(view._repr_mimebundle_(), tags=["lead"])]))["fig-cone"]
-    assert (found.caption, found.alt, found.leads) == ("A < B.", view.alt, True)
+    assert (found.caption, found.alt, found.leads) == (plain("A < B."), view.alt, True)
     assert view.alt == "Vectors from one origin with a common bias; dashed, their mean"
     assert found.files["svg"] == view.svg.encode()
     assert found.files["png"].startswith(b"\x89PNG")

@@ -19,6 +19,7 @@ def test_parameters_name_models_runs_and_data_and_nothing_else_changes():
         "run": "/home/jane/trainer",
         "data": "/home/jane/reviews.csv:text/of all",
         "text_data": "../photos/",
+        "options": {"tokenizer": "/home/jane/vocabulary", "units": "a/b"},
         "limit": 7,
         "note": "/home/jane/x",
     }
@@ -28,6 +29,7 @@ def test_parameters_name_models_runs_and_data_and_nothing_else_changes():
         "run": "trainer",
         "data": "reviews.csv:text/of all",
         "text_data": "photos",
+        "options": {"tokenizer": "vocabulary", "units": "a/b"},
         "limit": 7,
         "note": "/home/jane/x",
     }
