@@ -236,7 +236,7 @@ def test_the_first_page_says_what_is_unusual_and_what_changed(built, read):
             assert (number in front) == beyond[-1]
         # Where nothing is unusual, all that was looked at is listed.
         assert any(beyond)
-    text = front.partition("What changed most")[2].partition("What we found")[0]
+    text = front.partition("What changed most#")[2].partition("What we found#")[0]
     clear = [row for row in found["differences"] if row["ci_low"] is not None and row["ci_low"] * row["ci_high"] > 0]
     bounded = [row for row in clear if row["quantity"] in ("anisotropy", "similarity", "drift", "entropy")]
     largest = max(bounded, key=lambda row: abs(row["difference"]))
