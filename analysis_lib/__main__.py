@@ -61,6 +61,7 @@ def carry_out(options: argparse.Namespace) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
+            _refuse_empty(options)
             options.command(options)
         status = 0
         if sys.stdout:
@@ -80,6 +81,13 @@ def carry_out(options: argparse.Namespace) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         print(one_line(error), file=sys.stderr)
     return status
+
+
+def _refuse_empty(options: argparse.Namespace) -> None:
+    """Refuse an option whose value is empty, as is a variable of the shell that is not set."""
+    for name, value in vars(options).items():
+        if isinstance(value, str) and not value.strip():
+            raise AnalysisError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
 
 
 @contextmanager
@@ -301,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--utterances", type=_whole, default=1000, help="texts of the test split to measure on (default 1000)")
     add("--epochs", type=_whole, default=50, help="at most (default 50)")
     add("--patience", type=_whole, default=5, help="epochs without a gain after which training stops (default 5)")
-    add("--sensitivity", default="", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
+    add("--sensitivity", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
     add("--sensitivity-layers", default="1", help="depths of these (default 1)")
     add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
 
@@ -349,7 +357,7 @@ def _parser() -> argparse.ArgumentParser:
     known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
     add("models", nargs="*", metavar="MODEL", help=known).completer = _known
     add("--data", type=expanduser, help="as --data of `measure`").completer = _known
-    add("--title", default="", help="of the report (default: what its models are called)")
+    add("--title", help="of the report (default: what its models are called)")
     add("--out", type=_folder, help="folder of the site; a report on the same models and data is replaced")
     add("--limit", type=_whole, default=1500, help="measure at most this many items (default 1500)")
     add("--seed", type=_whole, default=0, help="with which they are drawn (default 0)")
@@ -372,7 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
     add("--csv", action="store_true", help="print the verdicts as CSV")
-    add("--require", default="", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
+    add("--require", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
     add = command(
         "cache",
         _cache,
@@ -464,23 +472,20 @@ def _intervention(path: Path | None) -> object:
     """What a file says of a change, or of several."""
     if path is None:
         return None
-    import yaml
-
     from analysis_lib.capture.interventions import interventions
     from analysis_lib.corpora import packages
 
-    def load(path: Path) -> object:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-    found = packages.read(
-        path, load, "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
-    )
+    wanted = "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
+    found = packages.read_yaml(path, wanted)
     if not found:
         raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
     try:
-        return interventions(found)
+        changes = interventions(found)
     except AnalysisError as error:
         raise AnalysisError(f"{path}: {error}") from error
+    if not changes:
+        raise AnalysisError(f"{path} changes nothing: give layers, tokens and dimensions that are changed")
+    return changes
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -559,11 +564,10 @@ def _classifiers(options: argparse.Namespace) -> None:
         "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
         "seeds": _numbers("--seeds", options.seeds, whole_number),
         **{name: getattr(options, name) for name in ("limit", "test", "utterances", "epochs", "patience")},
-        "sensitivity_seeds": _numbers("--sensitivity", options.sensitivity, whole_number)
-        if options.sensitivity
-        else [],
         "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, whole_number),
     }
+    if options.sensitivity is not None:
+        settings["sensitivity_seeds"] = _numbers("--sensitivity", options.sensitivity, whole_number)
     output = trials.output(options.out, options.data)
     output.check(trials.FILES)
     with _sole_writer(output):
@@ -631,7 +635,7 @@ def _report(options: argparse.Namespace) -> None:
     draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with _sole_writer(report_output(models, options.data, options.out)):
-        page = build_report(models, options.data, options.out, title=options.title, **draw, **work)
+        page = build_report(models, options.data, options.out, title=options.title or "", **draw, **work)
     print(f"the report is at {page}")
 
 
@@ -644,7 +648,11 @@ def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.book.listing import ROOT, in_columns
     from analysis_lib.papers import claims
 
-    required = [claims.claim(name).id for name in filter(None, options.require.split(","))]
+    names = [] if options.require is None else options.require.split(",")
+    required = [claims.claim(name.strip()).id for name in names]
+    for path in options.executed:
+        if not path.is_file():
+            raise AnalysisError(f"{path} is no file: give executed notebooks")
     home = ROOT / "_build" / "executed" / "default"
     pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
     rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)

@@ -1,12 +1,16 @@
 """What ends a command before its end: the one error type of the library, what its messages need, and Ctrl-C."""
 
 import difflib
+import math
 import os
 import re
+import reprlib
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
+from pathlib import Path
 from types import FrameType, TracebackType
 
 
@@ -20,6 +24,10 @@ class AnalysisError(Exception):
         # Names and files may hold what ends a line, or moves the cursor of a terminal.
         shown = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(line)) for line in self.args)
         return "\n".join(shown)
+
+
+class UnknownNameError(AnalysisError, KeyError):
+    """A name that a mapping does not hold, for those who look it up and those who try whether it is there."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:
@@ -53,6 +61,126 @@ def decimal_number(text: str) -> float:
     if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE):
         raise ValueError(f"{text!r} is no number")
     return float(text)
+
+
+# --- What is given to a public function is checked where it comes in. ---
+
+# What torch and Arrow can hold.
+LARGEST = 2**63 - 1
+# The most that a file system takes.
+LONGEST_PATH = 4096
+
+
+def shown(value: object) -> str:
+    """A value as a message names it: a text or a number, shortened if it is long, and of all else the type.
+
+    >>> shown("2"), shown(1.5), shown(["a"])
+    ("'2'", '1.5', 'a list')
+    """
+    if value is None or isinstance(value, str | bytes | bool | Real):
+        try:
+            return reprlib.repr(value)
+        except ValueError:
+            return "a number of thousands of digits"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    article = "an" if name[0] in "AEIOaeio" else "a"
+    return f"{article} {name}"
+
+
+def require_whole(name: str, value: object, least: int = 0, most: int = LARGEST) -> int:
+    """A whole number within bounds, as Python's own ``int``; anything else, a bool included, is refused."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        is_large = is_whole and value > most
+        bounds = f"{most} or less" if is_large else f"{least} or more"
+        raise AnalysisError(f"{name} is {shown(value)}: give a whole number, {bounds}")
+    return int(value)
+
+
+def require_seed(name: str, value: object) -> int:
+    """A seed of random numbers, as Python's own ``int``."""
+    return require_whole(name, value)
+
+
+def require_seeds(name: str, values: object) -> list[int]:
+    """One seed or more, each once and in order."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes | Mapping):
+        raise AnalysisError(f"{name} is {shown(values)}: give a list of whole numbers, as in [0, 1]")
+    seeds = [require_seed(f"one of {name}", seed) for seed in values]
+    if not seeds:
+        raise AnalysisError(f"{name} is empty: give one whole number or more")
+    return list(dict.fromkeys(seeds))
+
+
+def require_number(name: str, value: object, above: float | None = None, least: float | None = None) -> float:
+    """A finite number above a bound, or not below one, as Python's own ``float``."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and _is_finite(value)
+    too_low = is_number and ((above is not None and value <= above) or (least is not None and value < least))
+    if not is_number or too_low:
+        bounds = f" above {above:g}" if above is not None else f", {least:g} or more" if least is not None else ""
+        raise AnalysisError(f"{name} is {shown(value)}: give a number{bounds}")
+    return float(value)
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # A whole number of more digits than a float has room for.
+        return False
+
+
+def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Refuse what is not one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise AnalysisError(f"{name} is {shown(value)}: give one of {', '.join(choices)}")
+
+
+def require_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False: a word such as ``"no"`` would count as True."""
+    if not isinstance(value, bool):
+        raise AnalysisError(f"{name} is {shown(value)}: give True or False")
+
+
+def require_text(name: str, value: object, wanted: str) -> None:
+    """Refuse what is no text, or one that is blank or longer than any name; ``wanted`` says what to give instead."""
+    is_text = isinstance(value, str) and value.strip()
+    if not is_text or "\0" in value or len(value) > LONGEST_PATH:
+        raise AnalysisError(f"{name} is {shown(value)}: give {wanted}")
+
+
+def require_path(name: str, value: object, wanted: str = "the path of a folder") -> Path:
+    """A path that a file system can take."""
+    is_path = isinstance(value, str | Path) and str(value).strip()
+    if not is_path or "\0" in str(value) or len(str(value)) > LONGEST_PATH:
+        raise AnalysisError(f"{name} is {shown(value)}: give {wanted}")
+    return Path(value)
+
+
+def require_known(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse the names that are not known, with the nearest ones; ``kind`` is as in "setting of measure"."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            raise AnalysisError(f"{shown(name)} is no {kind}: {near_names(str(name), known)}")
+
+
+def refuse_all(faults: Sequence[str], most: int = 20) -> None:
+    """Name everything that is wrong with what was given, so that it can be mended at once."""
+    if faults:
+        others = f"; and {len(faults) - most} more" if len(faults) > most else ""
+        raise AnalysisError("; ".join(faults[:most]) + others)
+
+
+def in_order(name: str, values: object, wanted: str) -> list:
+    """What several things were given in, as a list; a set is refused, whose order is another in every process."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise AnalysisError(f"{name} is {shown(values)}: give {wanted}")
+    if isinstance(values, set | frozenset):
+        raise AnalysisError(f"{name} is a set, whose order is another in every process: give sorted(...)")
+    return list(values)
 
 
 # --- Ctrl-C on the command line: one line and status 130, from the first import on. Elsewhere Python's own is left. ---
@@ -96,6 +224,15 @@ def undisturbed() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def what_failed(error: BaseException) -> str:
+    """What went wrong in another library, or in Python, as a part of a line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def one_line(error: BaseException) -> str:

@@ -176,6 +176,9 @@ def _typed(text: str, parameter: Parameter) -> object:
     try:
         if parameter.type == "dict":
             return _mapping(text)
+        is_blank_name = parameter.type == "str" and parameter.default and not text.strip()
+        if is_blank_name:
+            raise ValueError
         if parameter.type != "list":
             return _scalar(text, TYPES[parameter.type])
         items = yaml.load(text if text.startswith("[") else f"[{text}]", yaml.BaseLoader)

@@ -10,7 +10,7 @@ What the vectors of a stack stand for is in ``stack_tokens.py``.
 
 from analysis_lib.capture.activations import LOSS, MASKED, OUTPUT, RECEIVED, SCORES, SPACES, WEIGHTS, Activations
 from analysis_lib.capture.attention_rows import AttentionRows, Received
-from analysis_lib.capture.batching import batches, longest
+from analysis_lib.capture.batching import batches, longest, unreadable
 from analysis_lib.capture.checked_pass import check, lacking, run
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interface import IMPLEMENTATION, attended_by

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import scipy
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from analysis_lib.capture.inputs import Batch, Reading, Settings, refuse_untaken
 from analysis_lib.capture.tokens import Tokens
+from analysis_lib.corpora import Sound
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
 from analysis_lib.models.parts import PADDED_TEXTS
@@ -47,6 +49,24 @@ def batches(
     return make(loaded, items, groups, settings, reading)
 
 
+def unreadable(loaded: LoadedModel, items: Sequence) -> list[str]:
+    """What is wrong with each image or sound that cannot be read, or is of no length that the model reads."""
+    if loaded.kind == "text":
+        return []
+
+    def fault(item: object) -> str | None:
+        try:
+            content = item.load()
+            if loaded.kind == "audio":
+                _refuse_length(loaded, item, content)
+        except AnalysisError as error:
+            return str(error)
+
+    # Decoders of images and sounds let other threads work.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return [words for words in pool.map(fault, items) if words is not None]
+
+
 def longest(loaded: LoadedModel) -> str:
     """How much of a text or sound the model reads at once, such as ``512 tokens`` or ``30 seconds``."""
     if loaded.kind == "text":
@@ -62,11 +82,12 @@ def _text_batches(loaded, texts, groups, settings: Settings, reading: Reading) -
     unknown = getattr(tokenizer, "unk_token_id", None)
     special = {*getattr(tokenizer, "all_special_ids", ())} - {unknown}
     found, owners = [], []
-    for text, group in zip(encoded(loaded.name, tokenizer, texts, limit), groups, strict=True):
+    windows = settings.long_texts == "window"
+    tokenised = encoded(loaded.name, tokenizer, texts, limit, cut=not windows)
+    for text, group in zip(tokenised, groups, strict=True):
         if all(text.special):
             reading.empty += 1
             continue
-        windows = settings.long_texts == "window"
         parts = text.windows(limit) if windows else [text.beginning(limit)]
         reading.windowed += windows and len(text) > limit
         reading.cut += not windows and len(text) > limit
@@ -256,7 +277,7 @@ def _sound_batches(loaded, sounds, groups, settings: Settings, reading: Reading)
 def _add_texts(loaded: LoadedModel, batch: Batch, texts: Sequence[str]) -> None:
     """Add to a batch of sounds what a decoder reads: the tokens that it starts with, then the text of each sound."""
     config, end, rows = loaded.model.config, getattr(loaded.tokenizer, "eos_token_id", None), []
-    for text in encoded(loaded.name, loaded.tokenizer, texts, config.max_target_positions):
+    for text in encoded(loaded.name, loaded.tokenizer, texts, config.max_target_positions, cut=True):
         # Whisper's tokenizer puts the start before a text; what ends it is predicted, and not read.
         start = [] if text.special[:1] == [True] and text.ids[0] != end else [config.decoder_start_token_id]
         kept = text.take(range(len(text) - (text.ids[-1:] == [end])))
@@ -279,24 +300,14 @@ def _longest_sound(loaded) -> float:
 
 def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> Iterator[_Piece]:
     recorded = sound.load()
+    _refuse_length(loaded, sound, recorded)
     rate = loaded.processor.sampling_rate
     samples = recorded.samples
     if recorded.rate != rate:
         common = math.gcd(recorded.rate, rate)
         samples = scipy.signal.resample_poly(samples, rate // common, recorded.rate // common).astype("float32")
-    shortest = _shortest(loaded)
-    if len(samples) < shortest:
-        raise AnalysisError(
-            f"{sound} lasts {1000 * len(samples) / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
-            f"or more; leave it out"
-        )
     reading.without_text += loaded.layout.reads_texts_too and not recorded.text.strip()
-    longest = int(rate * _longest_sound(loaded))
-    if recorded.text and loaded.layout.reads_texts_too and len(samples) > longest:
-        raise AnalysisError(
-            f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, and its text cannot "
-            f"be cut where it is: give its parts, each with its text"
-        )
+    shortest, longest = _shortest(loaded), int(rate * _longest_sound(loaded))
     # A processor that cuts sounds may look a little beyond the end of its window, for the last steps in it.
     beyond = 0 if window_of(loaded.processor) is None else rate // BEYOND
     for part in reading.split(len(samples), longest, settings.long_texts == "window"):
@@ -306,6 +317,24 @@ def _pieces(loaded, sound, group: int, settings: Settings, reading: Reading) -> 
             read = samples[part.start : part.stop + beyond]
             yield _Piece(_prepared(loaded, read, sampling_rate=rate), length, group, recorded.text)
             reading.utterances += 1
+
+
+def _refuse_length(loaded: LoadedModel, sound: object, recorded: Sound) -> None:
+    """Refuse a sound that is too short to make a vector, or whose text would have to be cut with it."""
+    rate, shortest = loaded.processor.sampling_rate, _shortest(loaded)
+    # As many as there are once it has the model's rate.
+    samples = math.ceil(len(recorded.samples) * rate / recorded.rate)
+    if samples < shortest:
+        raise AnalysisError(
+            f"{sound} lasts {1000 * samples / rate:.0f} ms: this model reads {1000 * shortest / rate:.0f} ms "
+            f"or more; leave it out"
+        )
+    longest = int(rate * _longest_sound(loaded))
+    if recorded.text and loaded.layout.reads_texts_too and samples > longest:
+        raise AnalysisError(
+            f"{sound} is longer than the {longest / rate:g} seconds that this model reads at once, and its text cannot "
+            f"be cut where it is: give its parts, each with its text"
+        )
 
 
 def _shortest(loaded) -> int:

@@ -24,7 +24,7 @@ from analysis_lib.capture.inputs import Reading, Settings
 from analysis_lib.capture.tokens import unpadded
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, refuse_all, require_path
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
 
@@ -35,6 +35,10 @@ FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat1
 # So many rows are hashed at once.
 ROWS = 4096
 ENDINGS = (".safetensors", ".npy", ".npz")
+# A number of a layer has no more.
+MOST_DIGITS = 6
+# Python reads no number of more digits than 4,300.
+MOST_SORTED = 4000
 # What of a file is no vectors.
 TOLD = ("lengths", "units")
 
@@ -176,6 +180,7 @@ class GivenVectors:
     def __init__(self, vectors: Mapping | Sequence | Path):
         self.name, self.spec, self._paths, self.told = "vectors", None, {}, {name: [] for name in TOLD}
         if isinstance(vectors, Path | str):
+            require_path("the folder of vectors", vectors)
             self.name, self.spec = str(vectors), FolderSpec(str(Path(vectors).resolve()), None, "as stored", "cpu")
             named = self._in_folder(Path(vectors))
         else:
@@ -191,13 +196,21 @@ class GivenVectors:
         """The arrays of the files, in the order of the numbers in their names, each by what says its layer."""
         if not folder.is_dir():
             raise AnalysisError(f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files")
+        files = {}
+        faults = []
         for path in sorted(folder.rglob("*"), key=_in_order):
             name = path.relative_to(folder)
             # What is hidden may be of a measurement under way.
             if path.suffix not in ENDINGS or any(part.startswith(".") for part in name.parts):
                 continue
+            try:
+                files[path] = packages.read(path, _arrays, "make it again with safetensors, np.save or np.savez")
+            except AnalysisError as error:
+                faults.append(str(error))
+        refuse_all(faults)
+        for path, arrays in files.items():
+            name = path.relative_to(folder)
             self._paths[str(name)] = path
-            arrays = packages.read(path, _arrays, "make it again with safetensors, np.save or np.savez")
             own = {key: np.asarray(arrays.pop(key)()[:]).tolist() for key in TOLD if key in arrays}
             for key in own:
                 # Lengths beside vectors are of the texts in that file.
@@ -313,13 +326,17 @@ def _place(name: str, origin: str) -> tuple[int, str]:
     layer = re.search(r"layers?[^a-z0-9]*(\d+)", name.lower()) or re.search(r"(?<!-)(\d+)", name)
     if layer is None:
         raise AnalysisError(f"{origin}: no number says of which layer its vectors are: name them as in layer_3")
+    if re.search(r"layers?[^a-z0-9-]+-\d", name.lower()):
+        raise AnalysisError(f"{origin}: layers are counted from 0: name its vectors as in layer_3")
+    if len(layer[1]) > MOST_DIGITS:
+        raise AnalysisError(f"{origin}: {layer[1][:20]} is no number of a layer: name its vectors as in layer_3")
     word = re.search(rf"(?<![a-z])({'|'.join(SPACES)})", name.lower())
     return int(layer[1]), SPACES[word[1]] if word else "hidden"
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:
     """What sorts files by the numbers in their names: part 10 comes after part 9."""
-    return [(int(number or -1), word) for number, word in re.findall(r"(\d+)|(\D+)", str(path))]
+    return [(int(number[:MOST_SORTED] or -1), word) for number, word in re.findall(r"(\d+)|(\D+)", str(path))]
 
 
 def _arrays(path: Path) -> dict[str, Callable[[], Any]]:

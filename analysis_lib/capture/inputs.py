@@ -13,7 +13,7 @@ from torch import Tensor
 
 from analysis_lib.capture.interventions import interventions
 from analysis_lib.capture.tokens import Tokens, unpadded
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_choice, require_flag, require_text, require_whole, shown
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.outer import parameters_of, takes_all
 from analysis_lib.models.sounds import Steps
@@ -47,18 +47,15 @@ class Settings:
     tokens: str = "all"
 
     def __post_init__(self) -> None:
-        for name, choices in (("long_texts", ("cut", "window")), ("maps", ("flatten", "positions"))):
-            if getattr(self, name) not in choices:
-                raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(choices)}")
-        if not isinstance(self.special_tokens, bool):
-            raise AnalysisError(f"special_tokens is {self.special_tokens!r}: give True or False")
+        require_choice("long_texts", self.long_texts, ("cut", "window"))
+        require_choice("maps", self.maps, ("flatten", "positions"))
+        require_flag("special_tokens", self.special_tokens)
         object.__setattr__(self, "intervention", interventions(self.intervention))
+        tokens_wanted = "all, or a multiple of the median norm as in 'norm<10x'"
+        require_text("tokens", self.tokens, tokens_wanted)
         if self.tokens != "all" and not (self.norms_below or 0) > 0:
-            raise AnalysisError(
-                f"tokens is {self.tokens!r}: give all, or a multiple of the median norm as in 'norm<10x'"
-            )
-        if self.tokens_per_batch < 1:
-            raise AnalysisError(f"tokens_per_batch is {self.tokens_per_batch}: give 1 or more")
+            raise AnalysisError(f"tokens is {shown(self.tokens)}: give {tokens_wanted}")
+        object.__setattr__(self, "tokens_per_batch", require_whole("tokens_per_batch", self.tokens_per_batch, 1))
 
     @property
     def norms_below(self) -> float | None:

@@ -4,19 +4,27 @@ A :class:`Replace` says so and is known by its content. :class:`Changes` is what
 means, deviations and vectors of other texts (gathered by ``measurement.interventions``), and how they are put in.
 """
 
-import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from numbers import Integral
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import wide
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import (
+    AnalysisError,
+    in_order,
+    require_choice,
+    require_flag,
+    require_seed,
+    require_whole,
+    shown,
+)
 from analysis_lib.models.loaded import TOKEN_TYPES
 
 # Where something can be changed.
@@ -70,12 +78,11 @@ class Replace:
     def __post_init__(self) -> None:
         for name in ("layers", "dimensions", "tokens"):
             object.__setattr__(self, name, _listed(name, getattr(self, name)))
-        choices = {"where": SITES, "by": BY, "of": ("same", "others"), "but": (False, True)}
+        choices = {"where": SITES, "by": BY, "of": ("same", "others")}
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise AnalysisError(f"{name} is {getattr(self, name)!r}: give one of {', '.join(map(str, known))}")
-        if not isinstance(self.seed, Integral):
-            raise AnalysisError(f"the seed of an intervention is {self.seed!r}: give a whole number")
+            require_choice(name, getattr(self, name), known)
+        require_flag("but", self.but)
+        object.__setattr__(self, "seed", require_seed("the seed of an intervention", self.seed))
         for kind in self.tokens or ():
             if kind not in TOKEN_TYPES:
                 raise AnalysisError(f"tokens are {kind!r}: give types of tokens, of {', '.join(TOKEN_TYPES)}")
@@ -96,12 +103,15 @@ class Replace:
 
 
 def _listed(name: str, value: object) -> tuple[int | str, ...] | None:
-    several = (value,) if isinstance(value, str | Integral) else value
-    try:
-        return None if several is None else tuple(v if name == "tokens" else operator.index(v) for v in several)
-    except (TypeError, ValueError):
-        wanted = "types of tokens" if name == "tokens" else "whole numbers"
-        raise AnalysisError(f"{name} are {value!r}: give {wanted}") from None
+    if value is None:
+        return None
+    several = [value] if isinstance(value, str | Integral) else value
+    if name == "tokens":
+        return tuple(in_order(name, several, "types of tokens"))
+    if isinstance(several, set | frozenset):
+        several = sorted(several, key=str)
+    numbers = in_order(name, several, "whole numbers")
+    return tuple(require_whole(f"one of {name}", number) for number in numbers)
 
 
 def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | None:
@@ -109,6 +119,9 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
         return given
     if isinstance(given, Integral) and not isinstance(given, bool) and given >= 0:
         return int(given) or ()
+    wanted = "mean, a number of principal ones, or vectors"
+    if not torch.is_tensor(given) and not isinstance(given, np.ndarray):
+        given = in_order("directions", given, wanted)
     try:
         vectors = [torch.as_tensor(one, dtype=torch.float64) for one in given]
         if vectors and not any(one.dim() for one in vectors):
@@ -118,8 +131,7 @@ def _directions(given: object) -> str | int | tuple[tuple[float, ...], ...] | No
         if len({len(one) for one in vectors}) > 1:
             raise ValueError
     except (TypeError, ValueError, RuntimeError):
-        shown = repr(given) if isinstance(given, str | int | float) else "not finite, zero, or not of one length"
-        raise AnalysisError(f"directions are {shown}: give mean, a number of principal ones, or vectors") from None
+        raise AnalysisError(f"directions are not finite, zero, or not of one length: give {wanted}") from None
     return tuple(tuple(one.tolist()) for one in vectors)
 
 
@@ -129,14 +141,15 @@ def interventions(given: object) -> tuple[Replace, ...]:
     Raises:
         AnalysisError: it is none.
     """
-    several = [given] if isinstance(given, Replace) or hasattr(given, "keys") else () if given is None else given
-    if isinstance(several, str) or not hasattr(several, "__iter__"):
-        raise AnalysisError(f"the intervention is a {type(given).__name__}: give Replace(...), or several in a list")
+    if given is None:
+        return ()
+    is_single = isinstance(given, Replace) or hasattr(given, "keys")
+    several = [given] if is_single else in_order("the intervention", given, "Replace(...), or several in a list")
     found, names = [], [field.name for field in fields(Replace)]
     for one in several:
         if hasattr(one, "keys"):
             if strange := [name for name in one if name not in names]:
-                raise AnalysisError(f"an intervention has no {strange[0]}: give {', '.join(names)}")
+                raise AnalysisError(f"an intervention has no {shown(strange[0])}: give {', '.join(names)}")
             if "where" not in one:
                 raise AnalysisError(f"an intervention says where: give one of {', '.join(SITES)}")
             one = Replace(**one)

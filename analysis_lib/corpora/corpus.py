@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, in_order, require_choice, require_text, require_whole
 
 # Categories of characters that show nothing: controls, formats and separators. Half of a character is none of them.
 _INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
@@ -71,11 +71,19 @@ class Corpus:
     unit_column: str | None = None
 
     def __post_init__(self) -> None:
+        require_text("the name of a corpus", self.name, "a short text")
+        require_choice("kind", self.kind, [*PLURAL])
+        object.__setattr__(self, "blank", require_whole("blank", self.blank))
         if isinstance(self.items, str | bytes) or not isinstance(self.items, Sequence):
             raise AnalysisError(f"{self.name}: its items are {str(self.items)[:20]!r}: give a list of them")
         for name in ("labels", "units"):
-            if (each := getattr(self, name)) is not None and len(each) != len(self.items):
+            each = getattr(self, name)
+            if each is not None:
+                in_order(f"{self.name}: {name}", each, "a list, one for each item")
+            if each is not None and len(each) != len(self.items):
                 raise AnalysisError(f"{self.name} has {len(self.items)} items and {len(each)} {name}: give one of each")
+        if self.classes is not None:
+            in_order(f"{self.name}: classes", self.classes, "their names in a list")
         if self.kind == "text" and isinstance(self.items, list | tuple):
             for number, item in enumerate(self.items, 1):
                 place = f"{self.name}: item {number}"
@@ -124,7 +132,8 @@ class Corpus:
         >>> Corpus("animals", ["cat", "dog", "owl"], labels=[0, 0, 1], classes=["mammal", "bird"]).take([2, 0]).items
         ['owl', 'cat']
         """
-        indices = list(indices)
+        last = len(self) - 1
+        indices = [require_whole("a place", i, 0, last) for i in in_order("the places", indices, "a list of them")]
         kept = {name: getattr(self, name) for name in ("items", "labels", "units")}
         return replace(
             self, **{name: whole if whole is None else [whole[i] for i in indices] for name, whole in kept.items()}
@@ -140,6 +149,7 @@ class Corpus:
         >>> Corpus("calls", [*"abcdef"], labels=[0, 0, 1, 1, 1, 1], classes=["cat", "dog"]).groups(2)
         [0, 1, 0, 0, 1, 1]
         """
+        count = require_whole("the number of groups", count, 1)
         if self.units is None:
             labels, depths = np.asarray([0] * len(self) if self.labels is None else self.labels), np.empty(len(self))
             for label in np.unique(labels):

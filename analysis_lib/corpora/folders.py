@@ -65,7 +65,7 @@ def located(spec: str) -> Located | None:
     if path.name not in FOLDERS or not os.path.isdir(path):
         return None
     splits = FOLDERS[path.name].splits
-    split = split or next(iter(splits))
+    split = next(iter(splits)) if split is None else split
     if split not in splits:
         raise AnalysisError(f"{path} has no split {split}: {near_names(split, splits)}")
     return Located("text", partial(_read, path, split), partial(_identity, path, split))

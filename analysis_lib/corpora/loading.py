@@ -20,7 +20,7 @@ from analysis_lib.corpora.corpus import (
 )
 from analysis_lib.corpora.published import PUBLISHED
 from analysis_lib.corpora.splits import check_draw, sample
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, require_text
 
 CORPORA = {**BUNDLED, **PUBLISHED}
 # Of a corpus of more texts, few are in memory at a time, and workers read theirs from a file.
@@ -76,6 +76,8 @@ def load_corpus(
         return sample(spec, limit, seed)
     if not isinstance(spec, str | Path):
         return sample(_at_hand(spec, column, units, limit if seed is None else None), limit, seed)
+    if units is not None:
+        require_text("units", units, "the name of a column")
     kind, read, _ = _located(spec := str(spec), units)
     if kind == "text":
         rows = list(read())
@@ -149,11 +151,14 @@ def data_identity(spec: str) -> str:
     Raises:
         AnalysisError: ``spec`` is neither a known name nor a file or folder, or is on a hub that cannot be reached.
     """
+    require_text("the corpus", spec, "a name of `datasets`, file.csv:COLUMN, lines.txt or a folder")
     return _located(spec).identity()
 
 
 def _located(spec: str, units: str | None = None) -> Located:
-    name, _, split = spec.partition(":")
+    name, names_split, split = spec.partition(":")
+    if name in CORPORA and names_split and not split.strip():
+        raise AnalysisError(f"{spec} names no split: give one of {', '.join(CORPORA[name].splits)}, or {name}")
     if name not in CORPORA and (units is not None or not (folder := folders.located(spec))):
         return files.located(spec, CORPORA, units)
     if units is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_whole, shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,9 +37,15 @@ class Sound:
     text: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rate, int) or self.rate < 1:
-            raise AnalysisError(f"the rate of a sound is {self.rate!r}: give a whole number of samples per second")
+        object.__setattr__(self, "rate", require_whole("the rate of a sound, in samples per second,", self.rate, 1))
+        if not isinstance(self.text, str):
+            raise AnalysisError(f"the text of a sound is {shown(self.text)}: give what is said, or leave it out")
+        if not isinstance(self.samples, np.ndarray):
+            raise AnalysisError(f"the samples of a sound are {shown(self.samples)}: give an array of numpy")
         _refuse_samples("a sound", self.samples)
+
+    def __str__(self) -> str:
+        return f"a sound of {len(self.samples)} samples"
 
     def load(self) -> "Sound":
         """The recording itself."""
@@ -57,6 +63,8 @@ class ArrayImage:
     pixels: np.ndarray
 
     def __post_init__(self) -> None:
+        if not isinstance(self.pixels, np.ndarray):
+            raise AnalysisError(f"the pixels of an image are {shown(self.pixels)}: give an array of numpy")
         shape, kind = self.pixels.shape, self.pixels.dtype
         if kind != np.uint8 or not self.pixels.size or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
             raise AnalysisError(f"an image of {kind}, {shape}: give uint8, of height x width or height x width x 3")

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.corpus import Example, Pair, encodable
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, shown
 
 # So many texts are in memory at a time.
 _BATCH = 1000
@@ -111,9 +111,13 @@ def text_items(
     name, data = type(data).__name__, _in_pandas(data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise AnalysisError(f"a {name} is no corpus: give texts in a list, a table with column=, or a name")
+    if isinstance(data, set | frozenset):
+        raise AnalysisError(f"a {name} of texts has another order in every process: give sorted(...)")
     chosen = [*column] if isinstance(column, list | tuple) else [column]
+    if not isinstance(units, str | int | None):
+        raise AnalysisError(f"units= is {shown(units)}: give the name of a column")
     if len(chosen) not in (1, 2) or not all(isinstance(each, str | int | None) for each in chosen):
-        raise AnalysisError(f"column= is {column!r}: give the name of a column, or of two that make pairs")
+        raise AnalysisError(f"column= is {shown(column)}: give the name of a column, or of two that make pairs")
     wanted, held = (
         chosen if units is None else [*chosen, units],
         isinstance(data, list | tuple | pd.Series | pd.DataFrame),

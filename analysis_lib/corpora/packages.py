@@ -28,7 +28,7 @@ import platformdirs
 import psutil
 import yaml
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, what_failed
 
 # One platform for everyone, so that the same files come down on every machine: they are only read.
 PLATFORM = ("--implementation", "cp", "--python-version", "3.11", "--platform", "manylinux_2_28_x86_64")
@@ -237,8 +237,7 @@ def read(path: Path, how: Callable[[Path], Entry], remedy: str = "copy or make i
     try:
         return how(path)
     except Exception as error:  # Each format has its own.
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise AnalysisError(f"{path} cannot be read ({reason}): {remedy}") from error
+        raise AnalysisError(f"{path} cannot be read ({what_failed(error)[:200]}): {remedy}") from error
 
 
 def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
@@ -251,6 +250,22 @@ def read_json(path: Path, remedy: str = "copy or make it again") -> dict:
         return found
 
     return read(path, load, remedy)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a name that stands twice in one mapping, of which YAML's own loader takes the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [name.value for name, _ in node.value]
+        for name in names:
+            if names.count(name) > 1:
+                raise yaml.YAMLError(f"{name} stands twice in it")
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, remedy: str) -> object:
+    """What a YAML file holds; what is said of :func:`read` holds for all else."""
+    return read(path, lambda path: yaml.load(path.read_text(encoding="utf-8"), _StrictLoader), remedy)
 
 
 def file_hash(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from analysis_lib.corpora.corpus import Corpus, Labelled
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_seed, require_whole
 
 # Of a corpus with classes: to train on, to stop training by, and to measure on.
 SPLITS = ("train", "validation", "test")
@@ -19,10 +19,10 @@ _UNITS, _TEXTS = 10, 40
 
 def check_draw(limit: int | None, seed: int | None) -> None:
     """Raise an AnalysisError if no items can be drawn so: a limit below 1 or a negative seed."""
-    if limit is not None and limit < 1:
-        raise AnalysisError(f"the limit is {limit}: give 1 or more, or leave it out to read the whole corpus")
-    if seed is not None and seed < 0:
-        raise AnalysisError(f"the seed is {seed}: give 0 or more")
+    if limit is not None:
+        require_whole("the limit", limit, 1)
+    if seed is not None:
+        require_seed("the seed", seed)
 
 
 def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:

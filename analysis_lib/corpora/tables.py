@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis_lib.corpora.media import read_bytes, refuse_irregular
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, what_failed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,7 +204,8 @@ def _json_lines(path: Path, text: str) -> Iterator[tuple[int, object]]:
             if line.strip():
                 yield number, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise AnalysisError(f"{path}: line {number} is no JSON ({error}): mend or remove it") from error
+            fault = what_failed(error) if isinstance(error, RecursionError) else error
+            raise AnalysisError(f"{path}: line {number} is no JSON ({fault}): mend or remove it") from error
 
 
 def _parquet(path: Path) -> _Columns:

@@ -1,23 +1,33 @@
 """Several models side by side, each with its untrained twin: ``compare({"wikipedia": ["minilm"]}, "anisotropy")``."""
 
+import inspect
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.loading import load_corpus
-from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement.measuring import measure, measured, refuse_senseless
+from analysis_lib.corpora.splits import check_draw
+from analysis_lib.errors import AnalysisError, in_order, near_names, require_known, require_path, require_whole, shown
+from analysis_lib.measurement.measuring import measure, measured, refuse_senseless, refuse_unchanged, wanted
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
-from analysis_lib.models.loading import checked_options, load_model
+from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
+from analysis_lib.models.names import split_name
 
 # What a row of a table is about.
 PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
+# What ``compare`` and the callback of a Trainer hand on to ``measure``: all but what they say themselves.
+SETTINGS = sorted(
+    {name for name, argument in inspect.signature(measure).parameters.items() if argument.kind is argument.KEYWORD_ONLY}
+    - {"tokenizer", "processor", "column"}
+)
 # Tables whose rows hang on their numbers, or that cannot leave texts out.
 NOT_PAIRED = ("outlier_dimensions", "spike_dimensions", "isotropy")
 
@@ -56,6 +66,8 @@ class Comparison(LazyTables):
         Rows are those that both models have; dimensions are compared where both have as many. There are none of
         ``NOT_PAIRED``.
         """
+        if not isinstance(name, str) or name not in self:
+            raise AnalysisError(f"there is no table {shown(name)}: {near_names(str(name), self)}")
         frames, first = [], {}
         for called, tables in self.trained.items():
             base = first.setdefault(tables.run["data_sha256"], (called, tables))
@@ -115,6 +127,36 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     return rows
 
 
+def _checked_models(models: object) -> dict[str, list[str]]:
+    """The names of models by that of their corpus, or an AnalysisError."""
+    wanted_models = 'give lists of models by corpus, as in {"news": ["minilm", "bert-base-uncased"]}'
+    if not isinstance(models, Mapping):
+        raise AnalysisError(f"the models are {shown(models)}: {wanted_models}")
+    named = {}
+    for data, chosen in models.items():
+        corpus = str(require_path("a corpus", data, "its name or path"))
+        if isinstance(chosen, str | Path):
+            raise AnalysisError(f"the models on {corpus} are {shown(chosen)}: {wanted_models}")
+        names = in_order(f"the models on {corpus}", chosen, "their names in a list")
+        named[corpus] = [str(require_path("a model", name, "its name or folder")) for name in names]
+    if not any(named.values()):
+        raise AnalysisError("no model was given to compare: give one or more")
+    return named
+
+
+def _refuse_twice(names: list[str], dtype: str) -> None:
+    """Refuse a model that is given twice, be it by another path."""
+    known: dict[tuple, str] = {}
+    for name in names:
+        model, adapter, part, seed = split_name(name)
+        paths = [os.path.realpath(path) if path and os.path.isdir(path) else path for path in (model, adapter)]
+        same = (*paths, part, seed, split_dtype(name)[1] or dtype)
+        if same in known:
+            also = "" if known[same] == name else f", also as {known[same]}"
+            raise AnalysisError(f"{name} was given twice{also}: give each model once")
+        known[same] = name
+
+
 def compare(
     models: Mapping[str, Sequence[str]],
     metrics: str,
@@ -147,17 +189,20 @@ def compare(
         AnalysisError: no model, or the same twice; or what ``load_model``, ``load_corpus`` and ``measure`` raise.
         KeyboardInterrupt: its message says what is kept.
     """
+    models = _checked_models(models)
+    check_draw(limit, seed)
+    twins, metrics = require_whole("the number of twins", twins), wanted(metrics)
+    checked_options(dtype, device)
+    if tokenizer is not None:
+        tokenizer = str(require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out"))
+    require_known("setting of measure", settings, SETTINGS)
+    refuse_unchanged(metrics, settings.get("intervention"))
     names = [name for chosen in models.values() for name in chosen]
-    if not names:
-        raise AnalysisError("no model was given to compare: give one or more")
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise AnalysisError(f"{repeated[0]} was given twice: give each model once")
-    if twins < 0:
-        raise AnalysisError(f"the number of twins is {twins}: give 0 or more")
+    _refuse_twice(names, dtype)
+    refuse_unloadable(names)
     of_vectors = Settings(**{key: value for key, value in settings.items() if key in asdict(Settings())})
     given = {"dtype": dtype, "processor": tokenizer, "device": device}
     usual = {"dtype": "float32", "processor": None, "device": None}
-    checked_options(dtype, device)
     read, runs = {data: load_corpus(data, limit, seed, units=units) for data, chosen in models.items() if chosen}, {}
     for data, corpus in read.items():
         for name in models[data]:

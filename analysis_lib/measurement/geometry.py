@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, shown
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import Tables, TableSet, grouped
 from analysis_lib.metrics.intervals import Estimate
@@ -58,11 +58,19 @@ def numbers(tables: TableSet) -> pd.Series:
     return pd.concat(found, names=PLACES) if found else pd.Series(dtype=float)
 
 
+def _require_tables(given: object, wanted: type) -> None:
+    if not isinstance(given, wanted):
+        source = "compare" if wanted is Comparison else "measure"
+        raise AnalysisError(f"the tables are {shown(given)}: give what {source} returns")
+
+
 def headlines(tables: Tables | Comparison) -> pd.DataFrame:
     """The headline numbers with their 95 % intervals: columns quantity, of, layer, value, ci_low and ci_high.
 
     Of a comparison, those of its models, without twins, with the column model in front.
     """
+    if not isinstance(tables, Comparison):
+        _require_tables(tables, Tables)
     if isinstance(tables, Comparison):
         return grouped({called: headlines(found) for called, found in tables.trained.items()}, "model")
     index = numbers(tables).index
@@ -79,6 +87,7 @@ def headline_differences(comparison: Comparison) -> pd.DataFrame:
     Raises:
         AnalysisError: they are of different texts.
     """
+    _require_tables(comparison, Comparison)
     (base, first), *others = comparison.trained.items()
     rows = [_differences(first, other).assign(model=called, compared_with=base) for called, other in others]
     columns = ["model", "compared_with", *PLACES, "difference", "ci_low", "ci_high"]
@@ -114,6 +123,8 @@ def references(*tables: Tables) -> pd.DataFrame:
 
     Columns model, and those of :func:`headlines`. ``data/README.md`` says on what they were measured, and how.
     """
+    for measured in tables:
+        _require_tables(measured, Tables)
     kinds, ours = {t.run["kind"] for t in tables}, {t.run["model_revision"] for t in tables}
     found = pd.read_csv(packages.data_directory() / "reference_models.csv", keep_default_na=False)
     found = found[found["kind"].isin(kinds) & ~found["revision"].isin(ours)].drop(columns=["kind", "revision"])
@@ -162,6 +173,7 @@ def geometry_of(tables: Tables, about: Mapping[str, object] | None = None) -> di
         tables: with what there is of ``METRICS``.
         about: what else is known of the model, such as its architecture.
     """
+    _require_tables(tables, Tables)
     if not len(tables):
         raise AnalysisError("nothing was measured: give a model and texts that some metric can be had of")
     run, rows = tables.run, headlines(tables)

@@ -21,7 +21,17 @@ from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.corpora.corpus import whole_units
-from analysis_lib.errors import CONTINUES, AnalysisError
+from analysis_lib.errors import (
+    CONTINUES,
+    AnalysisError,
+    in_order,
+    refuse_all,
+    require_flag,
+    require_number,
+    require_path,
+    require_text,
+    require_whole,
+)
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
 from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version
@@ -29,6 +39,7 @@ from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
+from analysis_lib.metrics.registry import WANTED
 from analysis_lib.models import LoadedModel, load_model, split_twin
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
@@ -109,19 +120,20 @@ def measure(
             little text, workers that died, a scheduler that does not answer or has no workers left.
     """
     started = time.monotonic()
-    if not worker_timeout > 0:
-        raise AnalysisError(f"the time-out of workers is {worker_timeout}: give seconds above 0")
-    corpus, settings = (
-        load_corpus(data, column=column, units=units),
-        Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention or (), tokens),
-    )
+    metrics = wanted(metrics)
+    _refuse_work(workers, scheduler, worker_timeout, checkpoints, progress)
+    settings = Settings(special_tokens, long_texts, tokens_per_batch, maps, intervention, tokens)
+    refuse_unchanged(metrics, intervention)
+    if tokenizer is not None and processor is not None:
+        raise AnalysisError("both tokenizer= and processor= are given: give one of them")
+    corpus = load_corpus(data, column=column, units=units)
     refuse_senseless(model, corpus, metrics, settings, workers)
     processor = tokenizer if processor is None else processor
     if isinstance(model, LoadedModel) and processor is not None:
         raise AnalysisError(f"{model.name} is loaded with its tokenizer: give another one to load_model")
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
-    lacking = capture.lacking(model, corpus.items[:2], settings)
+    lacking = _lacking(model, corpus, settings)
     if any(one.where == "key" for one in settings.intervention):
         lacking = lacking | {
             SCORES: "its keys are changed after they are made, so that no dimension has a share in them"
@@ -141,7 +153,7 @@ def measure_sensible(
     """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
     started, settings = time.monotonic(), Settings()
     _refuse_kind(model.name, model.layout, corpus)
-    wanted, lacking = resolve(metrics), capture.lacking(model, corpus.items[:2], settings)
+    wanted, lacking = resolve(metrics), _lacking(model, corpus, settings)
     senseless = _senseless(wanted, model.layout, settings, lacking)
     sensible = [metric for metric in wanted if metric.name not in senseless]
     tables = _tables(model, corpus, sensible, settings, {}, (workers, None, 60), None, progress, started)
@@ -194,10 +206,11 @@ def measure_vectors(
     >>> tables["anisotropy"]["cosine"].round(3).tolist()  # one pair of three is parallel, two are orthogonal
     [0.333]
     """
-    started = time.monotonic()
+    started, metrics = time.monotonic(), wanted(metrics)
+    _refuse_work(workers, None, 60, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths)
-    units = given.told["units"] if units is None else units
+    units = given.told["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
     units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_senseless(given, corpus, metrics, Settings(), workers)
@@ -249,6 +262,37 @@ def _tables(
     return tables
 
 
+def wanted(metrics: str | Iterable[str | Metric]) -> str | list[str | Metric]:
+    """What is to be measured, to be read more than once; an AnalysisError if it cannot be resolved."""
+    metrics = metrics if isinstance(metrics, str) else in_order("metrics", metrics, WANTED)
+    resolve(metrics)
+    return metrics
+
+
+def refuse_unchanged(metrics: str | list[str | Metric], intervention: object) -> None:
+    """Refuse the metrics that compare a model with itself, where nothing of it is changed."""
+    if intervention is not None:
+        return
+    for metric in resolve(metrics):
+        if capture.OUTPUT in metric.needs:
+            raise AnalysisError(f"{metric.name} is what an intervention changes: give an intervention, or leave it out")
+
+
+def _refuse_work(
+    workers: int, scheduler: str | None, worker_timeout: float, checkpoints: Path | str | None, progress: bool
+) -> None:
+    """Refuse what makes no sense of who measures, and where what is merged is kept."""
+    require_whole("the number of workers", workers, 1)
+    require_number("the time-out of workers in seconds", worker_timeout, above=0)
+    require_flag("progress", progress)
+    if checkpoints is not None:
+        require_path("checkpoints", checkpoints)
+    if scheduler is not None:
+        require_text("the scheduler", scheduler, "its address, as in tcp://HOST:PORT")
+        if workers != 1:
+            raise AnalysisError("both workers= and scheduler= are given: give one of them")
+
+
 def refuse_senseless(
     model: object, corpus: Corpus, metrics: str | Iterable[str | Metric], settings: Settings, workers: int = 1
 ) -> None:
@@ -257,8 +301,7 @@ def refuse_senseless(
     Raises:
         AnalysisError: too few workers, or a metric or a corpus that makes no sense for a model that is trained here.
     """
-    if workers < 1:
-        raise AnalysisError(f"the number of workers is {workers}: give 1 or more")
+    require_whole("the number of workers", workers, 1)
     wanted, kind = resolve(metrics), isinstance(model, str) and architecture_to_make(model)
     if kind:
         layout = expected_layout(kind)
@@ -297,6 +340,9 @@ def _measure(
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
+    if isinstance(model, LoadedModel):
+        # Before anything is measured: each would else end the run at its turn.
+        refuse_all(capture.unreadable(model, corpus.items))
     merging = kept.resume(metrics)
     shards = make_shards(model, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
@@ -332,6 +378,15 @@ def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
         )
+
+
+def _lacking(model: LoadedModel, corpus: Corpus, settings: Settings) -> dict[str, str]:
+    """What cannot be captured of a model, which two items tell; all that cannot be read are named if these cannot."""
+    try:
+        return capture.lacking(model, corpus.items[:2], settings)
+    except AnalysisError:
+        refuse_all(capture.unreadable(model, corpus.items))
+        raise
 
 
 def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]) -> dict[str, str]:

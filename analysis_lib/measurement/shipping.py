@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora import Corpus, packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, require_text
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.measurement.versions import formulas, is_current
 from analysis_lib.metrics import resolve
@@ -98,6 +98,7 @@ def shipped(model: str) -> Shipped:
     Raises:
         AnalysisError: none comes with it (with the nearest names of those that do).
     """
+    require_text("the model", model, "the name of one whose measurement comes with the book")
     if not (home() / model / "run.json").is_file():
         near = near_names(model, descriptions("run.json"))
         raise AnalysisError(f"no measurement of {model} comes with the book: {near}")

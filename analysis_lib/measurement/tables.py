@@ -15,7 +15,7 @@ from torch import Tensor
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.inputs import Reading
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, UnknownNameError, near_names, require_path, shown
 from analysis_lib.files import Output
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import Estimate, jackknife
@@ -120,6 +120,10 @@ def grouped(frames: Mapping[str, pd.DataFrame], column: str) -> pd.DataFrame:
     >>> grouped(two, "model").to_dict("list")
     {'model': ['bert', 'gpt2'], 'layer': [0, 1]}
     """
+    if not isinstance(frames, Mapping) or not all(isinstance(table, pd.DataFrame) for table in frames.values()):
+        raise AnalysisError("the tables are no mapping of tables by name: give them as in {'bert': table}")
+    if not frames:
+        raise AnalysisError("no table was given: give one or more, by name")
     return pd.concat(frames, names=[column]).reset_index(column).reset_index(drop=True)
 
 
@@ -137,6 +141,8 @@ class LazyTables(Mapping[str, pd.DataFrame]):
         self._tables: dict[str, pd.DataFrame] = {}
 
     def __getitem__(self, name: str) -> pd.DataFrame:
+        if not isinstance(name, str) or name not in self._parts:
+            raise UnknownNameError(f"there is no table {shown(name)}: {near_names(str(name), self._parts)}")
         if name not in self._tables:
             self._tables[name] = self._make(self._parts[name])
         return self._tables[name]
@@ -187,6 +193,9 @@ def largest(statistic: Statistic) -> Chosen:
     Args:
         statistic: gives a Series, such as one number per layer, or a DataFrame, such as one column per dimension.
     """
+
+    if not callable(statistic):
+        raise AnalysisError(f"a statistic is {shown(statistic)}: give a function of the tables")
 
     def choose(*tables: Mapping[str, pd.DataFrame]) -> Any:
         found = statistic(*tables)
@@ -277,6 +286,14 @@ class Tables(LazyTables):
         self, statistics: "Mapping[str, Statistic | Plain | Ratio]", *others: "Tables"
     ) -> dict[str, Estimate | list[Estimate]]:
         """The :meth:`interval` of each of several statistics: the tables without a group are made once for all."""
+        if not isinstance(statistics, Mapping):
+            raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by name")
+        for statistic in statistics.values():
+            if not callable(statistic) and not isinstance(statistic, Plain | Ratio):
+                raise AnalysisError(f"a statistic is {shown(statistic)}: give a function of the tables")
+        for other in others:
+            if not isinstance(other, Tables):
+                raise AnalysisError(f"another measurement is {shown(other)}: give the tables of measure")
         measured, groups = (self, *others), self.groups
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
@@ -298,7 +315,7 @@ class Tables(LazyTables):
 
             def numbers(*t: LazyTables, some: Mapping = some) -> list[np.ndarray]:
                 called = (s.number(*t, *([choices[name]] if name in choices else [])) for name, s in some.items())
-                return [np.asarray(values, dtype=float) for values in called]
+                return [_as_numbers(values) for values in called]
 
             whole = numbers(*(without(*left_out) if left_out else measured))
             # Without its only group there is nothing to compute a number from.
@@ -323,7 +340,14 @@ class Tables(LazyTables):
     def save(self, folder: Path | str, form: str = "parquet") -> None:
         """Write the tables and ``run.json``, see :func:`save_tables`."""
         inputs = (str(self.run.get("model", "")), str(self.run.get("data", "")))
-        save_tables(self, Output(Path(folder), "measure", inputs, "run.json"), self.run, form)
+        save_tables(self, Output(require_path("the folder", folder), "measure", inputs, "run.json"), self.run, form)
+
+
+def _as_numbers(values: object) -> np.ndarray:
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise AnalysisError(f"a statistic gives {shown(values)}: let it give a number, or several") from error
 
 
 def save_tables(tables: Mapping[str, pd.DataFrame], output: Output, run: dict, form: str = "parquet") -> None:

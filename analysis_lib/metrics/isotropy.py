@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, in_order, require_known
 from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Points, Sums, head_rows, tabulated
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 from analysis_lib.metrics.intervals import jackknife_interval
@@ -105,10 +105,12 @@ class Isotropy(Metric):
 
     def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
         super().__init__()
-        for space in spaces:
-            if space not in VECTOR_SPACES:
-                raise AnalysisError(f"there is no space {space!r}: {near_names(space, VECTOR_SPACES)}")
-        self.needs = frozenset(spaces)
+        wanted = f"some of {', '.join(VECTOR_SPACES)}, in a list"
+        chosen = in_order("spaces", spaces, wanted)
+        require_known("space", chosen, VECTOR_SPACES)
+        if not chosen:
+            raise AnalysisError(f"spaces is empty: give {wanted}")
+        self.needs = frozenset(chosen)
 
     def update(self, activations: Activations) -> None:
         for space, vectors in self.vectors(activations):

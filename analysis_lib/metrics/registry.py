@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, in_order, near_names, shown
 from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.anisotropy import Anisotropy, CosineByDimension, UtteranceSimilarity
 from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
@@ -19,6 +19,8 @@ _EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS
 _SINKS = (AttentionReceived, TokenNorms, SpikeDimensions)
 _OUTPUTS = (OutputChange, NextTokenLoss, MaskedTokenLoss)
 METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_SINKS, *_OUTPUTS)}
+
+WANTED = "names, or accumulators in a list, as in [metrics.Anisotropy()]"
 
 
 def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
@@ -37,7 +39,11 @@ def resolve(metrics: str | Iterable[str | Metric]) -> list[Metric]:
         metrics = common if metrics == "all" else [name.strip() for name in metrics.split(",")]
     found: dict[str, Metric] = {}
     named = set()
-    for metric in metrics:
+    for metric in in_order("metrics", metrics, WANTED):
+        if isinstance(metric, type) and issubclass(metric, Metric):
+            raise AnalysisError(f"{metric.__name__} is a class: give an accumulator of it, {metric.__name__}()")
+        if not isinstance(metric, str | Metric):
+            raise AnalysisError(f"a metric is {shown(metric)}: give {WANTED}")
         if isinstance(metric, str):
             if metric == "all":
                 raise AnalysisError("all stands by itself: give it alone, or the names of the metrics")

@@ -8,14 +8,14 @@ import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, shown
 
 # Large tensors lie on large pages: a system that clears memory 4 kB at a time takes a tenth of a measurement for it.
 # PyTorch reads this with its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def usable(device: str | None) -> str:
+def usable(device: str | torch.device | None) -> str:
     """The device asked for; without one, a GPU where there is one, else the CPU.
 
     Raises:
@@ -24,13 +24,21 @@ def usable(device: str | None) -> str:
     >>> usable("cpu")
     'cpu'
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    known = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+    if device is None:
+        return known.rpartition(", ")[2]
+    unusable = AnalysisError(f"the device {shown(device)} cannot be used here: give one of {known}")
+    if not isinstance(device, str | torch.device):
+        raise unusable
     try:
-        torch.empty(1, device=device).item()
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        known = "cpu, cuda" if torch.cuda.is_available() else "cpu"
-        raise AnalysisError(f"the device {device} cannot be used here: give one of {known}") from error
-    return device
+        raise unusable from error
+    # torch takes any number of a processor, of which there is one.
+    if chosen.type == "cpu" and chosen.index:
+        raise unusable
+    return str(device)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -1,7 +1,8 @@
 """Models by name: a bundled alias, a hub id, or a local folder becomes a :class:`LoadedModel`."""
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 import transformers
 from torch import nn
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, refuse_all, require_choice, require_path, require_text, shown
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
 from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
@@ -24,14 +25,16 @@ from analysis_lib.models.names import (
     adapter_base,
     file_hashes,
     has_processor,
+    known_model,
     located,
+    model_home,
     of_part,
     split_dtype,
     split_name,
     weights_identity,
 )
 from analysis_lib.models.parts import listed_layout, refuse_too_large
-from analysis_lib.models.reading import ALONE, LOCALLY, reading
+from analysis_lib.models.reading import ALONE, LOCALLY, reading, refuse_damaged
 
 # Language models by what they predict: what they are called, what that is, and their classes.
 OBJECTIVES = {
@@ -84,8 +87,13 @@ def load_model(
     >>> load_model("minilm").max_length
     512
     """
+    if not isinstance(part, str):
+        raise AnalysisError(f"part is {shown(part)}: give the path of a part, such as vision_model, or leave it out")
     if isinstance(name, nn.Module):
         return live_model(name, processor, part)
+    require_path("the model", name, "a name of `models`, a hub id, a folder or a model that is at hand")
+    if revision is not None:
+        require_text("the revision", revision, "a commit, branch or tag, or leave it out")
     name = of_part(str(name), part) if part else str(name)
     if not isinstance(processor, str | Path | None):
         raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
@@ -148,8 +156,7 @@ def _adapted(
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
     """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
-    if dtype not in DTYPES:
-        raise AnalysisError(f"the dtype is {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+    require_choice("the dtype", dtype, DTYPES)
     places = [*device_map.values()] if isinstance(device_map, dict) else []
     sensible = places and all(isinstance(place, str | int) and place != "meta" for place in places)
     if not sensible and device_map not in (None, "auto"):
@@ -293,6 +300,25 @@ def _says_type(folder: Path) -> bool:
     return not path.is_file() or "model_type" in json.loads(path.read_text(encoding="utf-8"))
 
 
+def refuse_unloadable(names: Iterable[str]) -> None:
+    """Refuse those of several models that are not there, or whose files are damaged, all at once; loads none.
+
+    Raises:
+        AnalysisError: what is wrong with each of them.
+    """
+    faults = []
+    for name in dict.fromkeys(names):
+        try:
+            revision_of(name)
+            model, adapter, *_ = split_name(name)
+            for folder in (model, adapter):
+                if folder and not known_model(folder) and os.path.isdir(folder):
+                    refuse_damaged(model_home(Path(folder)))
+        except AnalysisError as error:
+            faults.append(str(error))
+    refuse_all(faults)
+
+
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     path = folder / "config.json"
     if not path.is_file():
@@ -301,6 +327,9 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     with reading(f"{name}: its config.json cannot be read", folder):
         settings = json.loads(path.read_text(encoding="utf-8"))
         refuse_too_large(name, settings)
+        architectures = settings.get("architectures") or []
+        if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
+            raise AnalysisError(f"{name}: architectures is no list of names: mend its config.json")
         if (settings.get("position_embedding_type") or "absolute") != "absolute":
             raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from analysis_lib.corpora import hub, packages
 from analysis_lib.corpora.sharing import path_to_share
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, shown
 
 # Says what an adapter changes, and of which model.
 ADAPTER = "adapter_config.json"
@@ -40,6 +40,8 @@ def split_dtype(name: str) -> tuple[str, str | None]:
     >>> split_dtype("smollm2-135m@dtype=bfloat16"), split_dtype("minilm")
     (('smollm2-135m', 'bfloat16'), ('minilm', None))
     """
+    if not isinstance(name, str):
+        raise AnalysisError(f"the name of a model is {shown(name)}: give a text")
     whole, is_told, dtype = name.rpartition(DTYPE)
     return (whole, dtype) if is_told and dtype.isalnum() else (name, None)
 
@@ -55,10 +57,11 @@ def split_twin(name: str) -> tuple[str, int | None]:
     """
     name, _ = split_dtype(name)
     whole, is_seeded, seed = name.partition(f"{UNTRAINED}@seed=")
-    if seed.isdecimal():
-        return whole, int(seed)
     if is_seeded:
-        raise AnalysisError(f"the seed of {name} is {seed!r}: give a whole number from 0")
+        # As many digits as every generator of random numbers takes.
+        if not re.fullmatch("[0-9]{1,18}", seed):
+            raise AnalysisError(f"the seed of {name} is {shown(seed)}: give a whole number of at most 18 digits")
+        return whole, int(seed)
     return (name.removesuffix(UNTRAINED), 0) if name.endswith(UNTRAINED) else (name, None)
 
 
@@ -78,10 +81,12 @@ def split_name(name: str) -> Name:
     (Name(model='minilm', adapter='runs/legal', part='', seed=None), 'vision_model')
 
     Raises:
-        AnalysisError: the seed is no number.
+        AnalysisError: the seed is no number, or the path of the part is missing.
     """
     whole, seed = split_twin(name)
-    whole, _, part = whole.partition(PART)
+    whole, names_part, part = whole.partition(PART)
+    if names_part and not part.strip():
+        raise AnalysisError(f"{name} names no part: give its path, as in {whole}{PART}vision_model, or leave it out")
     model, plus, adapter = whole.rpartition("+")
     # A folder may have such a name.
     is_whole = not plus or not model or os.path.isdir(whole)
@@ -399,6 +404,6 @@ def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
     for index in [path for path in paths if path.name.endswith(".index.json")]:
         # A damaged one is told by whoever loads the weights.
-        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             paths |= {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
     return {os.path.relpath(path, folder): packages.file_hash(path) for path in sorted(paths) if path.is_file()}

@@ -11,7 +11,7 @@ import safetensors
 import tokenizers
 import transformers
 
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, what_failed
 
 # Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
 LOCALLY = {"local_files_only": True, "trust_remote_code": False}
@@ -37,12 +37,12 @@ def reading(fault: str, folder: Path) -> Iterator[None]:
     except AnalysisError:
         raise
     except Exception as error:
-        _refuse_damaged(folder)
+        refuse_damaged(folder)
         remedy = "give a folder as save_pretrained writes it"
         raise AnalysisError(f"{fault} ({first_line(error)}): {remedy}") from error
 
 
-def _refuse_damaged(folder: Path) -> None:
+def refuse_damaged(folder: Path) -> None:
     """Raise an AnalysisError that names the file of a model's folder that cannot be read, which libraries may not."""
     remedy = "copy or save the model again"
     for path in sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors")):
@@ -65,6 +65,8 @@ def _refuse_damaged(folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return what_failed(error)
     lines = [line.strip() for line in str(error).split("\n") if line.strip()]
     # A line that ends in a colon announces the next one.
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

@@ -1,7 +1,8 @@
 """Texts and pairs of texts as a model reads them: what its tokenizer gives, and which tokens it put around them."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, takewhile
 
@@ -15,6 +16,8 @@ from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # Tokenising so many takes a minute.
 MANY_LETTERS = 5_000_000
+# How many letters of a text that is cut are tokenised at first, for each token that is read.
+LETTERS_PER_TOKEN = 16
 Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
 
 
@@ -79,12 +82,16 @@ class Encoded:
         return self.take([i for i, special in enumerate(self.special) if special or i in kept])
 
 
-def encoded(name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length: int) -> list[Encoded]:
-    """Texts, or pairs of texts, as the tokenizer gives them, whole.
+def encoded(
+    name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length: int, cut: bool = False
+) -> list[Encoded]:
+    """Texts, or pairs of texts, as the tokenizer gives them.
 
     Args:
         name: of the model, for errors.
         length: how many tokens the model reads at once.
+        cut: whether no more than that is read of each, so that what comes long after need not be tokenised: then
+            ``beginning(length)`` is that of the whole, but what is given may end before.
 
     Raises:
         AnalysisError: the tokenizer cannot read a text, puts nothing between the texts of a pair, or leaves no room for
@@ -92,16 +99,13 @@ def encoded(name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length
     """
     pairs = isinstance(texts[0], Pair)
     sides = [[*side] for side in zip(*texts, strict=True)] if pairs else [[*texts]]
+    if cut and not pairs:
+        sides = [[_long_enough(name, tokenizer, text, length) for text in sides[0]]]
     if (letters := max(map(len, sides[0]))) > MANY_LETTERS:
         logging.getLogger(__name__).warning("note: %s: a text of %d letters takes a while to tokenise", name, letters)
-    try:
+    with _readable(name):
         found = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
-    except Exception as error:  # Those of the tokenizers' own language, too.
-        raise AnalysisError(
-            f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or a tokenizer with an "
-            f"unknown token"
-        ) from error
     special = [[*map(bool, marks)] for marks in found.pop("special_tokens_mask")]
     # A mask of our own goes with the padding.
     found.pop("attention_mask", None)
@@ -119,6 +123,37 @@ def encoded(name: str, tokenizer: Tokenizer, texts: Sequence[str | Pair], length
         Encoded(dict(zip(found, columns, strict=True)), marks)
         for *columns, marks in zip(*found.values(), special, strict=True)
     ]
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Around a tokenizer: whatever fails there, in a language of its own, too, becomes one line."""
+    try:
+        yield
+    except Exception as error:
+        raise AnalysisError(
+            f"{name}: its tokenizer cannot read these texts ({error}): give text that it knows, or a tokenizer with an "
+            f"unknown token"
+        ) from error
+
+
+def _long_enough(name: str, tokenizer: Tokenizer, text: str, length: int) -> str:
+    """A text, or so much of its beginning that the first ``length`` tokens are those of the whole.
+
+    Where a text ends changes how the last few of its tokens are made, and no others: as many again are left after those
+    that are read, and a word is not cut in two.
+    """
+    letters = LETTERS_PER_TOKEN * length
+    while letters < len(text):
+        beginning = text[:letters]
+        *whole_words, _ = beginning.rsplit(maxsplit=1) or [""]
+        beginning = whole_words[0] if whole_words else beginning
+        with _readable(name):
+            tokens = len(tokenizer(beginning)["input_ids"])
+        if tokens > 2 * length:
+            return beginning
+        letters *= 4
+    return text
 
 
 def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tensor]:

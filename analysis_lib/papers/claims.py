@@ -13,7 +13,7 @@ from IPython.display import display
 from analysis_lib import corpora, measurement
 from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, require_text, shown
 from analysis_lib.figures import OUTCOMES, Verdicts
 from analysis_lib.metrics.intervals import CONFIDENCE, Estimate, holm, least, seed_interval
 from analysis_lib.models import title
@@ -83,8 +83,8 @@ def load(paper: str) -> dict[str, Claim]:
     Raises:
         AnalysisError: an unknown paper, or a file whose claims are not whole.
     """
-    if paper not in PAPERS:
-        raise AnalysisError(f"there are no claims of a paper {paper}: {near_names(paper, PAPERS)}")
+    if not isinstance(paper, str) or paper not in PAPERS:
+        raise AnalysisError(f"there are no claims of a paper {shown(paper)}: {near_names(str(paper), PAPERS)}")
     path = data_directory() / "claims" / f"{paper}.yml"
     try:
         claims = [Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
@@ -99,6 +99,7 @@ def claim(name: str) -> Claim:
     Raises:
         AnalysisError: its paper has no such claim (with the nearest ids), or there is no such paper.
     """
+    require_text("a claim", name, "its id, as in godey-drift-norms")
     claims = load(name.partition("-")[0])
     if name not in claims:
         raise AnalysisError(f"there is no claim {name}: {near_names(name, claims)}")
@@ -158,6 +159,10 @@ def verdicts(
         ci_low and ci_high (missing where the number has no interval), draws (groups of independent units), p (of the
         value if the truth lay at the bound), bound, direction, rationale, sample, verdict.
     """
+    if not isinstance(statistics, Mapping):
+        raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by claim")
+    if not isinstance(tables, Mapping) or not tables:
+        raise AnalysisError(f"the tables are {shown(tables)}: give what measure returns, or several by model")
     if not isinstance(tables, measurement.Tables | measurement.Shipped):
         found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
         return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
@@ -226,6 +231,7 @@ def recorded(name: str) -> pd.DataFrame:
     Raises:
         AnalysisError: none come with the book.
     """
+    require_text("the model", name, "the name of one whose verdicts come with the book")
     path = data_directory() / "measurements" / name / "verdicts.csv"
     if not path.is_file():
         raise AnalysisError(f"no verdicts on {name} come with the book: data/README.md says which do")
@@ -240,6 +246,7 @@ def published(name: str) -> pd.DataFrame:
     Raises:
         AnalysisError: no such table (with the nearest names).
     """
+    require_text("the table", name, "the name of one that a paper prints")
     folder = data_directory() / "reference"
     names = [path.stem for path in folder.glob("*.csv")]
     if name not in names:

@@ -9,6 +9,7 @@ import torch
 from analysis_lib.capture import Activations
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
+from analysis_lib.errors import require_whole
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated
 from analysis_lib.metrics.anisotropy import Anisotropy
@@ -200,8 +201,20 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         Columns spike (the name of a height, of which the :func:`spike_layer` has all arms, unless it is that of another
         height), layer, dimensions, arm, draw, quantity, value, ci_low, ci_high, groups.
     """
+    draws = require_whole("draws", draws, 1)
     place = recorded.place_of(model, corpus, draws=draws)
     return recorded.rows_of(RECORDED, lambda: _measured(load_model(model), corpus, draws), **place)
+
+
+def panels(rows: pd.DataFrame) -> dict[str, str]:
+    """The effects that a figure shows, and what it calls them.
+
+    Where the model predicts no token, because it is none of those or comes without its head, how far its output turns
+    stands in the place of the loss.
+    """
+    names = {"loss": "extra loss, nats", "turned": "output's cosine", "weight": "key weight", "cosine": "mean cosine"}
+    measured = {*rows["quantity"]}
+    return {quantity: name for quantity, name in names.items() if quantity in measured}
 
 
 def record(**of_models: tuple[Corpus, int]) -> None:
@@ -214,9 +227,15 @@ def record(**of_models: tuple[Corpus, int]) -> None:
 
 
 def _measured(model: LoadedModel, corpus: Corpus, draws: int) -> pd.DataFrame:
-    output = "output_change" if lacks_head(model, "next") else "next_token_loss"
-    metrics, rows = ["attention_by_token_type", HiddenAnisotropy(), output], []
-    plain = measure(model, corpus, [*metrics, "dimension_means", SpikeHeight()], progress=False)
+    of_attention = ["attention_by_token_type", HiddenAnisotropy()]
+    before = [*of_attention, "dimension_means", SpikeHeight()]
+    if lacks_head(model, "next"):
+        metrics = [*of_attention, "output_change"]
+    else:
+        metrics = [*of_attention, "next_token_loss"]
+        before.append("next_token_loss")
+    rows = []
+    plain = measure(model, corpus, before, progress=False)
     last, width = int(plain.layers["layer"].max()), int(plain.layers["width"].iloc[0])
     token = first_type(plain)
     for name, height in HEIGHTS.items():

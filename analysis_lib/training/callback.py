@@ -6,8 +6,9 @@ import pandas as pd
 import transformers
 
 from analysis_lib.corpora import load_corpus
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_known, require_whole, shown
 from analysis_lib.measurement import Tables, measure
+from analysis_lib.measurement.comparison import SETTINGS
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import Metric
 
@@ -47,8 +48,12 @@ class GeometryCallback(transformers.TrainerCallback):
         column: str | None = None,
         **settings,
     ):
-        if every < 1:
-            raise AnalysisError(f"every is {every}: give 1 step or more")
+        if not isinstance(trainer, transformers.Trainer):
+            raise AnalysisError(f"the trainer is {shown(trainer)}: give a Trainer of transformers")
+        require_whole("every", every, 1)
+        require_known("setting of measure", settings, SETTINGS)
+        if numbers is not None and not callable(numbers):
+            raise AnalysisError(f"numbers is {shown(numbers)}: give a function of the tables")
         self.trainer, self.every, self.settings = trainer, every, {"progress": False, **settings}
         self.corpus, self.metrics = load_corpus(data, column=column), resolve(metrics)
         self.numbers, self.tables = numbers or self._quantities, {}

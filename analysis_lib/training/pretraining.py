@@ -23,7 +23,7 @@ from analysis_lib import corpora
 from analysis_lib.capture.outputs import PREDICTED
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.hub import MODEL_FILES
-from analysis_lib.errors import CONTINUES, AnalysisError, near_names
+from analysis_lib.errors import CONTINUES, AnalysisError, near_names, require_path, require_seeds, require_whole, shown
 from analysis_lib.files import Output
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
@@ -43,7 +43,7 @@ from analysis_lib.training.settings import (
     holds,
     left_by,
     lost,
-    require_whole,
+    require_sizes,
     seal,
     seal_path,
     spread,
@@ -101,9 +101,11 @@ def pretrain(
             loss is no longer finite.
         KeyboardInterrupt: its message says so where a state is kept, as it is about every minute.
     """
-    folder, settings = Path(folder), settings or Pretraining()
-    if not seeds or min(seeds) < 0 or workers < 1:
-        raise AnalysisError(f"seeds {list(seeds)} and workers {workers}: give one seed or more, and one worker or more")
+    folder, settings = require_path("folder", folder), Pretraining() if settings is None else settings
+    if not isinstance(settings, Pretraining):
+        raise AnalysisError(f"the settings are {shown(settings)}: give Pretraining(...)")
+    seeds = require_seeds("seeds", seeds)
+    require_whole("workers", workers, 1)
     device = devices.usable(device)
     _configuration(settings)
     description, identity = folder / DESCRIPTION, settings.identity()
@@ -120,7 +122,6 @@ def pretrain(
             tokenizer.save_pretrained(folder / ".tokenizer")
             write(description, json.dumps(identity, indent=1) + "\n")
             Output(folder, "pretrain", (settings.data,), DESCRIPTION).seal(DESCRIPTION)
-    seeds = dict.fromkeys(seeds)
     try:
         with processes.mapped(min(workers, len(seeds))) as mapped:
             deque(mapped(partial(_train, folder, settings, device), seeds), 0)
@@ -263,7 +264,7 @@ def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) ->
         ) from error
     config, parameters = model.config, model.num_parameters()
     heads = {"num_attention_heads": 1} if hasattr(config, "num_attention_heads") else {}
-    require_whole(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
+    require_sizes(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
     # Weights, gradients and two moments of Adam's, in single precision, and the rows of the losses.
     needed, there = 16 * parameters + 200 * settings.steps, psutil.virtual_memory().total
     if needed > there:

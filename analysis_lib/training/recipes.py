@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, in_order, near_names, require_path, require_text
 from analysis_lib.files import Output
 from analysis_lib.models import Maker, register
 from analysis_lib.training.settings import RECIPES, RECORD, Recipe, named_settings, versions
@@ -17,6 +17,7 @@ from analysis_lib.training.settings import RECIPES, RECORD, Recipe, named_settin
 if TYPE_CHECKING:
     import pandas as pd
 
+NAMED = "a small model of `models`, with other settings as in digits-vit@steps=50"
 COLUMNS = ("model", "parameters", "steps", "metric", "score", "ci_low", "ci_high", "baseline")
 
 
@@ -34,6 +35,7 @@ def trained(name: str) -> Path:
     Raises:
         AnalysisError: there is no such recipe or setting, or the data are missing.
     """
+    require_text("the model", name, NAMED)
     recipe, identity, shipped = _recipe(name)
     key, base = _key(identity), identity["recipe"]
     folder = packages.derived_folder(key, base)
@@ -54,6 +56,8 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
     Raises:
         AnalysisError: what :func:`trained` raises; or the folder is not empty, or cannot be written.
     """
+    require_text("the model", name, NAMED)
+    folder = require_path("the folder", folder)
     recipe, identity, _ = _recipe(name)
     folder = Path(os.path.realpath(folder))
     with packages.writing(folder):
@@ -86,7 +90,10 @@ def held_out_scores(names: Iterable[str]) -> "pd.DataFrame":
         Columns model, parameters (their number), steps (of training), metric, score, ci_low, ci_high and baseline, see
         :class:`HeldOutScore`.
     """
-    return _scores({name: trained(name) for name in filter(_is_recipe, names)})
+    listed = in_order("names", names, "names of models in a list")
+    for name in listed:
+        require_text("a model", name, "its name")
+    return _scores({name: trained(name) for name in filter(_is_recipe, listed)})
 
 
 def _scores(folders: dict[str, Path]) -> "pd.DataFrame":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, require_path, require_seeds
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
 from analysis_lib.models.names import file_hashes
 from analysis_lib.training.settings import (
@@ -53,6 +53,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     Raises:
         AnalysisError: there is no such run, seed or setting; or what ``pretrain`` raises.
     """
+    run = _checked(run)
     seeds = seeds_of(run, seeds)
     if run == MULTIBERTS:
         if wrong := [seed for seed in seeds if seed not in MULTIBERTS_SEEDS]:
@@ -84,11 +85,14 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     return [Checkpoint(s, step, os.fspath(folder / f"seed_{s}-step_{step}")) for s in seeds for step in steps]
 
 
+def _checked(run: object) -> str:
+    wanted = "a run, such as bert-4 or multiberts, or a folder that pretrain wrote"
+    return str(require_path("the run", run, wanted))
+
+
 def seeds_of(run: str, seeds: Sequence[int]) -> list[int]:
     """The seeds of a run that are asked for; what Trainer has left, or lies on the hub, is one run, of seed 0."""
-    if not seeds:
-        raise AnalysisError("no seed was given: give one or more")
-    wanted = list(dict.fromkeys(seeds))
+    wanted = require_seeds("seeds", seeds)
     if run == MULTIBERTS or not _trained_elsewhere(run) or wanted == [0]:
         return wanted
     logging.getLogger(__name__).warning("note: %s is one run, which is shown for all seeds", run)
@@ -162,6 +166,7 @@ def baselines(run: str) -> "pd.DataFrame":
 
 def run_identity(run: str) -> str:
     """A short text that changes when the checkpoints of the run would. Trains nothing."""
+    run = _checked(run)
     if run == MULTIBERTS or _of_hub(run):
         return run
     if folders := _of_trainer(run):
@@ -174,6 +179,7 @@ def run_identity(run: str) -> str:
 
 def run_description(run: str) -> dict:
     """How a run was, or would be, trained: settings, data and versions. Empty where that is not known."""
+    run = _checked(run)
     if _trained_elsewhere(run):
         return {}
     return _find(run)[2]

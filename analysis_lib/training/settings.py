@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.metadata
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,17 @@ from typing import TypeVar
 
 from analysis_lib import corpora
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
+from analysis_lib.errors import (
+    AnalysisError,
+    decimal_number,
+    near_names,
+    require_flag,
+    require_number,
+    require_text,
+    require_whole,
+    shown,
+    whole_number,
+)
 from analysis_lib.models.names import file_hashes, weights_identity
 
 # They count changes of how models are trained that the settings do not show.
@@ -38,6 +47,8 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
         setting, _, value = change.partition("=")
         if setting not in choices:
             raise AnalysisError(f"{base} has no setting {setting}: {near_names(setting, choices)}")
+        if setting in given:
+            raise AnalysisError(f"{name} sets {setting} twice: give it once")
         try:
             given[setting] = decimal_number(value) if "." in value or "e" in value else whole_number(value)
         except ValueError:
@@ -45,11 +56,18 @@ def named_settings(name: str, known: Mapping[str, Settings]) -> Settings | None:
     return dataclasses.replace(known[base], **given)
 
 
-def require_whole(settings: object, **least: int) -> None:
+def require_sizes(settings: object, **least: int) -> None:
     """Refuse settings that are not whole numbers, or lie below the least that makes sense."""
     for name, bound in least.items():
-        if not isinstance(value := getattr(settings, name), int) or value < bound:
-            raise AnalysisError(f"{name} is {value}: give a whole number, {bound} or more")
+        size = require_whole(name, getattr(settings, name), bound)
+        # As a number of Python's own, which JSON can hold; most settings are frozen.
+        object.__setattr__(settings, name, size)
+
+
+def require_rates(settings: object) -> None:
+    """Refuse a learning rate, or a weight decay, with which nothing can be trained."""
+    require_number("learning_rate", settings.learning_rate, above=0)
+    require_number("weight_decay", settings.weight_decay, least=0)
 
 
 def versions() -> dict[str, str]:
@@ -88,12 +106,9 @@ class Recipe:
     task_options: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_whole(self, steps=1, batch=1, seed=0)
-        if not (0 < self.learning_rate < math.inf and 0 <= self.weight_decay < math.inf):
-            raise AnalysisError(
-                f"learning_rate {self.learning_rate}, weight_decay {self.weight_decay}: give a rate above 0, and a "
-                f"decay of 0 or more"
-            )
+        require_sizes(self, steps=1, batch=1)
+        require_sizes(self, seed=0)
+        require_rates(self)
 
     def settings(self) -> dict:
         """All that decides the weights, except data and versions."""
@@ -134,12 +149,18 @@ class Pretraining:
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        require_whole(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
-        if not (0 < self.learning_rate < math.inf and 0 <= self.warmup < 1 and 0 <= self.weight_decay < math.inf):
-            raise AnalysisError(
-                f"learning_rate {self.learning_rate}, warmup {self.warmup}, weight_decay {self.weight_decay}: "
-                f"give a rate above 0, a warmup from 0 to below 1, and a decay of 0 or more"
-            )
+        require_text("data", self.data, "a name of `datasets`, file.csv:COLUMN or lines.txt")
+        require_text("model_type", self.model_type, "an architecture, as transformers names it")
+        if not isinstance(self.configuration, Mapping):
+            given = shown(self.configuration)
+            raise AnalysisError(f'configuration is {given}: give settings, as in {{"hidden_size": 192}}')
+        if not isinstance(self.tokenizer, str):
+            raise AnalysisError(f"tokenizer is {shown(self.tokenizer)}: give a name or folder, or leave it out")
+        require_flag("cased", self.cased)
+        require_sizes(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
+        require_rates(self)
+        if require_number("warmup", self.warmup, least=0) >= 1:
+            raise AnalysisError(f"warmup is {self.warmup}: give a share of the steps, from 0 to below 1")
 
     def identity(self) -> dict:
         """All that decides the weights of a run, except its seed: settings, data and versions."""

@@ -4,9 +4,8 @@ import copy
 import dataclasses
 import hashlib
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from analysis_lib.corpora import Corpus, Pair, packages
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import (
+    AnalysisError,
+    require_flag,
+    require_known,
+    require_number,
+    require_path,
+    require_whole,
+    shown,
+)
 from analysis_lib.files import Output
 from analysis_lib.metrics.intervals import share
 from analysis_lib.models import LoadedModel, devices
@@ -25,7 +32,7 @@ from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttention
 from analysis_lib.models.loading import LOCALLY, reading
 from analysis_lib.models.tokenization import Encoded, Tokenizer, encoded, padded
 from analysis_lib.training import loop
-from analysis_lib.training.settings import finished, holds, require_whole, versions, write
+from analysis_lib.training.settings import finished, holds, require_sizes, versions, write
 from analysis_lib.training.wordpiece import word_pieces
 
 # Counts changes of how classifiers are trained that the settings do not show.
@@ -59,9 +66,9 @@ class Classification:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        require_whole(self, batch=1, epochs=1, patience=1, longest=4, seed=0)
-        if not 0 < self.learning_rate < math.inf:
-            raise AnalysisError(f"the learning rate is {self.learning_rate}: give a number above 0")
+        require_sizes(self, batch=1, epochs=1, patience=1, longest=4, seed=0)
+        rate = require_number("the learning rate", self.learning_rate, above=0)
+        object.__setattr__(self, "learning_rate", rate)
 
 
 def finetune(
@@ -98,9 +105,11 @@ def finetune(
             validation corpus that the training corpus lacks; a folder with another classifier; a model without [CLS]
             or without a head for classes; a device that cannot be used.
     """
-    chosen = Classification(**{"learning_rate": 5e-5, **settings})
+    chosen = _chosen(settings, learning_rate=5e-5)
+    if not isinstance(model, LoadedModel):
+        raise AnalysisError(f"the model is {shown(model)}: give one that load_model has loaded")
     headed = type(model.model.config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if not headed or model.tokenizer.cls_token is None:
+    if not headed or getattr(model.tokenizer, "cls_token", None) is None:
         raise AnalysisError(f"{model.name} has no head for classes on [CLS]: give an encoder such as BERT")
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
@@ -114,6 +123,10 @@ def finetune(
     return _trained(f"finetuned {model.revision}", build, train, validation, chosen, folder, device)
 
 
+# A deeper stack of attention alone would take a day to build, and learns nothing.
+MOST_LAYERS = 100
+# The three matrices of a wider block take more than a gigabyte.
+MOST_WIDTH = 8192
 # Of SelfAttentionConfig.
 BLOCK_SETTINGS = ("hidden_size", "embedding_std", "initializer_range", "attention_gain", "bias", "entropy_weight")
 
@@ -142,11 +155,10 @@ def self_attention(
             ``{"entropy_weight": 0.01}``.
         settings: of :class:`Classification`. The learning rate is 1e-3 and the batch 64 unless given.
     """
-    chosen, block = Classification(**{"learning_rate": 1e-3, "batch": 64, **settings}), block or {}
-    if wrong := [name for name in block if name not in BLOCK_SETTINGS]:
-        raise AnalysisError(f"a block has no {wrong[0]}: {near_names(wrong[0], BLOCK_SETTINGS)}")
-    if layers < 1 or block.get("hidden_size", 1) < 1 or not 0 <= block.get("entropy_weight", 0) < math.inf:
-        raise AnalysisError(f"layers {layers}, block {block}: give one layer or more, a width, and no negative weight")
+    chosen = _chosen(settings, learning_rate=1e-3, batch=64)
+    layers = require_whole("layers", layers, 1, MOST_LAYERS)
+    vocabulary = require_whole("vocabulary", vocabulary, 1)
+    block = _checked_block(block)
 
     def build(classes: Sequence[str]) -> tuple[transformers.PreTrainedModel, Tokenizer]:
         pairs = [item if isinstance(item, Pair) else (item,) for item in train.items]
@@ -164,6 +176,29 @@ def self_attention(
     return _trained(key, build, train, validation, chosen, folder, device, ends=True)
 
 
+def _chosen(settings: Mapping[str, object], **defaults: float) -> Classification:
+    """The settings of a training, over the defaults of its kind."""
+    names = [field.name for field in dataclasses.fields(Classification)]
+    require_known("setting of a classifier", settings, names)
+    return Classification(**{**defaults, **settings})
+
+
+def _checked_block(block: Mapping | None) -> dict:
+    """The settings of a block, or an AnalysisError."""
+    if not isinstance(block, Mapping | None):
+        raise AnalysisError(f'the block is {shown(block)}: give its settings, as in {{"entropy_weight": 0.01}}')
+    block = dict(block or {})
+    require_known("setting of a block", block, BLOCK_SETTINGS)
+    for name, value in block.items():
+        if name == "hidden_size":
+            block[name] = require_whole(name, value, 1, MOST_WIDTH)
+        elif name == "bias":
+            require_flag(name, value)
+        elif name != "initializer_range" or value is not None:
+            block[name] = require_number(name, value, least=0)
+    return block
+
+
 def _trained(
     architecture: str,
     build: Callable[[Sequence[str]], tuple[transformers.PreTrainedModel, Tokenizer]],
@@ -176,6 +211,7 @@ def _trained(
 ) -> Path:
     _refuse_classes(train, validation)
     device = devices.usable(device)
+    folder = None if folder is None else require_path("folder", folder)
     identity = {
         "classifier": architecture,
         "settings": {**dataclasses.asdict(settings), "version": VERSION},
@@ -220,6 +256,8 @@ def _trained(
 
 def _refuse_classes(train: Corpus, validation: Corpus) -> None:
     for corpus in (train, validation):
+        if not isinstance(corpus, Corpus):
+            raise AnalysisError(f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus")
         if corpus.kind != "text" or corpus.labels is None:
             raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
     counts = Counter(train.classes[label] for label in train.labels)
@@ -271,6 +309,7 @@ def _fit(
 def batches(texts: Sequence[Sequence], size: int) -> list[list[int]]:
     """All texts once, ``size`` of similar length at a time, in an order drawn from torch's random numbers."""
     lengths, chunks = torch.tensor([*map(len, texts)]), []
+    size = min(size, len(lengths))
     for pool in torch.randperm(len(lengths)).split(32 * size):
         chunks += pool[lengths[pool].argsort(stable=True)].split(size)
     return [chunks[i].tolist() for i in torch.randperm(len(chunks))]
@@ -284,7 +323,7 @@ def inputs(model: transformers.PreTrainedModel, texts: Sequence[Encoded], chosen
 
 def encode(corpus: Corpus, tokenizer: Tokenizer, longest: int) -> list[Encoded]:
     """The texts as the classifier reads them: no more than ``longest`` tokens of each."""
-    texts = (text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest))
+    texts = (text.beginning(longest) for text in encoded(corpus.name, tokenizer, corpus.items, longest, cut=True))
     # As tensors now, and not in every batch of every epoch.
     return [
         dataclasses.replace(text, columns={name: torch.tensor(column) for name, column in text.columns.items()})
@@ -336,8 +375,10 @@ def predict(
         AnalysisError: a corpus without classes, or with one that the classifier does not know; a device that cannot be
             used.
     """
-    device = devices.usable(device)
-    model, tokenizer = classifier(folder)
+    device, longest = devices.usable(device), require_whole("longest", longest, 4)
+    if not isinstance(corpus, Corpus):
+        raise AnalysisError(f"the texts are {shown(corpus)}: give a corpus with classes, from load_corpus")
+    model, tokenizer = classifier(require_path("the folder", folder))
     names = [model.config.id2label[label] for label in range(model.config.num_labels)]
     if corpus.labels is None:
         raise AnalysisError(f"{corpus.name} has no classes: give texts with them, as in reviews.csv:text:label")
@@ -351,6 +392,9 @@ def predict(
 
 def accuracy(predictions: pd.DataFrame) -> dict[str, float]:
     """The share of texts whose class is predicted, with Wilson's 95 % interval: accuracy, ci_low and ci_high."""
+    is_table = isinstance(predictions, pd.DataFrame) and {"label", "predicted"} <= {*predictions}
+    if not is_table or predictions.empty:
+        raise AnalysisError(f"the predictions are {shown(predictions)}: give the table of predict")
     right = int((predictions["label"] == predictions["predicted"]).sum())
     found = share(right, len(predictions))
     return {"accuracy": found.value, "ci_low": found.ci_low, "ci_high": found.ci_high}

@@ -60,7 +60,7 @@ def test_loss_divergence_and_cosine(folder, change):
     kl = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean()
     vectors = zip(plain, changed, strict=True)
     cosine = torch.cat([functional.cosine_similarity(a, b, dim=-1) for (*_, a), (*_, b) in vectors]).mean()
-    intervention = CUT if change else None
+    intervention = CUT if change else Replace("residual", by="nothing")
     asked = ["next_token_loss", "output_change"]
     for batch in (1, 10**6):
         tables = measure(
@@ -121,7 +121,7 @@ def test_masked_tokens_are_predicted_as_transformers_does(tmp_path, change):
     read, asked = [], load_model(folder, dtype="float64")
     words = asked.model.embeddings.word_embeddings
     handle = words.register_forward_pre_hook(lambda _module, args: read.append(args[0][0]))
-    intervention = CUT if change else None
+    intervention = CUT if change else Replace("residual", by="nothing")
     measure(asked, TEXTS, "masked_token_loss", intervention=intervention, tokens_per_batch=1, progress=False)
     handle.remove()
     losses, divergences, count = [], [], 0
@@ -239,7 +239,8 @@ def test_what_gives_out_a_map_is_compared_at_its_positions(tmp_path):
     assert found["tokens"].item() == sum(map(len, cosines))
     assert found["cosine"].item() < 0.999
     unchanged = load_model(tiny.save(tmp_path / "cvt", "cvt"))
-    row = measure(unchanged, images, "output_change", progress=False)["output_change"].iloc[0]
+    nothing = Replace("residual", by="nothing")
+    row = measure(unchanged, images, "output_change", intervention=nothing, progress=False)["output_change"].iloc[0]
     pixels = unchanged.processor(images.items[0].load().convert("RGB"), return_tensors="pt")["pixel_values"]
     assert row["tokens"] == len(images) * unchanged.model(pixels).last_hidden_state[0, 0].numel()
     assert row["cosine"] == pytest.approx(1)

@@ -544,7 +544,7 @@ def test_relative_positions_are_refused(folder):
 
 @pytest.mark.parametrize("device", ["cuda:7", "warp", "meta"])
 def test_a_device_that_is_not_there(folder, device):
-    with pytest.raises(AnalysisError, match=f"device {device} cannot be used here: give one of cpu"):
+    with pytest.raises(AnalysisError, match=f"device {device!r} cannot be used here: give one of cpu"):
         load_model(str(folder), device=device)
 
 

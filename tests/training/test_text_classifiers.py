@@ -239,7 +239,7 @@ def test_without_a_device_it_is_the_one_there_is(encoder, reviews, tmp_path):
 
 @pytest.mark.parametrize("device", ["warp", "meta"])
 def test_a_device_that_cannot_be_used(encoder, reviews, tmp_path, device):
-    words = f"the device {device} cannot be used here: give one of cpu"
+    words = f"the device {device!r} cannot be used here: give one of cpu"
     with pytest.raises(AnalysisError, match=words):
         self_attention(reviews, reviews, tmp_path / "out", device=device, **SMALL, **QUICK)
     with pytest.raises(AnalysisError, match=words):
@@ -402,9 +402,9 @@ def test_texts_without_classes_are_refused(reviews, tmp_path):
     [
         ({"epochs": 0}, "epochs is 0"),
         ({"learning_rate": math.nan}, "learning rate is nan"),
-        ({"block": {"width": 3}}, "a block has no width"),
-        ({"layers": 0}, "layers 0"),
-        ({"block": {"entropy_weight": -1}}, "no negative weight"),
+        ({"block": {"width": 3}}, "'width' is no setting of a block"),
+        ({"layers": 0}, "layers is 0"),
+        ({"block": {"entropy_weight": -1}}, "entropy_weight is -1"),
         ({"vocabulary": 9}, "vocabulary of 9"),
         ({"learning_rate": 1e30}, "the loss of a batch is nan: give another folder and a learning rate below 1e\\+30"),
     ],

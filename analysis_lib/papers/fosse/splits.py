@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis_lib.corpora import SPLITS, Corpus, load_corpus
 from analysis_lib.corpora.splits import drawn, stratified
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_seed, require_text, require_whole
 
 
 def splits(
@@ -28,6 +28,12 @@ def splits(
         AnalysisError: there is no such corpus, it lacks a split or has no classes, the test split has a class that
             the training split lacks, or a limit is negative.
     """
+    require_text("data", data, "a corpus with classes, as in reviews.csv:text:label")
+    limit = require_whole("the limit of texts to train on", limit)
+    test_limit = require_whole("the limit of texts to test on", test_limit)
+    seed = require_seed("the seed", seed)
+    if test is not None:
+        require_text("test", test, "a corpus with classes, or leave it out")
     limits = (limit, -(-limit // 4), test_limit)
     if data.count(":") < 2 and Path(data.partition(":")[0]).is_file():
         raise AnalysisError(f"{data} names no classes: give a table with both columns, as in reviews.csv:text:label")
@@ -35,8 +41,13 @@ def splits(
         whole = [load_corpus(f"{data}:{split}") for split in SPLITS]
     else:
         every, validation = load_corpus(data), load_corpus(f"{data}:validation")
-        kept = {*validation.items, *(published := load_corpus(test)).items}
+        published = load_corpus(test)
+        if published.labels is None:
+            raise AnalysisError(f"{test} has no classes: give texts with them, as in reviews.csv:text:label")
+        kept = {*validation.items, *published.items}
         whole = [every.take(i for i, item in enumerate(every.items) if item not in kept), validation, published]
+    if not len(whole[0]):
+        raise AnalysisError(f"all texts of {data} are in {test}, too: give other texts to test on")
     # Found here and not after the training, when the texts of that class cannot be scored.
     if unknown := sorted(set(whole[-1].classes or ()) - set(whole[0].classes or ())):
         raise AnalysisError(f"{test or f'{data}:test'} has the class {unknown[0]}, which {data} lacks: leave it out")
@@ -55,6 +66,8 @@ def largest_classes(corpora: Sequence[Corpus], count: int, limit: int = 0) -> li
     Raises:
         AnalysisError: fewer than two classes, or more than there are, are asked for; or a corpus lacks one of them.
     """
+    require_whole("the number of classes", count, 2)
+    require_whole("the limit", limit)
     first, found = corpora[0], []
     if first.labels is None or not 2 <= count <= len(first.classes):
         raise AnalysisError(f"{count} classes of {first.name}: give 2 to {len(first.classes or ())}, its classes")

@@ -11,7 +11,17 @@ import torch
 
 from analysis_lib.corpora import SPLITS, Corpus, packages, title
 from analysis_lib.corpora.splits import stratified
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import (
+    AnalysisError,
+    in_order,
+    require_choice,
+    require_known,
+    require_number,
+    require_seed,
+    require_text,
+    require_whole,
+    shown,
+)
 from analysis_lib.files import Output
 from analysis_lib.measurement import grouped, measure, processes, shipping
 from analysis_lib.measurement.versions import formulas, is_current
@@ -77,10 +87,10 @@ def trials(
     Raises:
         AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
     """
-    work = [dict(row) for row in dict.fromkeys(tuple((DEFAULTS | given).items()) for given in classifiers)]
     # Refused here, and not when the turn of that classifier comes, maybe after hours.
-    if any(min(row["layers"] - 1, row["entropy_weight"], row["seed"]) < 0 for row in work):
-        raise AnalysisError("give depths of one layer or more, weights that are not negative, and seeds from 0")
+    described = [_checked(row) for row in in_order("the classifiers", classifiers, "a mapping for each")]
+    _require_sizes(limit, utterances)
+    work = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in described)]
     require_names(row["data"] for row in work)
     asked = {"limit": limit, "utterances": utterances, **({"test": test} if test else {}), **settings}
     shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
@@ -94,6 +104,25 @@ def trials(
         fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
         tables = [next(fresh) if found.empty else found for found in known]
     return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
+
+
+def _checked(row: object) -> dict:
+    """The description of a classifier over ``DEFAULTS``, or an AnalysisError."""
+    if not isinstance(row, Mapping):
+        raise AnalysisError(f"a classifier is {shown(row)}: give a mapping, as in {{'data': 'reviews', 'layers': 2}}")
+    require_known("setting of a classifier", row, ["data", *DEFAULTS])
+    whole = DEFAULTS | dict(row)
+    require_text("data", whole.get("data"), "a corpus with classes")
+    require_choice("variant", whole["variant"], [*VARIANTS])
+    whole["layers"] = require_whole("layers", whole["layers"], 1, text_classifiers.MOST_LAYERS)
+    whole["entropy_weight"] = require_number("entropy_weight", whole["entropy_weight"], least=0)
+    whole["seed"] = require_seed("seed", whole["seed"])
+    return whole
+
+
+def _require_sizes(limit: int, utterances: int) -> None:
+    require_whole("the limit of texts to train on", limit)
+    require_whole("the number of texts to measure on", utterances, 1)
 
 
 def _shipped(data: str, settings: dict) -> pd.DataFrame:
@@ -182,7 +211,12 @@ def record(
         variants: some of ``VARIANTS``, by name; by default all.
         limit, utterances, test, settings: as of :func:`trials`.
     """
-    variants = [*VARIANTS] if variants is None else [*variants]
+    variants = [*VARIANTS] if variants is None else in_order("variants", variants, "names of variants in a list")
+    named = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
+    named |= {"sensitivity_seeds": sensitivity_seeds, "sensitivity_layers": sensitivity_layers}
+    for name, numbers in named.items():
+        in_order(name, numbers, "numbers in a list")
+    _require_sizes(limit, utterances)
     cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
     work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
     work += [
@@ -194,8 +228,12 @@ def record(
             {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
             for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
         ]
-    if min(sensitivity_seeds, default=0) < 0:
-        raise AnalysisError(f"the seeds of the sensitivity are {list(sensitivity_seeds)}: give them from 0")
+    for depth in sensitivity_layers:
+        require_whole("a depth of sensitivity_layers", depth, 1, text_classifiers.MOST_LAYERS)
+    if [*sensitivity_layers] != [1] and not sensitivity_seeds:
+        raise AnalysisError("sensitivity_layers are depths to vary with some seeds: give sensitivity_seeds, too")
+    for row in work:
+        _checked(row)
     settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
     made = output(folder, data)
     made.check(FILES)

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from jaxtyping import Float
 
 from analysis_lib import capture, corpora
 from analysis_lib.corpora import Corpus, packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_flag, require_path, require_seed, require_whole
 from analysis_lib.files import Output
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.measuring import measure
@@ -22,7 +23,7 @@ from analysis_lib.measurement.tables import save_tables
 from analysis_lib.measurement.versions import formulas, is_current, library_hash
 from analysis_lib.metrics import resolve
 from analysis_lib.models import LoadedModel, weights_identity
-from analysis_lib.models.loading import load_model
+from analysis_lib.models.loading import load_model, refuse_unloadable
 from analysis_lib.models.names import title
 from analysis_lib.progress import bar
 from analysis_lib.training.runs import (
@@ -144,12 +145,17 @@ def dynamics(
         tokenizer: where it is, if not with the checkpoints: a name or folder.
         progress: whether to show a bar, on a terminal.
     """
+    run = str(require_path("the run", run, "a run, such as bert-4 or multiberts, or a folder that pretrain wrote"))
+    data = str(require_path("the corpus", data, "a name of `datasets`, file.csv:COLUMN or lines.txt"))
+    limit, seed = require_whole("the limit", limit, 1), require_seed("the seed", seed)
+    if tokenizer is not None:
+        tokenizer = str(require_path("the tokenizer", tokenizer, "the name or folder of one, or leave it out"))
+    require_flag("progress", progress)
     asked = {"data": data, "limit": limit, "seed": seed, "seeds": seeds_of(run, seeds)}
     if run in RUNS and run in shipping.descriptions(DESCRIPTION):
         found = Dynamics.load(shipping.home() / run)
         if all(found.about[name] == value for name, value in asked.items()):
             return found
-    corpora.check_draw(limit, seed)
     about = {
         "run": run,
         **asked,
@@ -164,6 +170,7 @@ def dynamics(
     if about["training"] and corpus.kind != "text":
         raise AnalysisError(f"{run} reads texts and {data} holds {corpora.PLURAL[corpus.kind]}: give texts")
     found = checkpoints(run, asked["seeds"])
+    refuse_unloadable(checkpoint.model for checkpoint in found if os.path.isdir(checkpoint.model))
     last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}

@@ -108,7 +108,7 @@ def test_splits_are_drawn_with_the_balance_of_the_classes():
 
 @pytest.mark.parametrize("limits", [(-1, 0), (0, -1)])
 def test_a_negative_limit_is_refused(limits):
-    with pytest.raises(AnalysisError, match="give one or more"):
+    with pytest.raises(AnalysisError, match="is -1: give a whole number, 0 or more"):
         splits("reviews", *limits)
 
 
