@@ -49,6 +49,8 @@ def run(
     """
     check(loaded, batch)
     with loaded.lock, evaluated(loaded.outer), _full_precision(loaded):
+        # A metric of several spaces does without those that cannot be had.
+        needs = needs.difference(loaded.lacking)
         captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
@@ -124,7 +126,8 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         loaded.lacking[SCORES] = str(error)
         difference = _difference(loaded, few)
     except NotCaptured as error:
-        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, str(error)))
+        reason = str(error).removeprefix(f"{loaded.name}: ")
+        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
         difference = _difference(loaded, few)
     decided_in_double, difference = _decided(loaded, few, difference)
     computed = any(spec.own for _, spec in loaded.attending)

@@ -84,7 +84,7 @@ def captured_pass(
         count = sum(1 for _ in loaded.attending)
         raise NotCaptured(
             f"{loaded.name}: attention was captured in {count - len({*blocks.missed})} of {count} layers, and not in "
-            f"{blocks.missed[0]}, which computes it in another way than it has shown: leave out what attention has"
+            f"{blocks.missed[0]}, which computes it in another way for these items than for an example of a few tokens"
         )
     return given_out(output)
 

@@ -758,7 +758,8 @@ def _stack(
         each=() if len({*each}) == 1 else each,
         cross=next((attention for attention in cross if attention.key), None),
         further=next(iter(further)) if len(further) == 1 else (),
-        padded=padded_behind,
+        # Of BigBird, long texts alone are padded.
+        padded=padded_behind or any(hasattr(module, "set_attention_type") for module in model.modules()),
         tokens_first=turned,
     )
 
