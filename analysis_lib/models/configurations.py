@@ -46,6 +46,8 @@ def refuse_named_code(name: str, folder: Path) -> None:
         AnalysisError: some do.
     """
     for path in sorted(folder.glob("*config*.json")):
+        if not path.is_file():
+            continue
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

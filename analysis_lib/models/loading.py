@@ -330,8 +330,6 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         architectures = settings.get("architectures") or []
         if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
             raise AnalysisError(f"{name}: architectures is no list of names: mend its config.json")
-        if (settings.get("position_embedding_type") or "absolute") != "absolute":
-            raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")
         if model_type is None:
             return config_by_weights(name, folder, settings)
@@ -340,6 +338,22 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
                 f"config.json, or give another model"
             )
+        _refuse_ignored_positions(name, settings, model_type)
         config = transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
         choose_attention(config)
         return config
+
+
+def _refuse_ignored_positions(name: str, settings: dict, model_type: str) -> None:
+    """Refuse a kind of position embeddings that transformers passes by, so that other vectors would be measured.
+
+    ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare the setting. The relative positions of BERT
+    and its kin are no longer computed by any of them.
+    """
+    kind = settings.get("position_embedding_type") or "absolute"
+    declared = hasattr(CONFIGS[model_type], "position_embedding_type")
+    if kind != "absolute" and (str(kind).startswith("relative_key") or not declared):
+        raise AnalysisError(
+            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), which transformers no "
+            f"longer computes for a {model_type} model: give another model"
+        )
