@@ -167,6 +167,7 @@ def measure_vectors(
     lengths: Sequence[int] | np.ndarray | torch.Tensor | None = None,
     metrics: str | Iterable[str | Metric] = "all",
     *,
+    mask: Sequence | np.ndarray | torch.Tensor | None = None,
     units: Sequence | None = None,
     workers: int = 1,
     checkpoints: Path | str | None = None,
@@ -187,12 +188,14 @@ def measure_vectors(
             numbers, or names such as ``layer_3``; the word query, key, value or final in a name says that its vectors
             are these: ``key_3``, token x head x dim.
             Or a folder of ``.safetensors``, ``.npy`` and ``.npz`` files. A file that holds one array is known by its
-            own name, if there is a number in it, and the arrays of others by theirs: the number after ``layer``, else
-            the first one, is the layer. What is of one layer follows one another in the order of the numbers in the
-            names of the files.
+            own name, if there is a number in it, and the arrays of others by theirs: the layer is the number after
+            ``layer``, else after ``block`` or ``h``, else one that stands alone, else the first. What is of one layer
+            follows one another in the order of the numbers in the names of the files, which differ in numbers alone.
         lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
             known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
             are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
+        mask: of vectors utterance x token x width, in the place of lengths, which are 1 at each token and which 0, such
+            as the ``attention_mask`` of a tokenizer: padding may then be on any side.
         metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
         units: what each text is a part of, such as its document: intervals are over these. In a folder, an array
             ``units``.
@@ -200,7 +203,7 @@ def measure_vectors(
 
     Raises:
         AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text are named), or no
-            floats; lengths that do not add up; a metric that needs what is not given.
+            floats; lengths or a mask that do not fit; two names of one layer; the steps of ``generate``; a metric that needs what is not given.
 
     >>> import numpy as np
     >>> tables = measure_vectors({0: np.array([[1.0, 0], [0, 1], [1, 0]])}, [2, 1], "anisotropy", progress=False)
@@ -210,7 +213,7 @@ def measure_vectors(
     started, metrics = time.monotonic(), wanted(metrics)
     _refuse_work(workers, None, 60, checkpoints, progress)
     given = GivenVectors(vectors)
-    texts = given.texts(lengths)
+    texts = given.texts(lengths, mask)
     units = given.told["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
     units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
