@@ -168,8 +168,9 @@ def _parser() -> argparse.ArgumentParser:
         add("--data", required=True, type=expanduser, help=known).completer = _known
         known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
-        add("--limit", type=_whole, help="measure at most this many items (without --seed, the first)")
-        add("--seed", type=_whole, help="draw the --limit items at random with this seed")
+        add("--limit", type=_whole, help="measure at most this many items, drawn at random")
+        add("--seed", type=_whole, help="with which they are drawn (default 0)")
+        add("--first", action="store_true", help="take the first --limit items instead of drawing them")
         add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
@@ -414,14 +415,15 @@ def _measure(options: argparse.Namespace) -> None:
         return
     checked_options(options.dtype, options.device, options.device_map)
     settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
-    corpus = load_corpus(options.data, options.limit, options.seed, units=options.units)
+    draw = _draw(options)
+    corpus = load_corpus(options.data, **draw, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
     with _sole_writer(output):
         given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
         work = {name: getattr(options, name) for name in ("workers", "scheduler", "worker_timeout")}
         model = load_model(options.model, processor=options.tokenizer, **given)
         tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
-        tables.run.update(limit=options.limit, seed=options.seed)
+        tables.run.update(draw)
         _save(tables, output, options.format)
 
 
@@ -435,6 +437,14 @@ def _output_of_measure(options: argparse.Namespace) -> "Output":
         inputs = [options.model, options.data]
         inputs += [given for given in (options.revision, options.intervention) if given is not None]
     return Output(options.out, "measure", tuple(map(str, inputs)), "run.json")
+
+
+def _draw(options: argparse.Namespace) -> dict[str, int | None]:
+    """Which items are measured, as ``load_corpus`` takes it: without a seed, the first."""
+    if options.first and options.seed is not None:
+        raise AnalysisError("--first and --seed exclude each other: give one of them")
+    seed = None if options.first else options.seed or 0
+    return {"limit": options.limit, "seed": seed}
 
 
 def _save(tables: "Tables", output: "Output", form: str) -> None:
@@ -497,14 +507,15 @@ def _compare(options: argparse.Namespace) -> None:
     output = Output(options.out, "compare", tuple(inputs), "run.json")
     output.check(table_files(names, output.last, options.format))
     settings = _settings(options)
-    settings |= {name: getattr(options, name) for name in ("limit", "seed", "units", "twins", "dtype", "tokenizer")}
+    draw = _draw(options)
+    settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "dtype", "tokenizer")}
     settings |= {"workers": options.workers, "device": options.device}
     with _sole_writer(output):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
         differences = {f"{name}_difference": found.differences(name) for name in found}
         tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
-        save_tables(tables, output, {"runs": runs}, options.format)
+        save_tables(tables, output, draw | {"runs": runs}, options.format)
     print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 

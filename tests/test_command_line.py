@@ -23,7 +23,7 @@ from reference import COLUMNS
 from safetensors import SafetensorError
 from waiting import PATIENCE, wait_until
 
-from analysis_lib import load_model, measure, metrics
+from analysis_lib import load_corpus, load_model, measure, metrics
 from analysis_lib.__main__ import METRICS, _parser, main
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, INTERRUPTED, AnalysisError
 from analysis_lib.files import LOCK, Output
@@ -75,6 +75,19 @@ def test_measure_writes_every_table_and_says_what_made_it(run, tiny_folder, tmp_
     assert written["versions"]["torch"]
     assert written["seconds"] > 0
     assert written["report"]["utterances"] == 3
+
+
+def test_a_limit_draws_items_unless_the_first_are_asked_for(run, tiny_folder, tmp_path):
+    text, out, model = tmp_path / "lines.txt", tmp_path / "out", tiny_folder("bert")
+    text.write_text("\n".join(f"Line {number} of twenty" for number in range(20)), encoding="utf-8")
+    asked = ["measure", "--model", model, "--data", text, "--metrics", "mean_vector", "--out", out, "--limit", 4]
+    for options, draw in (([], {"seed": 0}), (["--seed", 3], {"seed": 3}), (["--first"], {"seed": None})):
+        assert run(*asked, *options)[0] == 0
+        written = json.loads((out / "run.json").read_text())
+        assert written["data_sha256"] == load_corpus(str(text), 4, **draw).sha256
+        assert {"limit": 4, **draw}.items() <= written.items()
+    assert load_corpus(str(text), 4, seed=None).texts[3] == "Line 3 of twenty"
+    assert_refused(run(*asked, "--first", "--seed", 1), "--first", "--seed", "give one of them")
 
 
 def test_some_metrics_only(run, tiny_folder, tmp_path):

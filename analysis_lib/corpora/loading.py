@@ -30,7 +30,7 @@ MOST_HELD = 100_000
 def load_corpus(
     spec: str | Path | Iterable,
     limit: int | None = None,
-    seed: int | None = None,
+    seed: int | None = 0,
     *,
     column: str | Sequence[str] | None = None,
     units: str | None = None,
@@ -56,15 +56,16 @@ def load_corpus(
             (the document of a sentence): intervals leave out whole units. A text whose cell is empty is a unit of
             its own; how many are is said in a note.
         limit: how many items to keep; None keeps all.
-        seed: with a seed, the ``limit`` items are a uniform sample without replacement, in the
-            order of the corpus; without one they are the first.
+        seed: with which the ``limit`` items are drawn: a uniform sample without replacement, in the order of the
+            corpus. None takes the first ones, and reads no further: of an endless stream, or of a corpus on the hub
+            whose other files need not be downloaded then.
 
     Raises:
         AnalysisError: an unknown name (with the nearest), a missing file, column or split, text that is
             not UTF-8, no item at all, a text without its class or a class without its text, a pair with one side
             empty, images and sounds in one folder, a limit below 1 or a negative seed.
 
-    >>> load_corpus("news", limit=2).texts[1]
+    >>> load_corpus("news", limit=2, seed=None).texts[1]
     'A new blaze near Goulburn, south-west of Sydney, has forced the closure of the Hume Highway.'
     """
     check_draw(limit, seed)
@@ -81,7 +82,7 @@ def load_corpus(
         rows = list(read())
         make = _labelled if rows and isinstance(rows[0], Labelled) else _texts
         return sample(make(spec, rows, units), limit, seed)
-    # Without a seed, hub files that only hold items past the limit are not even downloaded.
+    # Of the first items, hub files that only hold others are not even downloaded.
     examples = [Example(*row) for row in (read() if seed is not None else islice(read(), limit))]
     return sample(_corpus(spec, examples, None, kind=kind), limit, seed)
 

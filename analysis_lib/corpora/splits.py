@@ -26,7 +26,7 @@ def check_draw(limit: int | None, seed: int | None) -> None:
 
 
 def sample(corpus: Corpus, limit: int | None, seed: int | None) -> Corpus:
-    """At most ``limit`` items of a corpus, in its order: without a seed the first, with one a uniform sample."""
+    """At most ``limit`` items of a corpus, in its order: a uniform sample, or where the seed is None the first."""
     if limit is None or limit >= len(corpus):
         return corpus
     if seed is None:

@@ -120,7 +120,7 @@ def compare(
     metrics: str,
     *,
     limit: int | None = None,
-    seed: int | None = None,
+    seed: int | None = 0,
     units: str | None = None,
     twins: int = 1,
     dtype: str = "float32",
@@ -137,7 +137,7 @@ def compare(
         models: by corpus, as ``load_corpus`` takes it, the models to measure on it, as ``load_model`` takes them.
         metrics: as ``measure`` takes them.
         limit: how many items of each corpus to read.
-        seed: the seed with which they are drawn.
+        seed: with which they are drawn; None takes the first ones.
         units: of tables in files, the column of what each text is a part of, see ``load_corpus``.
         twins: with how many draws of the random weights that its training starts from to measure each model also.
         dtype, tokenizer, device: of all models, as ``load_model`` takes them.

@@ -462,7 +462,7 @@ def staged(name: str, folder: Path, tmp_path: Path, is_run: bool = False) -> tup
     """The pages of a report on a model, and what geometry.json holds."""
     loaded = load_model(name)
     data = {"text": [*tiny.TEXTS], "image": "digits", "audio": "speech-clips"}[loaded.kind]
-    tables = measure_sensible(loaded, load_corpus(data, 8), METRICS, progress=False)
+    tables = measure_sensible(loaded, load_corpus(data, 8, None), METRICS, progress=False)
     comparison = Comparison({(name, None): tables})
     found = reports._found("T", comparison, {name: reports._about(loaded)})
     return reports._stage(tmp_path / "root", found, comparison, [], is_run), found

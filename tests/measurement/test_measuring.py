@@ -99,7 +99,7 @@ def test_shards_and_batches_do_not_change_the_result(model, small_shards, monkey
 @pytest.fixture(scope="module")
 def news() -> Corpus:
     """A long text, of whose sums the order shows, and short ones."""
-    return Corpus("news", (*load_corpus("news:articles", limit=1).texts, *load_corpus("news", limit=3).texts))
+    return Corpus("news", (*load_corpus("news:articles").texts[:1], *load_corpus("news").texts[:3]))
 
 
 @pytest.fixture

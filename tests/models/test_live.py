@@ -215,7 +215,7 @@ def test_a_stream_is_read_once_and_lies_in_a_file():
     assert isinstance(corpus.items[10:20], TextFile)
     assert (corpus.items[29_999], [*corpus.items[5:7]]) == ("text 29999", ["text 5", "text 6"])
     assert corpus.sha256 == Corpus("listed", [f"text {n}" for n in range(30_000)]).sha256
-    assert load_corpus(texts(), limit=3).items[2] == "text 2"
+    assert load_corpus(texts(), limit=3, seed=None).items[2] == "text 2"
 
 
 def test_parts_of_texts_that_a_program_gives_do_not_pile_up_in_memory():
