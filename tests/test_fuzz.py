@@ -116,8 +116,8 @@ COMMANDS = {
 }
 PLACED = {"compare": ["{model}"], "train": ["digits-vti"], "dynamics": ["bert-44"], "run": ["{tmp}/n.ipynb"]}
 OPTIONS = {
-    "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers --revision --dtype --device "
-    "--long-texts --special-tokens --maps --tokens-per-batch --scheduler",
+    "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers --revision --dtype "
+    "--device --long-texts --special-tokens --maps --tokens-per-batch --scheduler",
     "compare": "--data --metrics --limit --seed --first --format --twins",
     "pretrain": "--data --model-type --config --batch --length --vocabulary --learning-rate --warmup --weight-decay "
     "--seeds --workers --device",

@@ -29,6 +29,7 @@ from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
+from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.models import LoadedModel, load_model, split_twin
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
@@ -361,6 +362,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     longest = max(report.long.values(), default=0)
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
+    units = _units(corpus)["units"]
     found = {
         f"{empty} {items} are blank or hold no token, and are left out": empty,
         f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
@@ -375,6 +377,8 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
         ),
         f"{zeros} zero vectors have no direction and enter no cosine": zeros,
         f"of {longest} of {report.tokens} tokens in some layer the vector is too long to count": longest,
+        f"its {PLURAL[model.kind]} are one unit, so that there are no intervals": units == 1,
+        f"its intervals rest on {units} independent units, and are rough": 1 < units < FEW_UNITS,
     }
     return [words for words, applies in found.items() if applies]
 

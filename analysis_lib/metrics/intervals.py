@@ -14,6 +14,8 @@ CONFIDENCE = 0.95
 VERSION = 2
 # Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
 FEWEST_SEEDS = 5
+# An interval over fewer independent units holds the truth less often than it should: how many they are is said.
+FEW_UNITS = 30
 Z_95 = 1.959964
 
 

@@ -15,7 +15,15 @@ from analysis_lib.corpora import PLURAL, packages
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.figures import OUTCOMES, Verdicts
-from analysis_lib.metrics.intervals import CONFIDENCE, Estimate, holm, least, seed_interval
+from analysis_lib.metrics.intervals import (
+    CONFIDENCE,
+    FEW_UNITS,
+    Estimate,
+    holm,
+    least,
+    seed_and_unit_interval,
+    seed_interval,
+)
 from analysis_lib.models import title
 
 # The site reads claims and their verdicts without a model, and need not wait for torch.
@@ -163,6 +171,8 @@ def verdicts(
         return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
     run = tables.run
     sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
+    if run.get("units", run["texts"]) < FEW_UNITS:
+        sample += f", {run.get('units', run['texts'])} independent"
     if isinstance(tables, measurement.Shipped):
         found = recorded(tables.folder.name)
         found = found[found["id"].isin(statistics)].assign(sample=sample)
@@ -174,6 +184,9 @@ def verdicts(
 
 def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = "") -> pd.DataFrame:
     """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
+
+    Where each value is an estimate with an interval over the same texts, the half-width over texts is added: see
+    :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
 
     Args:
         numbers: by the id of a claim, one value per seed, or columns of values that all have to lie beyond the bound.
@@ -192,9 +205,16 @@ def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimat
         *levels, _ = values.index.names
         columns = values.to_frame() if isinstance(values, pd.Series) else values
         for place, of_seeds in columns.groupby(levels, sort=False) if levels else [((), columns)]:
-            found = [seed_interval(of_seeds[column]) for column in of_seeds]
+            found = [over_seeds(of_seeds[column]) for column in of_seeds]
             rows.append(dict(zip(levels, place, strict=True)) | judged(name, found, sample))
     return pd.DataFrame(rows)
+
+
+def over_seeds(values: pd.Series) -> Estimate:
+    """The mean of one value per seed, with its interval over seeds, and over texts where each value has one."""
+    if all(isinstance(value, Estimate) for value in values):
+        return seed_and_unit_interval(values)
+    return seed_interval(values)
 
 
 def corrected(verdicts: pd.DataFrame) -> pd.Series:

@@ -89,7 +89,9 @@ def test_a_difference_has_the_interval_of_pairs(measured):
 
 
 def test_a_causal_model_has_spikes_at_its_first_token():
-    found = geometry_of(measure(load_model("smollm2-135m"), load_corpus("news", limit=3, seed=None), METRICS, progress=False))
+    found = geometry_of(
+        measure(load_model("smollm2-135m"), load_corpus("news", limit=3, seed=None), METRICS, progress=False)
+    )
     jsonschema.validate(whole(found), SCHEMA)
     spike = found["spikes"][15]
     assert spike["ratio"] > 100

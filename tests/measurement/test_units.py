@@ -114,3 +114,15 @@ def test_vectors_without_a_unit_are_units_of_their_own():
     given = ({0: draw.normal(size=(6, 4))}, [1] * 6, "anisotropy")
     tables = measure_vectors(*given, units=["a", None, "a", float("nan"), "b", "b"], progress=False)
     assert (tables.groups, tables.run["units"]) == ([0, 1, 2, 3], 4)
+
+
+def test_few_units_are_said(tiny_folder):
+    model = load_model(str(tiny_folder("bert")))
+    texts = [f"Text {number} of some" for number in range(40)]
+    few = "its intervals rest on 20 independent units, and are rough"
+    one = "its texts are one unit, so that there are no intervals"
+    for units, notes in ((range(40), set()), ([i // 2 for i in range(40)], {few}), ([0] * 40, {one})):
+        corpus = Corpus("some", texts, units=[str(unit) for unit in units])
+        run = measure(model, corpus, "mean_vector", progress=False).run
+        assert run["units"] == len({*units})
+        assert {few, one} & {*run["notes"]} == notes

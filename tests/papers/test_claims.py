@@ -178,6 +178,25 @@ def test_over_seeds_the_mean_decides_for_each_model():
     assert set(few["verdict"]) == {NO_INTERVAL}
 
 
+def test_seeds_on_the_same_texts_have_the_interval_over_texts_added():
+    values = pd.Series([0.3, 0.31, 0.32, 0.33, 0.34], pd.Index(range(5), name="seed"))
+    estimates = values.map(lambda value: Estimate(value, value - 0.2, value + 0.2))
+    (alone,) = claims.verdicts_over_seeds({COSINE: values}).itertuples()
+    (both,) = claims.verdicts_over_seeds({COSINE: estimates}).itertuples()
+    assert (alone.verdict, both.verdict) == (HOLDS, UNDECIDED)
+    assert both.value == alone.value
+    reach = (alone.ci_high - alone.ci_low) / 2
+    assert (both.ci_high - both.ci_low) / 2 == pytest.approx(math.hypot(reach, 0.2))
+
+
+def test_the_sample_says_how_few_units_there_are():
+    few, many = hidden(0.5), hidden(0.5)
+    few.run = few.run | {"units": 7}
+    many.run = many.run | {"units": 30}
+    assert claims.verdicts({COSINE: every}, few)["sample"].item() == "40 texts of texts, 7 independent"
+    assert claims.verdicts({COSINE: every}, many)["sample"].item() == "40 texts of texts"
+
+
 def test_over_seeds_each_column_has_to_lie_beyond_the_bound():
     seeds = pd.RangeIndex(5, name="seed")
     frame = pd.DataFrame({"one": [0.5, 0.6, 0.7, 0.6, 0.5], "two": [0.1, 0.11, 0.1, 0.12, 0.1]}, seeds)

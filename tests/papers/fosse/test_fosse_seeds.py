@@ -102,15 +102,23 @@ def test_early_attention_is_less_uniform_than_late(ends, verdict):
 WEIGHTS = (0.0, 10.0, 100.0)
 
 
-def sparse_only(weights=WEIGHTS, **numbers: tuple[float, ...]) -> pd.DataFrame:
-    """The verdicts on a penalty, of numbers at three weights."""
-    parts = [
-        rows(name, value, weight=weight)
-        for name, values in numbers.items()
-        for weight, value in zip(WEIGHTS, values, strict=True)
-        if weight in weights
-    ]
-    names = {"every": table(*parts), "class_data": []}
+def at_weights(numbers: dict[str, tuple[float, ...]], weights: tuple[float, ...], stage: str) -> pd.DataFrame:
+    parts = []
+    for name, values in numbers.items():
+        for weight, value in zip(WEIGHTS, values, strict=True):
+            if weight in weights:
+                parts.append(rows(name, value, weight=weight, stage=stage))
+    return table(*parts)
+
+
+def sparse_only(
+    weights: tuple[float, ...] = WEIGHTS,
+    kept: dict[str, tuple[float, ...]] | None = None,
+    **numbers: tuple[float, ...],
+) -> pd.DataFrame:
+    """The verdicts on a penalty, of numbers at three weights; those of the kept epoch are the same unless given."""
+    every = at_weights(numbers, weights, "last")
+    names = {"every": every, "kept": at_weights(numbers | (kept or {}), weights, "kept"), "class_data": []}
     cells = ("none, most = ", "changes = ", "tests |= ", "cost = ")
     return run_cells("classification/entropy", *cells, **names)["verdicts"].set_index("id")
 
@@ -141,6 +149,18 @@ def test_the_accuracy_of_sparse_attention_carries_the_sampling_of_the_test_texts
     assert row["verdict"] == UNDECIDED
 
 
+def test_the_accuracy_of_sparse_attention_is_that_of_the_kept_epoch():
+    """What training goes on to when the validation accuracy gains no more is not what one would use."""
+    same, lost = {"accuracy": (0.65, 0.65, 0.66)}, {"accuracy": (0.65, 0.6, 0.5)}
+    names = FALLING | {"accuracy": (0.6, 0.6, 0.6)}
+    assert sparse_only(kept=same, **names).loc["fosse-sparse-accuracy", "value"] == pytest.approx(0.01, abs=1e-3)
+    assert sparse_only(kept=lost, **names).loc["fosse-sparse-accuracy", "verdict"] == FAILS
+    # Attention that becomes sparse only after that epoch says nothing of what sparse attention costs there.
+    late = sparse_only(kept=lost | {"entropy": (0.99, 0.99, 0.99)}, **names)
+    assert late.loc["fosse-sparse-accuracy", "verdict"] == NOT_APPLICABLE
+    assert late.loc["fosse-norm-of-keys", "verdict"] == HOLDS
+
+
 def test_two_weights_have_no_trend():
     two = sparse_only(weights=(0.0, 100.0), **FALLING)
     assert two.loc["fosse-values-converge", "verdict"] == NOT_APPLICABLE
@@ -148,7 +168,8 @@ def test_two_weights_have_no_trend():
 
 
 def test_values_that_a_weight_does_not_change_have_no_trend(recwarn):
-    names = {"every": table(*(rows(n, 0.5, weight=w, wobble=0) for n in FALLING for w in WEIGHTS)), "class_data": []}
+    unchanged = table(*(rows(n, 0.5, weight=w, wobble=0) for n in FALLING for w in WEIGHTS))
+    names = {"every": unchanged, "kept": unchanged, "class_data": []}
     trend = run_cells("classification/entropy", "none, most = ", **names)["trend"]
     assert trend.tolist() == [0.0] * 5
     assert not recwarn
