@@ -272,3 +272,17 @@ def test_a_model_in_this_process_alone_needs_no_file():
     assert means.tolist() == [False, True, False, False]
     with pytest.raises(AnalysisError, match="no residual in layer 7"):
         measure(live, list(tiny.TEXTS), "anisotropy", intervention=Replace("residual", 7), **given)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("site", ["query", "key", "value"])
+def test_means_are_as_exact_as_the_model(name, site):
+    """In double precision, vectors that all have their mean keep it to the last digits."""
+    built, reads = tiny.build(name)
+    double = load_model(built.double(), processor=reads)
+    means = []
+    for intervention in ((), Replace(site, layers=(1,), by="mean")):
+        tables = measure(double, [*tiny.TEXTS], "head_means", intervention=intervention, progress=False)
+        means.append(tables["head_means"].query("space == @site and layer == 1")["mean"].to_numpy())
+    plain, changed = means
+    np.testing.assert_allclose(changed, plain, rtol=0, atol=1e-13 * np.abs(plain).max())
