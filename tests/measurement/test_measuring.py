@@ -938,9 +938,11 @@ def test_any_statistic_has_an_interval(model):
         for i in range(20)
     ]
     # Student's t with 19 degrees of freedom, from a printed table.
-    reach = 2.0930 * math.sqrt(19 / 20 * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))
+    error = math.sqrt(19 / 20 * np.sum((np.array(left_out) - np.mean(left_out)) ** 2))
+    reach, centre = 2.0930 * error, 20 * found.value - 19 * np.mean(left_out)
     assert reach > 1e-3
-    assert found.row[1:] == pytest.approx((found.value - reach, found.value + reach), rel=1e-3)
+    assert abs(centre - found.value) < error
+    assert found.row[1:] == pytest.approx((centre - reach, centre + reach), rel=1e-5)
 
 
 def test_several_statistics_have_intervals_at_once(tables):
