@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from reference import DoublePrecision
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # What the attention of a decoder to an encoder is called.
+ATTENTIONS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 CROSS = ("encoder_attn", "cross", "EncDec", "encdec", "crossattention", "encoder_decoder")
 
 
@@ -54,6 +56,8 @@ def in_double(model: nn.Module) -> nn.Module:
     """A copy in float64 that attends eagerly."""
     double = copy.deepcopy(model).double().eval()
     double.set_attn_implementation("eager")
+    # Some that compute attention by themselves refuse to be asked, and ask their configuration.
+    double.config._attn_implementation = "eager"
     # Of mixtures of experts, the fast ways have no float64.
     double.set_experts_implementation("eager")
     return double
@@ -65,6 +69,7 @@ def read(
     projections: Mapping[str, tuple[str, Sequence[str]]],
     blocks: Sequence[nn.Module] = (),
     real: np.ndarray | None = None,
+    own: bool = False,
 ) -> Text:
     """Run a model on a text.
 
@@ -75,6 +80,7 @@ def read(
             norm, for contributions.
         blocks: those of one stack.
         real: True at the vectors that count where a model also attends to padding, which nothing masks.
+        own: whether some modules compute attention by themselves: weights then are what ``output_attentions`` gives.
     """
     found, given, seen = Text(), dict(inputs), []
     hooks = [block.register_forward_hook(partial(_seen, seen), with_kwargs=True) for block in blocks]
@@ -83,9 +89,11 @@ def read(
         if start is not None:
             ids[:, 0] = start
         given["decoder_input_ids"] = ids
-    with DoublePrecision(), _recorded(model, projections) as calls:
+    products = _Products()
+    with DoublePrecision(), _recorded(model, projections) as calls, products if own else contextlib.nullcontext():
         cache = {"use_cache": False} if "input_ids" in given else {}
-        output = model(**given, output_hidden_states=True, **cache)
+        asked = {"output_hidden_states": True, **({"output_attentions": True} if own else {})}
+        output = model(**given, **asked, **cache)
     for hook in hooks:
         hook.remove()
     stacks = ("encoder_hidden_states", "decoder_hidden_states") if "decoder_input_ids" in given else ("hidden_states",)
@@ -104,6 +112,20 @@ def read(
         calls = [(*call[:5], (call[5] > 0) & kept.bool()[:, None, :, None], call[6]) for call in calls]
     else:
         kept = None
+    if own:
+        weights = [part for name in ATTENTIONS for part in output.get(name) or ()]
+        weights = [part for part in weights if isinstance(part, Tensor)] or products.softmaxes
+        # By windows, or of fewer keys, there are other rows; a later stage of an image has fewer tokens.
+        lengths = {len(layer) for layer in found.hidden if layer is not None and layer.ndim == 2}
+        lengths |= {layer[0].size for layer in found.hidden if layer is not None and layer.ndim == 3}
+        weights = [part for part in weights if part.shape[-2] == part.shape[-1] in lengths]
+        by_eager = {call[4].detach().numpy().tobytes(): call for call in calls}
+        known = [by_eager.get(part.detach().numpy().tobytes()) for part in weights]
+        found.attended = [
+            products.attended(w, model, projections) if call is None else _attended(*call, None)
+            for w, call in zip(weights, known, strict=True)
+        ]
+        return found
     found.attended = [_attended(*call, None if kept is None else kept[0].bool().numpy()) for call in calls]
     if real is not None:
         found.hidden = [layer if layer is None else layer[real] for layer in found.hidden]
@@ -165,6 +187,81 @@ def _recorded(model: nn.Module, projections: Mapping[str, tuple[str, Sequence[st
 
                 stack.enter_context(mock.patch.object(source, "eager_attention_forward", noting))
         yield calls
+
+
+class _Products(TorchDispatchMode):
+    """Inside it every product of two stacks of matrices is noted, as PyTorch's kernels compute it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.softmaxes: list[Tensor] = []
+        self.made: list[tuple[Tensor, Tensor]] = []
+        self.linear: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._softmax.default and made.dim() == 4:
+            self.softmaxes.append(made.clone())
+        if function is torch.ops.aten.bmm.default:
+            self.made.append((args[0].clone(), args[1].clone()))
+        if function is torch.ops.aten.baddbmm.default:
+            self.made.append((args[1].clone(), args[2].clone()))
+        if function is torch.ops.aten.mm.default:
+            self.linear.append((args[0].clone(), args[1].clone(), made.clone()))
+        if function is torch.ops.aten.addmm.default:
+            self.linear.append((args[1].clone(), args[2].clone(), made.clone()))
+        return made
+
+    def attended(self, weights: Tensor, model: nn.Module, projections: Mapping[str, tuple]) -> Attended:
+        """What a module has computed by itself, told by its weights, 1 x head x query x key."""
+        heads, queries, keys = weights.shape[1:]
+        place = next(
+            place
+            for place, (left, _) in enumerate(self.made)
+            if left.numel() == weights.numel() and torch.equal(left.reshape(weights.shape[1:]), weights[0])
+        )
+        value = self.made[place][1]
+        rows = heads * queries
+        query, key = next(
+            (left, right)
+            for left, right in reversed(self.made[:place])
+            if left[..., 0].numel() == rows and right.shape[-1] == keys
+        )
+        query, key = query.reshape(heads, queries, -1), key.transpose(1, 2)
+        counted = (weights[0] > 0).to(query.dtype)
+        scalings = {module.scaling for module in model.modules() if hasattr(module, "scaling")} - {1}
+        if len(scalings) == 1 and torch.allclose(weights[0], _softmax(query @ key.transpose(1, 2), counted)):
+            query = query / scalings.pop()  # Scaled beforehand: the tables are before scaling.
+        if all(torch.equal(part, part[:1].expand_as(part)) for part in (key, value)):
+            key, value = key[:1], value[:1]
+        of_columns = self._contributions(query, key, counted)
+        arrays = [part.numpy() for part in (query, key, value, weights[0].detach())]
+        return Attended(*arrays, int(counted[0].sum()), None, of_columns)
+
+    def _contributions(self, query: Tensor, key: Tensor, counted: Tensor) -> np.ndarray | None:
+        """Of the dimensions of what keys are made from, if each number of a key is one of a projection."""
+        asked = torch.einsum("hqk,hqd->hkd", counted, query)
+        for read, weight, gave in self.linear:
+            if len(gave) != key.shape[1]:
+                continue
+            columns = [[_place(gave, key[head, :, dim]) for dim in range(key.shape[2])] for head in range(len(key))]
+            if all(place is not None for of_head in columns for place in of_head):
+                of_heads = [
+                    of_query @ weight[:, columns[head * len(columns) // len(asked)]].T * read
+                    for head, of_query in enumerate(asked)
+                ]
+                return torch.stack(of_heads).numpy()
+        return None
+
+
+def _softmax(scores: Tensor, counted: Tensor) -> Tensor:
+    return scores.masked_fill(counted == 0, -torch.inf).softmax(-1)
+
+
+def _place(gave: Tensor, wanted: Tensor) -> int | None:
+    """The column of what a projection gives that is wanted."""
+    same = torch.isclose(gave, wanted.unsqueeze(1), rtol=1e-12, atol=1e-12).all(0).nonzero()
+    return int(same[0]) if len(same) else None
 
 
 def _attended(

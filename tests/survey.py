@@ -62,7 +62,7 @@ def row(model_type: str) -> dict[str, str]:
         maps = {"maps": "positions"} if loaded.layout.maps else {}
         return measured(model_type, kind, measure(loaded, items, progress=False, **maps))
     try:
-        model = shrunk.build(model_type, **proof.CHANGES.get(model_type, {}))
+        model = proof.built(model_type)
     except Exception as error:
         return left(model_type, "not tried", f"no small model of it: {first_line(error)}")
     reads = {"text": "texts", "image": "images", "audio": "sounds"}[kind_of(model)]

@@ -4,7 +4,8 @@ Items become batches (``batching.py``). A batch goes through the model once the 
 against the plain forward pass (``checked_pass.py``, ``forward_pass.py``). Metrics receive the activations of each layer
 (``activations.py``): vectors (``vectors.py``), attention rows (``attention_rows.py``) and sums of scores
 (``score_sums.py``, where the formula of C_j is). Hidden states come from hooks on the blocks; queries, keys and values
-from transformers' attention interface (``interface.py``), or from hooks where a model does not call it (``hooked.py``).
+from transformers' attention interface or from a module's own softmax (``interface.py``), or from hooks where a listed
+model has neither (``hooked.py``).
 What the vectors of a stack stand for is in ``stack_tokens.py``.
 """
 

@@ -18,11 +18,14 @@ SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
 RECEIVED = "received"
 SCORES = "scores"
+# Of these, what attention alone has.
+OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, RECEIVED, SCORES})
 # And what it gives out, beside what it gives out without what is changed: vectors, predictions of the next token, and
 # of tokens that it reads masked, in a pass of its own.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
-# The stack of a decoder's attentions to an encoder.
+# The stack of a decoder's attentions to an encoder, and those of the further attentions of a block.
 CROSS = "cross"
+FURTHER = ("second", "third", "fourth")
 # More than the layers of any model share at a time.
 MASKS_KEPT = 4
 
@@ -33,8 +36,9 @@ class Activations:
 
     Attributes:
         layer: 0 for the input of the first block, l for the output of block l. A second stack continues the count, and
-            so do, after all stacks, the attentions of a decoder to an encoder.
-        stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder.
+            so do, after all stacks, the attentions of a decoder to an encoder and the further ones of a block.
+        stack: the name of the layer's stack; ``cross`` where a decoder attends to an encoder, ``second`` for the second
+            attention of a block.
         part: the path of the block below the model; empty for the input of a stack.
         tokens: the tokens of the queries, and of the hidden vectors unless those are vectors of a feature map.
         spaces: the vectors asked for, by their name in ``SPACES``. ``hidden`` is the output of the layer (one head);

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from analysis_lib.capture.activations import LOSS, MASKED, SCORES, SPACES, WEIGHTS, Activations, Receive
+from analysis_lib.capture.activations import LOSS, MASKED, OF_ATTENTION, SCORES, SPACES, WEIGHTS, Activations, Receive
 from analysis_lib.capture.batching import batches
-from analysis_lib.capture.forward_pass import captured_pass, given_out
+from analysis_lib.capture.forward_pass import NotCaptured, captured_pass, given_out
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.projections import NotLinear, is_plain
@@ -49,6 +49,8 @@ def run(
     """
     check(loaded, batch)
     with loaded.lock, evaluated(loaded.outer), _full_precision(loaded):
+        # A metric of several spaces does without those that cannot be had.
+        needs = needs.difference(loaded.lacking)
         captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
@@ -123,9 +125,17 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     except NotLinear as error:
         loaded.lacking[SCORES] = str(error)
         difference = _difference(loaded, few)
-    decided_in_double = loaded.model.dtype == torch.float64
-    if not decided_in_double and difference > ROUNDING:
-        decided_in_double, difference = True, _difference(*_in_double(loaded, few))
+    except NotCaptured as error:
+        reason = str(error).removeprefix(f"{loaded.name}: ")
+        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
+        difference = _difference(loaded, few)
+    decided_in_double, difference = _decided(loaded, few, difference)
+    computed = any(spec.own for _, spec in loaded.attending)
+    if decided_in_double and difference > AGREEMENT and computed:
+        # Left as it is, it changes nothing.
+        reason = "its attention, which its modules compute by themselves, is not captured exactly"
+        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
+        decided_in_double, difference = _decided(loaded, few, _difference(loaded, few))
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
             f"{loaded.name}: the captured forward pass differs from the plain one by {difference:.1e} of the largest "
@@ -134,6 +144,15 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         )
     # If activations are not finite, the shard that follows is refused, and the first such layer named.
     loaded._checked = not math.isnan(difference)
+
+
+def _decided(loaded: LoadedModel, batch: Batch, difference: float) -> tuple[bool, float]:
+    """Whether a difference is one in float64, and what it is there if it is in doubt."""
+    if loaded.model.dtype == torch.float64:
+        return True, difference
+    if difference > ROUNDING:
+        return True, _difference(*_in_double(loaded, batch))
+    return False, difference
 
 
 def _difference(loaded: LoadedModel, batch: Batch) -> float:
@@ -157,7 +176,7 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
     if not plain.isfinite().all():
         return math.nan
     tokens = batch.shifted or batch.tokens
-    if tokens is not None and plain.shape[:2] == tokens.mask.shape:
+    if tokens is not None and plain.dim() == 3 and plain.shape[:2] == tokens.mask.shape:
         mask = tokens.on(plain.device).mask
         captured, plain = captured[mask], plain[mask]
     difference = (captured - plain).abs().max().nan_to_num(math.inf).item()
@@ -194,6 +213,8 @@ class _DoublePrecision(TorchFunctionMode):
             return args[0].double()
         if function is Tensor.view:  # Bytes of a file, read as what they are.
             return function(*args, **(kwargs or {}))
+        if function is torch.full:  # Of the lowest number in float64, XGLM makes one in float32.
+            kwargs = {"dtype": torch.float64 if isinstance(args[1], float) else None, **(kwargs or {})}
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
         kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         return function(*args, **kwargs)

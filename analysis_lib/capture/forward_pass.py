@@ -5,7 +5,7 @@ The activations of a layer are handed on when its block is done, and not kept.
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.utils import ModelOutput
 
-from analysis_lib.capture.activations import LOSS, MASKED, OUTPUT, Activations, CurrentLayer, Receive
+from analysis_lib.capture.activations import (
+    CROSS,
+    FURTHER,
+    LOSS,
+    MASKED,
+    OF_ATTENTION,
+    OUTPUT,
+    Activations,
+    CurrentLayer,
+    Receive,
+)
 from analysis_lib.capture.hooked import HookedAttention
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interface import IMPLEMENTATION, InterfaceAttention, attended_by
@@ -25,8 +35,13 @@ from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.factors import AttentionSeen
 from analysis_lib.models.layouts import call_with_first, first_of_call, first_vectors, with_first
-from analysis_lib.models.parts import Stack
+from analysis_lib.models.parts import Attention, Stack
+
+
+class NotCaptured(AnalysisError):
+    """Attention that a block does not compute as it has shown, such as that of a long text by windows."""
 
 
 def captured_pass(
@@ -43,7 +58,7 @@ def captured_pass(
         The output of the model, utterance x token x width or image x channel x height x width.
 
     Raises:
-        AnalysisError: the attention of a block was not captured.
+        NotCaptured: the attention of a block was not.
     """
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     comparing = needs & {OUTPUT, LOSS}
@@ -65,11 +80,11 @@ def captured_pass(
             last = blocks.layer.activations
             found = _of_masked(loaded, batch, maps, changes)
             receive(Activations(last.layer, last.stack, "", last.tokens, output=found))
-    if blocks.missed:
-        count = sum(len(blocks) for blocks in loaded.stacks.values())
-        raise AnalysisError(
-            f"{loaded.name}: attention was captured in {count - len(set(blocks.missed))} of {count} layers: "
-            f"this model does not call transformers' attention interface in {blocks.missed[0]}; give another model"
+    if blocks.missed and (changes or needs & OF_ATTENTION):
+        count = sum(1 for _ in loaded.attending)
+        raise NotCaptured(
+            f"{loaded.name}: attention was captured in {count - len({*blocks.missed})} of {count} layers, and not in "
+            f"{blocks.missed[0]}, which computes it in another way for these items than for an example of a few tokens"
         )
     return given_out(output)
 
@@ -86,8 +101,14 @@ def _of_masked(loaded: LoadedModel, batch: Batch, maps: str, changes: Changes | 
 
 
 def given_out(output: ModelOutput) -> Tensor:
-    """The last vectors that a model gives out; of a backbone, its last map of features."""
-    return output.last_hidden_state if "last_hidden_state" in output else output.feature_maps[-1]
+    """The last vectors that a model gives out; of a backbone, its last map of features; else what it gives first."""
+    if isinstance(output, ModelOutput):
+        if output.get("last_hidden_state") is not None:
+            return output.last_hidden_state
+        if output.get("feature_maps") is not None:
+            return output.feature_maps[-1]
+    # Such as logits, or one vector of each text.
+    return first_vectors(output)
 
 
 def _by_token(output: Tensor, count: int) -> Tensor:
@@ -101,13 +122,16 @@ def _by_token(output: Tensor, count: int) -> Tensor:
 def _capturing(loaded: LoadedModel, blocks: "_Blocks") -> Iterator[None]:
     """Inside it the model runs with all hooks and our attention function; afterwards it is as it was."""
     before = loaded.model.config._attn_implementation
-    on_interface = any(stack.attention and not stack.attention.hooked for stack in loaded.stacks)
+    specs = [spec for _, spec in loaded.attending]
+    # Attention that modules compute by themselves runs as it does; they may read another mask for our function.
+    on_interface = any(not spec.hooked and not spec.own for spec in specs)
     handles = []
     try:
         handles.extend(blocks.attach())
         if on_interface:
             loaded.model.set_attn_implementation(IMPLEMENTATION)
-        with attended_by(blocks.interface.own, blocks.interface.attend):
+        computed = blocks.seen if any(spec.own for spec in specs) else nullcontext()
+        with attended_by(blocks.interface.own, blocks.interface.attend), computed:
             yield
     finally:
         if on_interface:
@@ -130,6 +154,7 @@ class _Blocks:
         self.projections = ProjectionHooks(layer)
         self.interface = InterfaceAttention(self.layer, self.projections, receive)
         self.hooked = HookedAttention(self.layer, self.projections)
+        self.seen = AttentionSeen(len(layer.batch.groups))
         self._count = 0
         self._tokens: dict[tuple[str, int], Tokens] = {}
         # The blocks that have attention, by their paths.
@@ -144,14 +169,17 @@ class _Blocks:
     def attach(self) -> Iterator[RemovableHandle]:
         """Attach all hooks; the caller removes the handles."""
         names = self.loaded.paths
-        crossing = itertools.count(sum(1 + len(blocks) for blocks in self.loaded.stacks.values()))
+        numbers = itertools.count(sum(1 + len(blocks) for blocks in self.loaded.stacks.values()))
         for stack, blocks in self.loaded.stacks.items():
+            beside = [(CROSS, stack.cross)] if stack.cross else []
+            beside += zip(FURTHER, stack.further, strict=False)
+            for name, spec in beside:
+                for block in blocks:
+                    module = block.get_submodule(spec.module)
+                    yield from self.projections.attach(module, spec, changing=False)
+                    yield from self._attend(module, spec)
+                    self.interface.beside[module] = next(numbers), name
             for place, block in enumerate(blocks):
-                if stack.cross:
-                    module = block.get_submodule(stack.cross.module)
-                    yield from self.projections.attach(module, stack.cross, changing=False)
-                    self.interface.own[module] = stack.cross
-                    self.interface.crossing[module] = next(crossing)
                 spec = stack.attention_of(place)
                 # Before each block, not only the first: blocks that share weights run in any order.
                 yield block.register_forward_pre_hook(partial(self._before, stack, names[block]), with_kwargs=True)
@@ -159,26 +187,33 @@ class _Blocks:
                 if spec is not None:
                     self._attending.add(names[block])
                     module = block.get_submodule(spec.module)
-                    yield from self.projections.attach(module, spec)
-                    if spec.hooked:
-                        yield self.hooked.attach(module, spec)
-                    else:
-                        self.interface.own[module] = spec
+                    # What is changed stands where its token does.
+                    yield from self.projections.attach(module, spec, changing=not stack.tokens_first)
+                    yield from self._attend(module, spec)
             for module, name in names.items():
                 if name == stack.amended:
                     self._amended.add(blocks[0])
                     yield module.register_forward_hook(partial(self._after, stack), with_kwargs=True)
 
+    def _attend(self, module: nn.Module, spec: Attention) -> Iterator[RemovableHandle]:
+        """Attach what captures the attention of a module."""
+        if spec.hooked:
+            yield self.hooked.attach(module, spec)
+            return
+        self.interface.own[module] = spec
+        if spec.own:
+            yield from self.interface.attach(module, self.seen)
+
     def _before(
         self, stack: Stack, name: str, _block: nn.Module, args: tuple, kwargs: dict
     ) -> tuple[tuple, dict] | None:
         given, changed = first_of_call(args, kwargs), None
-        hidden = self._by_token(given)
+        hidden = self._of_tokens(stack, given)
         if self.layer.activations is None or self.layer.activations.stack != stack.name:
             self._begin(stack, "", hidden, args)
             if ("residual", self.layer.activations.layer) in self.layer.changes:
                 hidden = self._changed(stack, hidden, args)
-                changed = call_with_first(args, kwargs, hidden.reshape(given.shape))
+                changed = call_with_first(args, kwargs, self._as_given(stack, hidden, given))
             self._hand_on(stack, hidden, args)
         self._begin(stack, name, hidden, args)
         return changed
@@ -189,17 +224,30 @@ class _Blocks:
         if module in self._amended:
             return None
         given = first_vectors(output)
-        hidden = self._by_token(given)
+        hidden = self._of_tokens(stack, given)
         if ("residual", self.layer.activations.layer) not in self.layer.changes:
             self._hand_on(stack, hidden, args)
             return None
         hidden = self._changed(stack, hidden, args)
         self._hand_on(stack, hidden, args)
-        return with_first(output, hidden.reshape(given.shape))
+        return with_first(output, self._as_given(stack, hidden, given))
 
-    def _by_token(self, hidden: Tensor) -> Tensor:
-        """Utterance x token x width: a grid of tokens has its positions on two axes; a map is left as it is."""
-        return hidden if self.loaded.layout.maps else hidden.flatten(1, -2)
+    def _of_tokens(self, stack: Stack, given: Tensor) -> Tensor:
+        """Utterance x token x width, of what a block reads or gives; a map is left as it is.
+
+        A grid of tokens has its positions on two axes. What the model has put behind the vectors of all texts is left
+        out.
+        """
+        if self.loaded.layout.maps:
+            return given
+        hidden = given.transpose(0, 1) if stack.tokens_first else given.flatten(1, -2)
+        return hidden[:, : self._stack_tokens(stack, hidden, ()).mask.shape[1]] if stack.padded else hidden
+
+    def _as_given(self, stack: Stack, hidden: Tensor, given: Tensor) -> Tensor:
+        """The vectors of :meth:`_of_tokens`, changed, in place of what they were."""
+        if stack.padded:
+            return torch.cat([hidden, given[:, hidden.shape[1] :]], 1)
+        return hidden.transpose(0, 1) if stack.tokens_first else hidden.reshape(given.shape)
 
     def _changed(self, stack: Stack, hidden: Tensor, args: tuple) -> Tensor:
         """The residual stream after what is changed there; the vectors of a map are those at its positions."""
@@ -262,7 +310,9 @@ class _Blocks:
     def finish(self, output: ModelOutput) -> None:
         """Hand on what the model gives out of a stack, where that is not the output of its last block."""
         *_, last = self.loaded.stacks
-        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: given_out(output)}
+        if not isinstance(output, ModelOutput):
+            return
+        given = {"encoder": output.get("encoder_last_hidden_state"), last.name: output.get("last_hidden_state")}
         for name, (layer, hidden) in self._latest.items():
             final = given.get(name)
             if final is not None and final.shape == hidden.shape and final.data_ptr() != hidden.data_ptr():

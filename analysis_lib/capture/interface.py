@@ -13,14 +13,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import CROSS, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
+from analysis_lib.capture.activations import OF_ATTENTION, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
 from analysis_lib.capture.attention_rows import AttentionRows, Received, added_to_scores, attend_with_rows
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import Attention
 
 # The name under which the attention function is registered.
@@ -45,16 +47,17 @@ class InterfaceAttention:
     """Captures the attention of modules that call the interface.
 
     Attributes:
-        receive: takes what attention to another stack has computed.
+        receive: takes what the attentions of ``beside`` have computed.
         own: the modules whose attention is measured.
-        crossing: those of them that attend from a decoder to an encoder, and the numbers of these layers.
+        beside: those of them that are not the first attention of a block to its own tokens, with the numbers of these
+            layers, and what their stack is called.
     """
 
     layer: CurrentLayer
     projections: ProjectionHooks
     receive: Receive
     own: dict[nn.Module, Attention] = field(default_factory=dict)
-    crossing: dict[nn.Module, int] = field(default_factory=dict)
+    beside: dict[nn.Module, tuple[int, str]] = field(default_factory=dict)
 
     def attend(
         self,
@@ -70,8 +73,8 @@ class InterfaceAttention:
         Args:
             given: the further arguments of :meth:`_captured`.
         """
-        number, layer = self.crossing.get(module), self.layer
-        if number is None:
+        beside, layer = self.beside.get(module), self.layer
+        if beside is None:
             if (space := self.projections.gathering) is not None:
                 self.projections.sides[space] = (
                     {"query": query, "key": key, "value": value}[space],
@@ -81,13 +84,34 @@ class InterfaceAttention:
             query, key, value, mask = self._changed(query, key, value, mask)
             return self._captured(module, query, key, value, mask, *given)
         block = layer.activations
-        layer.activations = Activations(number, CROSS, block.part, block.tokens.on(query.device))
+        number, stack = beside
+        layer.activations = Activations(number, stack, block.part, block.tokens.on(query.device))
         try:
             output = self._captured(module, query, key, value, mask, *given)
             self.receive(layer.activations)
         finally:
             layer.activations = block
         return output
+
+    def attach(self, module: nn.Module, seen: AttentionSeen) -> Iterator[RemovableHandle]:
+        """Attach the hooks of a module that computes attention by itself; the caller removes the handles."""
+
+        def begin(*_: object) -> None:
+            seen.begin(lambda attention: self._attend_in_place(module, attention))
+
+        yield module.register_forward_pre_hook(begin)
+        yield module.register_forward_hook(lambda *_: seen.end(), always_call=True)
+
+    def _attend_in_place(self, module: nn.Module, attention: OwnAttention) -> Tensor | None:
+        """What takes the place of the output of attention that a module computes by itself, if it is needed."""
+        if not self.layer.needs & OF_ATTENTION and not self.layer.changes.reads:
+            return None
+        if attention.query.shape[2] != self.layer.activations.tokens.mask.shape[1]:
+            # A part of them, as in a long text that is read by blocks.
+            return None
+        _refuse_masks_of_heads(attention.mask)
+        query, scaling = _unscaled(module, attention.query, attention.scaling)
+        return self.attend(*(module, query, attention.key, attention.value, attention.mask, attention.bias, scaling))
 
     def _changed(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
@@ -166,10 +190,7 @@ def _attention_function(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every attention module."""
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if scaling == 1 != getattr(module, "scaling", 1):
-        # Whisper scales its queries beforehand; as everywhere, queries are measured before scaling.
-        scaling = module.scaling
-        query = query / scaling
+    query, scaling = _unscaled(module, query, scaling)
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if mask is None and causal and query.shape[2] > 1:
@@ -182,6 +203,14 @@ def _attention_function(
     else:
         output = _fused(query, key, value, _joined(mask, bias), scaling, dropout)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _unscaled(module: nn.Module, query: Tensor, scaling: float) -> tuple[Tensor, float]:
+    """Queries before scaling, and by what scores are multiplied; Whisper scales its queries beforehand."""
+    own = getattr(module, "scaling", 1)
+    if scaling == 1 != own:
+        return query / own, own
+    return query, scaling
 
 
 def _fused(
@@ -220,9 +249,13 @@ def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | N
         added = None if (mask[allowed.expand_as(mask)] == 0).all() else torch.where(allowed, mask, 0)
         bias = added if bias is None else bias if added is None else bias + added
         mask = None if allowed.all() else allowed
+    _refuse_masks_of_heads(mask)
+    return mask, bias
+
+
+def _refuse_masks_of_heads(mask: Tensor | None) -> None:
     if mask is not None and mask.shape[1] != 1:
         raise AnalysisError("this model has a mask for each attention head, which is not measured: give another model")
-    return mask, bias
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

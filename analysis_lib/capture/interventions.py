@@ -277,6 +277,11 @@ class Changes:
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place in self._at
 
+    @property
+    def reads(self) -> bool:
+        """Whether anything is to be seen or changed at a site."""
+        return bool(self)
+
     def apply(self, where: str, layer: int, values: Tensor, tokens: Tokens, texts: Callable[[], int]) -> Tensor:
         """The vectors of a site in a layer, changed.
 

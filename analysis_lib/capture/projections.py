@@ -245,7 +245,7 @@ def score_sums(
     heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
     made = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *made)
-    norm = _norm_of_keys(module, spec, call, of_keys, keys) if spec.key_norm else []
+    norm = _norm_of_keys(module, spec, call, (len(query), keys, of_keys)) if spec.key_norm else []
     # The head of keys that each head of queries meets.
     meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
     weight, bias = weight.index_select(0, meets), None if bias is None else bias.index_select(0, meets)
@@ -285,12 +285,16 @@ def _scale(norm: nn.Module, read: Tensor, gave: Tensor, centred: bool = False) -
     return [scale, shift.expand_as(scale)] if centred else [scale]
 
 
-def _norm_of_keys(module: nn.Module, spec: Attention, call: AttentionCall, key_heads: int, keys: int) -> list[Tensor]:
-    """What :func:`_scale` has of the norm of keys, utterance x head x key x head_dim."""
+def _norm_of_keys(module: nn.Module, spec: Attention, call: AttentionCall, sizes: tuple[int, int, int]) -> list[Tensor]:
+    """What :func:`_scale` has of the norm of keys, utterance x head x key x head_dim.
+
+    Args:
+        sizes: how many utterances, keys and heads of keys there are; some norms read the keys of all texts in one row.
+    """
     parts = _scale(module.get_submodule(spec.key_norm), *call.normalised, spec.centred)
     if spec.heads_first:
         return parts
-    return [part.reshape(len(part), keys, key_heads, -1).transpose(1, 2) for part in parts]
+    return [part.reshape(*sizes, -1).transpose(1, 2) for part in parts]
 
 
 def _chain(

@@ -139,6 +139,10 @@ class _Gathering(Changes):
         self.misfits: set[tuple[str, int]] = set()
         self.draws = torch.Generator().manual_seed(0)
 
+    @property
+    def reads(self) -> bool:
+        return True
+
     def __contains__(self, place: tuple[str, int]) -> bool:
         return place[0] in self.sites
 

@@ -341,7 +341,8 @@ def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lackin
         lacking: what cannot be captured of it, of what metrics need, and why.
     """
     if not layout.has_attention:
-        lacking = lacking | dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, "it has no attention")
+        reason = "its attention is not captured" if layout.uncaptured else "it has no attention"
+        lacking = lacking | dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, reason)
     found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
     if layout.maps and settings.maps == "flatten":
         one = "an image is one vector there, unless maps is positions"
@@ -361,7 +362,10 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     longest = max(report.long.values(), default=0)
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
+    uncaptured = () if isinstance(model, GivenVectors) else model.layout.uncaptured
+    more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
     found = {
+        f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no table": uncaptured,
         f"{empty} {items} are blank or hold no token, and are left out": empty,
         f"{report.cut} {items} are longer than {most}, and are cut there": report.cut,
         f"{report.windowed} {items} are longer than {most}, and are read in windows": report.windowed,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -28,6 +28,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import device_of, embedded_words
+from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import ROTATION, Attention, Layout, Stack
 
 # The name under which the attention function of a probe is registered.
@@ -37,29 +38,89 @@ ROUNDING = 1e-3
 # How a projection may hold the keys of the heads: alone; after all queries; after the queries that share a key; before
 # all values.
 ORDERS = (None, "stacked", "by_head", "before_values")
-# How many tokens a model of texts reads to show its layout.
-TOKENS = 12
+# How many tokens a model of texts reads to show its layout; a prime, so that what is padded to a window is told.
+TOKENS = 13
+# By this attribute transformers knows that a model has the hooks that give its hidden states.
+_MARK = "_output_capturing_hooks_installed"
 KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
 
 
 @dataclass(eq=False)
 class _Call:
-    """One call of the attention interface."""
+    """One attention: a call of the interface, or what a module has computed by itself."""
 
     module: nn.Module
     query: Tensor
     key: Tensor
+    own: bool = False
 
 
-_calls: ContextVar[list[_Call]] = ContextVar("_calls")
+@dataclass(eq=False)
+class _Run:
+    """One run of a module: the vectors it reads and gives, and the calls of the interface inside it."""
+
+    read: Tensor | None
+    arguments: dict[str, object]
+    gave: Tensor | None = None
+    calls: range = range(0)
+
+
+@dataclass(eq=False)
+class _Probe:
+    """What the attentions of a pass have received, as they come.
+
+    Attributes:
+        calls: those whose queries and keys are known.
+        running: the modules that run at present, the innermost last.
+        attending: those that have taken a softmax of products, with each.
+        seen: what sees the attention that modules compute by themselves.
+    """
+
+    calls: list[_Call] = field(default_factory=list)
+    running: list[nn.Module] = field(default_factory=list)
+    attending: list[nn.Module] = field(default_factory=list)
+    seen: AttentionSeen = field(init=False)
+
+    def __post_init__(self) -> None:
+        # An example is one text, one image or one sound.
+        self.seen = AttentionSeen(1, self._computed, self._softmax)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for known in (self.calls, self.running, self.attending):
+            known.clear()
+        self.seen.end()
+        self.seen.begin(self._computed)
+
+    def _softmax(self) -> None:
+        self.attending.extend(self.running[-1:])
+
+    def _computed(self, attention: OwnAttention) -> None:
+        if self.running:
+            self.calls.append(_Call(self.running[-1], attention.query, attention.key, own=True))
+
+
+_probe_under_way: ContextVar[_Probe] = ContextVar("_probe_under_way")
 
 
 def _probing(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **given: object
 ) -> tuple[Tensor, None]:
-    _calls.get().append(_Call(module, query, key))
+    probe = _probe_under_way.get()
+    probe.calls.append(_Call(module, query, key))
     known = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **known)
+    # What the interface computes is known.
+    with _unseen(probe):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **known)
+
+
+@contextmanager
+def _unseen(probe: _Probe) -> Iterator[None]:
+    receive, probe.seen.receive = probe.seen.receive, None
+    try:
+        yield
+    finally:
+        probe.seen.receive = receive
 
 
 AttentionInterface.register(PROBE, _probing)
@@ -74,17 +135,31 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
     configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
     tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
+    switching = [(module, module.attention_type) for module in modules if hasattr(module, "set_attention_type")]
+    experts = model.get_experts_implementation() if _in_double(model) else None
     try:
+        if experts is not None:
+            # The fast ways have no float64.
+            model.set_experts_implementation("eager")
         for config in tuples:
             config.return_dict = True
         for module, *_ in before:
             module.training, module._compiled_call_impl = False, None
         yield
     finally:
+        # BigBird reads all that follows a short text as it has read that.
+        for module, kind in switching:
+            module.set_attention_type(kind)
+        if experts is not None:
+            model.set_experts_implementation(experts)
         for config in tuples:
             config.return_dict = False
         for module, training, compiled in before:
             module.training, module._compiled_call_impl = training, compiled
+
+
+def _in_double(model: nn.Module) -> bool:
+    return isinstance(model, PreTrainedModel) and model.dtype == torch.float64
 
 
 def kind_of(model: type[PreTrainedModel] | PreTrainedModel) -> str:
@@ -153,6 +228,16 @@ def _arguments(function: Callable) -> int:
     return sum(one.default is one.empty for one in inspect.signature(function).parameters.values())
 
 
+def is_of(layout: Layout, model: PreTrainedModel) -> bool:
+    """Whether a listed layout is that of a model, and not of another part of the same architecture."""
+    inside = dict(model.named_modules())
+    if layout.part not in inside and kind_of(model) != layout.kind:
+        return False
+    part = inside.get(layout.part, model)
+    paths = dict(part.named_modules())
+    return any(stack.blocks.partition(".*")[0] in paths for stack in layout.stacks)
+
+
 def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layout:
     """The layout of a model, told by what it does with a few tokens, or an image, or a second of sound.
 
@@ -167,12 +252,15 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
     fault, whole = None, model
     reads = "text" if isinstance(processor, PreTrainedTokenizerBase) else kind_of(whole)
     # A part may be all that a text is read by, or an image or a sound alone.
-    for path in ("", *(path for path, part in _parts(whole).items() if kind_of(part) == reads)):
+    # Half of an encoder-decoder would pass for all of it.
+    halves = reads == "text" and getattr(whole.config, "is_encoder_decoder", False)
+    parts = {} if halves else _parts(whole)
+    for path in ("", *(path for path, part in parts.items() if kind_of(part) == reads)):
         model = whole.get_submodule(path)
         try:
             inputs = _example(model, processor)
-            with evaluated(model), _probe(model) as calls:
-                runs = _run(model, inputs, calls)
+            with evaluated(model), _probed(model) as probe:
+                runs, hidden = _runs_and_hidden_states(model, inputs, probe)
                 alone = kind_of(model) == "text" and _padding_changes(model, inputs)
             break
         except Exception as error:  # Of any model, and its processor.
@@ -185,23 +273,58 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
             f"{name} is a {whole.config.model_type} model, which cannot read {read} alone "
             f"({type(fault).__name__}: {first}): give {remedy}another model"
         ) from fault
-    blocks = _blocks(model, runs)
+    blocks = _blocks(model, runs, hidden, probe.calls)
     names = {module: path for path, module in model.named_modules()}
     patterns: dict[str, list[nn.Module]] = {}
     for block in blocks:
         patterns.setdefault(re.sub(r"\.\d+(?=\.|$)", ".*", names[block]), []).append(block)
     if not patterns:
         raise AnalysisError(f"{name} is a {model.config.model_type} model, in which no transformer block is found")
-    stacks = [_stack(name, model, processor, *found, runs, calls, inputs) for found in patterns.items()]
+    stacks = [_stack(name, model, processor, *found, runs, hidden, probe.calls, inputs) for found in patterns.items()]
+    stacks = [replace(stack, unused=_unused(stack, patterns[stack.blocks], names)) for stack in stacks]
+    if all(stack.cross for stack in stacks):
+        # What their keys stand for is not known.
+        stacks = [replace(stack, cross=None) for stack in stacks]
     kind, maps, leading, grid = kind_of(model), runs[blocks[0]][-1].gave.dim() == 4, 0, False
     if kind != "text":
         with evaluated(model):
             leading, grid = _leading(name, model, runs, blocks[0], inputs)
     if grid:
         # Its positions are tokens; their attention, in windows, is not captured.
-        maps, stacks = False, [replace(stack, attention=None, each=()) for stack in stacks]
+        maps, stacks = False, [replace(stack, attention=None, each=(), further=()) for stack in stacks]
     leading = max(0, leading - getattr(model.config, "num_register_tokens", 0))
-    return Layout(tuple(stacks), kind, path, alone or kind == "audio", leading, maps, listed=False)
+    uncaptured = _uncaptured(names, runs, probe, stacks, patterns)
+    return Layout(tuple(stacks), kind, path, alone or kind == "audio", leading, maps, uncaptured, listed=False)
+
+
+def _unused(stack: Stack, blocks: list[nn.Module], names: Mapping[nn.Module, str]) -> tuple[str, ...]:
+    """The paths of blocks that did not run, as those that read an image beside the text."""
+    ran = {names[block] for block in blocks}
+    return tuple(path for path in names.values() if stack.holds(path) and path not in ran)
+
+
+def _uncaptured(
+    names: Mapping[nn.Module, str],
+    runs: Mapping[nn.Module, list[_Run]],
+    probe: _Probe,
+    stacks: Sequence[Stack],
+    patterns: Mapping[str, list[nn.Module]],
+) -> tuple[str, ...]:
+    """The paths of the modules that attend, and whose attention is not captured.
+
+    They have called the interface, or taken a softmax of products. Where none has, and no attention is captured, they
+    are those that are called so: some have no softmax.
+    """
+    captured: set[nn.Module] = set()
+    for stack in stacks:
+        for place, block in enumerate(patterns[stack.blocks]):
+            specs = (stack.attention_of(place), stack.cross, *stack.further)
+            captured.update(block.get_submodule(spec.module) for spec in specs if spec)
+    attending = {*probe.attending, *(call.module for call in probe.calls)}
+    if not attending and not captured:
+        called = [module for module in runs if "attention" in type(module).__name__.lower()]
+        attending = {module for module in called if not any(_inside([other], [module]) for other in called)}
+    return tuple(path for module, path in names.items() if module in attending - captured)
 
 
 def _parts(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
@@ -265,35 +388,44 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
     named = [every[name] for name in every if name.endswith(("_token_id", "_token_index"))]
     special = {*itertools.chain(*(value if isinstance(value, list) else [value] for value in named))}
     words = embedded_words(model)
-    count = min(TOKENS, getattr(config, "max_position_embeddings", None) or TOKENS)
+    most = getattr(config, "max_position_embeddings", None)
+    count = min(TOKENS, most) if isinstance(most, int) and most > 0 else TOKENS
     plain = [index for index in range(int(min(words, 256))) if index not in special]
     ids = torch.tensor([[plain[(7 * place + 3) % len(plain)] for place in range(count)]])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@dataclass(eq=False)
-class _Run:
-    """One run of a module: the vectors it reads and gives, and the calls of the interface inside it."""
-
-    read: Tensor | None
-    arguments: dict[str, object]
-    gave: Tensor | None = None
-    calls: range = range(0)
+@contextmanager
+def _without_new_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside it transformers may hang hooks on a model, which it does where its hidden states are asked for."""
+    modules = [*model.modules()]
+    before = {module: {*module._forward_hooks} for module in modules}
+    marked = [module for module in modules if not hasattr(module, _MARK)]
+    try:
+        yield
+    finally:
+        for module, known in before.items():
+            for number in {*module._forward_hooks} - known:
+                del module._forward_hooks[number]
+        for module in marked:
+            vars(module).pop(_MARK, None)
 
 
 @contextmanager
-def _probe(model: PreTrainedModel) -> Iterator[list[_Call]]:
-    """Inside it the model runs with our attention function, if it takes one; gives the calls, as they come."""
-    before, calls = model.config._attn_implementation, []
-    token = _calls.set(calls)
+def _probed(model: PreTrainedModel) -> Iterator[_Probe]:
+    """Inside it the model runs with our attention function, if it takes one; gives its attentions, as they come."""
+    before, probe = model.config._attn_implementation, _Probe()
+    token = _probe_under_way.set(probe)
     # A model that takes none says so.
     with suppress(ValueError):
         model.set_attn_implementation(PROBE)
     try:
-        yield calls
+        with probe.seen:
+            probe.clear()
+            yield probe
     finally:
         model.set_attn_implementation(before)
-        _calls.reset(token)
+        _probe_under_way.reset(token)
 
 
 def first_vectors(values: object) -> Tensor | None:
@@ -346,19 +478,40 @@ def _signature(module: type[nn.Module]) -> inspect.Signature:
     return inspect.signature(module.forward)
 
 
-def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], calls: list[_Call]) -> dict[nn.Module, list[_Run]]:
-    """The runs of every module while a model reads an example, in the order in which the modules first ran."""
+def _runs_and_hidden_states(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], probe: _Probe
+) -> tuple[dict[nn.Module, list[_Run]], list[Sequence[Tensor]]]:
+    """The runs of every module, as of :func:`_run`, and the hidden states of each stack, as the model gives them."""
+    with _without_new_hooks(model):
+        try:
+            runs, output = _run(model, {**inputs, "output_hidden_states": True}, probe)
+        except Exception:  # Not every model can be asked for them.
+            probe.clear()
+            runs, output = _run(model, inputs, probe)
+    given = output.items() if isinstance(output, Mapping) else ()
+    hidden = [states for name, states in given if name.endswith("hidden_states") and isinstance(states, list | tuple)]
+    return runs, [states for states in hidden if states and all(isinstance(state, Tensor) for state in states)]
+
+
+def _run(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], probe: _Probe | None = None
+) -> tuple[dict[nn.Module, list[_Run]], object]:
+    """The runs of every module while a model reads an example, in the order in which they first ran; its output."""
     runs: dict[nn.Module, list[_Run]] = {}
+    probe = probe or _Probe()
+    calls = probe.calls
 
     def begin(module: nn.Module, args: tuple, kwargs: dict) -> None:
         read = first_vectors(args)
         given = arguments_of(module, args, kwargs)
         runs.setdefault(module, []).append(_Run(first_vectors(kwargs) if read is None else read, given))
         runs[module][-1].calls = range(len(calls), len(calls))
+        probe.running.append(module)
 
     def end(module: nn.Module, _args: tuple, output: object) -> None:
         run = runs[module][-1]
         run.gave, run.calls = first_vectors(output), range(run.calls.start, len(calls))
+        probe.running.pop()
 
     handles = []
     try:
@@ -366,11 +519,11 @@ def _run(model: PreTrainedModel, inputs: Mapping[str, Tensor], calls: list[_Call
             handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
             handles.append(module.register_forward_hook(end))
         with torch.inference_mode():
-            model(**inputs)
+            output = model(**inputs)
     finally:
         for handle in handles:
             handle.remove()
-    return runs
+    return runs, output
 
 
 def _leading(
@@ -392,7 +545,7 @@ def _leading(
         changed = {key: v.clone() if isinstance(v, Tensor) else v for key, v in inputs.items()}
         if place is not None:
             next(v for v in changed.values() if isinstance(v, Tensor)).flatten(1)[:, place] += 1
-        return _run(model, changed, [])[block][0].read[0]
+        return _run(model, changed)[0][block][0].read[0]
 
     plain = read(None)
     before = runs[block][0].read[0]
@@ -417,21 +570,112 @@ def _leading(
 # --- Blocks ---------------------------------------------------------------------------------------
 
 
-def _blocks(model: PreTrainedModel, runs: Mapping[nn.Module, list[_Run]]) -> list[nn.Module]:
+def _blocks(
+    model: PreTrainedModel,
+    runs: Mapping[nn.Module, list[_Run]],
+    hidden: Sequence[Sequence[Tensor]],
+    calls: Sequence[_Call],
+) -> list[nn.Module]:
     """The modules whose outputs are the hidden states, in the order in which they first ran."""
-    ran = [module for module in _declared(model) if module in runs]
-    if not ran:
-        lists = [[part for part in of if part in runs] for of in model.modules() if isinstance(of, nn.ModuleList)]
-        alike = [of for of in lists if len({type(part) for part in of}) == 1]
-        attending = [of for of in alike if all(len(run.calls) for part in of for run in runs[part])]
-        inner = [of for of in attending if not any(_inside(other, of) for other in attending)]
-        # Without attention: the longest lists of modules of which each reads what the one before it gave.
-        chained = [of for of in alike if len(of) > 1 and all(map(_follows(runs), of, of[1:]))]
-        longest = max(map(len, chained), default=0)
-        ran = [part for of in inner or [of for of in chained if len(of) == longest] for part in of]
-    ran = [part for part in ran if not any(_inside([part], [other]) for other in ran)]
+    lists = [[part for part in of if part in runs] for of in model.modules() if isinstance(of, nn.ModuleList)]
+    lists = [of for of in lists if of]
+    ran = _whole(model, [module for module in _declared(model) if module in runs], runs)
+    ran = ran or _longest(lists, runs, calls)
+    # Those of stacks whose blocks are not among them that read its hidden states. Of images, stages do so, too.
+    texts = hidden if kind_of(model) == "text" else ()
+    left = [states for states in texts if not any(_agree(runs[block][0].read, states[0]) for block in ran)]
+    ran = ran + [part for of in lists if any(_reads(runs, of, states) for states in left) for part in of]
+    if getattr(model.config, "is_encoder_decoder", False):
+        # Some give the hidden states of their decoder alone.
+        names = {module: path for path, module in model.named_modules()}
+        for side in ("encoder", "decoder"):
+            if not any(side in names[block] for block in ran):
+                ran = ran + _longest([of for of in lists if names[of[0]].startswith(f"{side}.")], runs, calls)
+    ran = [part for part in dict.fromkeys(ran) if not any(_inside([part], [other]) for other in ran)]
     order = {module: place for place, module in enumerate(runs)}
     return sorted((part for part in ran if runs[part][-1].gave is not None), key=order.get)
+
+
+def _longest(
+    lists: Sequence[list[nn.Module]], runs: Mapping[nn.Module, list[_Run]], calls: Sequence[_Call]
+) -> list[nn.Module]:
+    """The modules of those lists that call the interface; where none do, of the longest that are chains."""
+
+    def attends(part: nn.Module) -> bool:
+        return all(any(not calls[place].own for place in run.calls) for run in runs[part])
+
+    alike = [of for of in lists if len({type(part) for part in of}) == 1]
+    attending = [of for of in alike if all(map(attends, of))]
+    inner = [of for of in attending if not any(_inside(other, of) for other in attending)]
+    # Of modules of which each reads what the one before it gave.
+    chained = [of for of in alike if len(of) > 1 and all(map(_follows(runs), of, of[1:]))]
+    longest = max(map(len, chained), default=0)
+    return [part for of in inner or [of for of in chained if len(of) == longest] for part in of]
+
+
+def _cut_behind(
+    blocks: Sequence[nn.Module],
+    runs: Mapping[nn.Module, list[_Run]],
+    hidden: Sequence[Sequence[Tensor]],
+    tokens: int,
+) -> bool:
+    """Whether a model leaves out what stands behind the vectors of its tokens, which it has padded to a window.
+
+    Its hidden states then are shorter than the vectors that its first block reads, or what it does with those that its
+    last block gives.
+    """
+    first, last = runs[blocks[0]][0].read, runs[blocks[-1]][-1].gave
+    if last.shape[1] <= tokens:
+        return False
+    if any(states[0].shape[1] == tokens and _agree(first, states[0]) for states in hidden):
+        return True
+    later = (run.read for of in runs.values() for run in of if run.read is not None and run.read.dim() == 3)
+    return any(read.shape[1] == tokens and _agree(last, read) for read in later)
+
+
+def _agree(vectors: Tensor | None, state: Tensor) -> bool:
+    """Whether vectors are a hidden state, but for what may be padded behind it."""
+    if vectors is None or vectors.dim() != state.dim():
+        return False
+    if _is_turned(vectors, state):
+        vectors = vectors.transpose(0, 1)
+    if vectors.dim() == 3 and vectors.shape[1] > state.shape[1]:
+        vectors = vectors[:, : state.shape[1]]
+    return vectors.shape == state.shape and torch.equal(vectors, state)
+
+
+def _is_turned(vectors: Tensor, state: Tensor) -> bool:
+    """Whether vectors are token x utterance x width, and a hidden state of one text is utterance x token x width."""
+    return vectors.dim() == 3 and vectors.shape[1] == len(state) == 1 < len(vectors)
+
+
+def _reads(runs: Mapping[nn.Module, list[_Run]], parts: Sequence[nn.Module], states: Sequence[Tensor]) -> bool:
+    """Whether modules that follow one another read the hidden states of a stack from the first on, one each."""
+    if len(parts) > len(states):
+        return False
+    return all(_agree(runs[part][0].read, state) for part, state in zip(parts, states, strict=False))
+
+
+def _whole(model: PreTrainedModel, declared: list[nn.Module], runs: Mapping[nn.Module, list[_Run]]) -> list[nn.Module]:
+    """The blocks of which some declared modules are a part, in place of these.
+
+    Such a block reads and gives what the module in it does; it attends beside it, or it stands in a list with modules
+    that are declared themselves.
+    """
+    known, whole = {*declared}, {}
+    for blocks in (of for of in model.modules() if isinstance(of, nn.ModuleList)):
+        mixed = any(block in known for block in blocks)
+        for block in (block for block in blocks if block in runs and block not in known):
+            for part in (part for part in declared if part is not block and _inside([part], [block])):
+                run, of_part = runs[block][-1], runs[part][-1]
+                same = all(_identical(getattr(run, side), getattr(of_part, side)) for side in ("read", "gave"))
+                if same and (mixed or len(run.calls) > len(of_part.calls)):
+                    whole[part] = block
+    return [*dict.fromkeys(whole.get(part, part) for part in declared)]
+
+
+def _identical(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is not None and other is not None and one.shape == other.shape and torch.equal(one, other)
 
 
 def _declared(model: PreTrainedModel) -> list[nn.Module]:
@@ -467,21 +711,26 @@ def _stack(
     pattern: str,
     blocks: list[nn.Module],
     runs: Mapping[nn.Module, list[_Run]],
+    hidden: Sequence[Sequence[Tensor]],
     calls: list[_Call],
     inputs: Mapping[str, Tensor],
 ) -> Stack:
     """The blocks of one path, as a stack."""
-    shape = tuple(runs[blocks[0]][-1].gave.shape)
+    first, gave = runs[blocks[0]][0].read, runs[blocks[0]][-1].gave
+    turned = any(_is_turned(first, states[0]) and _agree(first, states[0]) for states in hidden if first is not None)
+    shape = tuple((gave.transpose(0, 1) if turned else gave).shape)
     decoder = getattr(model.config, "is_encoder_decoder", False) and "decoder" in pattern
-    label = next((part for part in ("encoder", "decoder") if part in pattern), pattern.partition(".")[0])
-    kind = kind_of(model)
+    sides = ("decoder",) if decoder else ("encoder", "decoder")
+    label = next((part for part in sides if part in pattern), pattern.partition(".")[0])
+    kind, padded_behind = kind_of(model), False
     # Whisper's processor pads a sound to a window, of which each vector stands for two steps.
     padded = getattr(processor, "n_samples", None)
     sound = "windows" if padded and padded == 2 * processor.hop_length * shape[1] else "frames"
     tokens = {"text": "shifted" if decoder else "text", "image": "patches", "audio": sound}[kind]
     if kind == "text":
         read = tuple(inputs["decoder_input_ids" if decoder else "input_ids"].shape)
-        if shape[:2] != read or len(shape) != 3:
+        padded_behind = len(shape) == 3 and _cut_behind(blocks, runs, hidden, read[1])
+        if (shape[:2] != read and not padded_behind) or len(shape) != 3:
             raise AnalysisError(
                 f"{name} is a {model.config.model_type} model: {read[1]} tokens of a text become vectors of shape "
                 f"{shape} in {pattern}, which stand for no tokens: give another model"
@@ -491,42 +740,63 @@ def _stack(
             f"{name} is a {model.config.model_type} model: in {pattern}, the vectors of {kind}s are of shape {shape}, "
             f"which stand for no tokens: give another model"
         )
-    each = tuple(_attention(block, runs, calls, only=kind != "text") for block in blocks)
-    crossed = {_attention(block, runs, calls, cross=True) for block in blocks} if decoder else {None}
-    cross = crossed.pop() if len(crossed) == 1 else None
+    every = [_attentions(block, runs, calls, only=kind != "text", turned=turned) for block in blocks]
+    if padded_behind:
+        # Its attention reads what is padded, too.
+        every = [[] for _ in blocks]
+    each = tuple(attentions[0] if attentions else None for attentions in every)
+    further = {tuple(attentions[1:]) for attentions in every}
+    crossed = {tuple(_attentions(block, runs, calls, cross=True)) for block in blocks} if decoder else {()}
+    cross = next(iter(crossed)) if len(crossed) == 1 else ()
     known = [attention for attention in each if attention]
     common = Counter(known).most_common(1)[0][0] if known else None
-    cross = cross if cross and cross.key else None
-    return Stack(pattern, common, label, tokens, each=() if len({*each}) == 1 else each, cross=cross)
+    return Stack(
+        pattern,
+        common,
+        label,
+        tokens,
+        each=() if len({*each}) == 1 else each,
+        cross=next((attention for attention in cross if attention.key), None),
+        further=next(iter(further)) if len(further) == 1 else (),
+        # Of BigBird, long texts alone are padded.
+        padded=padded_behind or any(hasattr(module, "set_attention_type") for module in model.modules()),
+        tokens_first=turned,
+    )
 
 
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def _attention(
-    block: nn.Module, runs: Mapping[nn.Module, list[_Run]], calls: list[_Call], only: bool = False, cross: bool = False
-) -> Attention | None:
-    """The attention of a block: the first module in it that calls the interface, once, with a query for each token.
+def _attentions(
+    block: nn.Module,
+    runs: Mapping[nn.Module, list[_Run]],
+    calls: list[_Call],
+    only: bool = False,
+    cross: bool = False,
+    turned: bool = False,
+) -> list[Attention]:
+    """The attentions of a block: the modules in it that attend once, with a query for each token.
 
     Args:
-        only: whether it must be the only one, as where a block is a stage of several.
-        cross: whether to find that to another stack, whose tokens are as many as its keys.
+        only: whether there must be one only, as where a block is a stage of several.
+        cross: whether to find those to another stack, whose tokens are as many as its keys.
+        turned: whether what the block gives is token x utterance x width.
     """
     inside, gave = [calls[place] for place in runs[block][-1].calls], runs[block][-1].gave
+    gave = gave.transpose(0, 1) if turned else gave
     tokens = gave.shape[1] if gave.dim() == 3 else gave[0, 0].numel()
     inside = [call for call in inside if not cross or call.key.shape[2] != tokens]
-    if not inside:
-        return None
-    call, names = inside[0], {module: path for path, module in block.named_modules()}
-    once = sum(other.module is call.module for other in inside) == 1
-    alike = (
-        call.query.shape[0] == len(gave) and call.query.shape[2] == tokens and (call.key.shape[2] == tokens) != cross
-    )
-    if not once or not alike or call.module not in names or (only and len(inside) > 1):
-        return None
-    path = names[call.module]
-    found = next(_key_projections(call, runs), None)
-    return Attention(path, None) if found is None else Attention(path, **found)
+    if only and len(inside) > 1:
+        return []
+    names = {module: path for path, module in block.named_modules()}
+    times = Counter(call.module for call in inside)
+    found = []
+    for call in inside:
+        of_tokens = call.query.shape[0] == len(gave) and call.query.shape[2] == tokens
+        if times[call.module] == 1 and of_tokens and (call.key.shape[2] == tokens) != cross and call.module in names:
+            made = next(_key_projections(call, runs), {"key": None})
+            found.append(Attention(names[call.module], **made, own=call.own))
+    return found
 
 
 def _key_projections(call: _Call, runs: Mapping[nn.Module, list[_Run]]) -> Iterator[dict]:

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, embedded_words, weights
-from analysis_lib.models.layouts import found_layout, model_part
+from analysis_lib.models.layouts import found_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.tokenization import Tokenizer
@@ -31,7 +30,10 @@ ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
 # Under these names a configuration says how many tokens its model reads.
-_LENGTHS = ("max_position_embeddings", "n_positions", "max_length_inputs")
+_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "max_length_inputs"),
+    *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
+)
 # A tokenizer that knows fewer than this part of the tokens that are embedded was made up from files of another kind.
 LEAST_SHARE = 10
 # Per second of a sound: more would fill the memory.
@@ -100,10 +102,12 @@ class LoadedModel:
                 )
             self.transcriber = self.processor.tokenizer
         self.processor = getattr(self.processor, "feature_extractor", self.processor)
+        if listed and not is_of(listed, self.model):
+            listed = None
         self.layout = listed or found_layout(self.name, self.model, self.processor)
         # A part may be listed as one of a whole.
-        path = "" if self.part and self.layout.part not in dict(self.model.named_modules()) else self.layout.part
-        self.model = self.model.get_submodule(path)
+        inside = dict(self.model.named_modules())
+        self.model = inside.get(self.layout.part, self.model)
         if self.outer is None:
             self.outer = self.model
         # Some heads stand on an encoder alone.
@@ -170,8 +174,7 @@ class LoadedModel:
         """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is there once."""
         found = {}
         for stack in self.layout.stacks:
-            pattern = re.compile(re.escape(stack.blocks).replace(r"\*", r"\d+"))
-            found[stack] = [module for module, name in self.paths.items() if pattern.fullmatch(name)]
+            found[stack] = [module for module, name in self.paths.items() if stack.holds(name)]
         return found
 
     @cached_property
@@ -209,7 +212,9 @@ class LoadedModel:
         """How many tokens of a text the model reads at once, special tokens included."""
         config = self.model.config
         limits = {"model_max_length": self.tokenizer.model_max_length}
-        limits |= {name: getattr(config, name, None) or math.inf for name in _LENGTHS}
+        stated = {name: getattr(config, name, None) for name in _LENGTHS}
+        # XLNet says -1, for as many as there are.
+        limits |= {name: math.inf if length in (None, 0, -1) else length for name, length in stated.items()}
         for name, module in self.model.named_modules():
             if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
                 # RoBERTa counts positions from the padding index on, which its table leaves unused.

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import torch
 import transformers
 from torch import nn
+from transformers import CONFIG_MAPPING
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
@@ -283,12 +284,26 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     with reading(f"{name}: its config.json cannot be read", folder):
         settings = json.loads(path.read_text(encoding="utf-8"))
         refuse_too_large(name, settings)
-        if (settings.get("position_embedding_type") or "absolute") != "absolute":
-            raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")
-        if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        if model_type not in CONFIG_MAPPING:
             raise AnalysisError(
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
                 f"config.json, or give another model"
             )
+        _refuse_ignored_positions(name, settings, model_type)
         return transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
+
+
+def _refuse_ignored_positions(name: str, settings: dict, model_type: str) -> None:
+    """Refuse a kind of position embeddings that transformers passes by, so that other vectors would be measured.
+
+    ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare the setting. The relative positions of BERT
+    and its kin are no longer computed by any of them.
+    """
+    kind = settings.get("position_embedding_type") or "absolute"
+    declared = hasattr(CONFIG_MAPPING[model_type], "position_embedding_type")
+    if kind != "absolute" and (str(kind).startswith("relative_key") or not declared):
+        raise AnalysisError(
+            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), which transformers no "
+            f"longer computes for a {model_type} model: give another model"
+        )

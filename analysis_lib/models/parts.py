@@ -3,6 +3,7 @@
 These are the entries of ``data/architectures.yml``; ``layouts`` finds what all others show.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Attention:
         weights: the path of the dropout that the attention weights pass through.
         heads: the attribute that holds the number of heads.
         seen: the argument, added to scores, or else the attribute, that says which keys a query sees if not all.
+        own: whether the module computes attention by itself, which is known by its softmax.
     """
 
     module: str
@@ -71,6 +73,7 @@ class Attention:
     weights: str | None = None
     heads: str = "num_attention_heads"
     seen: str | None = None
+    own: bool = False
 
     @property
     def chained(self) -> bool:
@@ -97,6 +100,10 @@ class Stack:
             the model has one.
         each: the attention of each block, where they differ, as in hybrids.
         cross: the attention of each block to another stack, whose outputs its keys are made from.
+        further: the further attentions of each block to its own tokens, in order, where it has several.
+        padded: whether the model pads its vectors behind those of its tokens, which its hidden states leave out.
+        tokens_first: whether its blocks read and give token x utterance x width.
+        unused: the paths of blocks that are not run, such as those that read an image beside a text.
     """
 
     blocks: str
@@ -106,6 +113,15 @@ class Stack:
     amended: str | None = None
     each: tuple[Attention | None, ...] = ()
     cross: Attention | None = None
+    further: tuple[Attention, ...] = ()
+    padded: bool = False
+    tokens_first: bool = False
+    unused: tuple[str, ...] = ()
+
+    def holds(self, path: str) -> bool:
+        """Whether a path is that of one of its blocks."""
+        pattern = re.escape(self.blocks).replace(r"\*", r"\d+")
+        return path not in self.unused and re.fullmatch(pattern, path) is not None
 
     def attention_of(self, place: int) -> Attention | None:
         """That of the block at a place."""
@@ -123,6 +139,7 @@ class Layout:
         equal_lengths: whether padding would change what it computes, so that a batch holds one length only.
         class_tokens: how many tokens stand before the patches of an image.
         maps: whether a hidden state is a map of features over an image, as in convolutional networks.
+        uncaptured: the paths of modules whose attention is not captured.
         listed: whether an entry says so; else the model did, by what it does with an example.
     """
 
@@ -132,6 +149,7 @@ class Layout:
     equal_lengths: bool = False
     class_tokens: int = 0
     maps: bool = False
+    uncaptured: tuple[str, ...] = ()
     listed: bool = True
 
     @property

@@ -539,7 +539,7 @@ def test_more_layers_in_the_weights_than_in_the_config(folder):
 
 def test_relative_positions_are_refused(folder):
     edit(folder, position_embedding_type="relative_key")
-    refused(folder, "relative position")
+    refused(folder, "relative_key", "no longer computes", "bert")
 
 
 @pytest.mark.parametrize("device", ["cuda:7", "warp", "meta"])

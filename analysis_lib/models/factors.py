@@ -1,0 +1,290 @@
+"""Attention that a module computes by itself, known by what it does: a softmax of products, multiplied by values.
+
+Modules that do not call transformers' attention interface multiply queries by keys, take the softmax of what comes of
+the products, and multiply values by that; or they call PyTorch's own attention. Each of these is a function of PyTorch,
+and a ``TorchFunctionMode`` sees all functions of PyTorch that run inside it.
+"""
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
+_SUMS_OF_PRODUCTS = (torch.baddbmm, Tensor.baddbmm)
+_SOFTMAXES = (functional.softmax, torch.softmax, Tensor.softmax)
+_SCALINGS = {
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__), 1),
+    **dict.fromkeys((torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__), -1),
+}
+# These change which pairs count, or nothing, but add no bias; of others that is not known.
+_NOT_ADDING = {
+    *(torch.masked_fill, Tensor.masked_fill, Tensor.masked_fill_, torch.where, Tensor.where, Tensor.to, Tensor.float),
+    *(Tensor.type, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.type_as, Tensor.double),
+    *(functional.dropout, torch.dropout, Tensor.unflatten, Tensor.flatten, *_SCALINGS),
+}
+# What is added to a score that is not to count. BERT of old added -10,000, and a weight of exp(-9,000) is zero.
+_MASKED = -9000.0
+
+
+@dataclass
+class Product:
+    """The product of a matrix and a transposed matrix, and what has become of it.
+
+    Attributes:
+        left: * x row x dim.
+        right: * x column x dim, the dimensions before as in ``left``, or 1 where all share them.
+        scale: by which the product has been multiplied since.
+        added: whether anything may have been added to it.
+        scores: what the softmax was taken of, once it was.
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: float = 1.0
+    added: bool = False
+    scores: Tensor | None = None
+
+
+@dataclass
+class OwnAttention:
+    """Attention as a module has computed it by itself; the arguments of PyTorch's own, without its output.
+
+    Attributes:
+        query: utterance x head x token x head_dim, before scaling.
+        key: utterance x head x key x head_dim; heads may share keys.
+        value: utterance x head x key x value_dim.
+        mask: which pairs are allowed, utterance x 1 x token x key; None where all are.
+        bias: what is added to the scores, or None.
+        scaling: by which scores are multiplied before that.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    scaling: float
+
+
+# Takes what a module has computed, and gives what is to take the place of its output, utterance x head x token x
+# value_dim, or None where nothing is.
+Receive = Callable[[OwnAttention], Tensor | None]
+
+
+class AttentionSeen(TorchFunctionMode):
+    """Inside it, attention that is computed without transformers' interface is handed to ``receive``.
+
+    Attributes:
+        utterances: how many texts, images or sounds the model reads.
+        receive: None where nothing is to be seen at present.
+        softmax: called for each softmax of products, whatever becomes of it.
+    """
+
+    def __init__(
+        self, utterances: int, receive: Receive | None = None, softmax: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self.utterances, self.receive, self.softmax = utterances, receive, softmax
+        # By the id of a tensor, which is kept so that no other gets its id: the tensor, and what it was made of.
+        self._made: dict[int, tuple[Tensor, Product]] = {}
+
+    def begin(self, receive: Receive) -> None:
+        """See what is computed from now on."""
+        self.receive = receive
+
+    def end(self) -> None:
+        """See nothing more, and forget the products of which no attention has come."""
+        self.receive = None
+        self._made.clear()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.receive is None:
+            return function(*args, **kwargs)
+        if function is functional.scaled_dot_product_attention:
+            return self._fused(*args, **kwargs)
+        factors = _factors(function, args, kwargs)
+        weights = None if factors is None else self._product(factors.first)
+        if weights is not None and weights.scores is not None:
+            return self._weighted(weights, factors, function(*args, **kwargs))
+        made = function(*args, **kwargs)
+        if factors is not None and isinstance(made, Tensor) and factors.plain:
+            added = function in _SUMS_OF_PRODUCTS
+            self._keep(made, Product(factors.left, factors.right, factors.scale, added))
+        elif isinstance(made, Tensor):
+            self._pass_on(function, made, args, kwargs)
+        return made
+
+    def _product(self, tensor: object) -> Product | None:
+        return self._made[id(tensor)][1] if id(tensor) in self._made else None
+
+    def _keep(self, made: Tensor, product: Product) -> None:
+        self._made[id(made)] = made, product
+
+    def _pass_on(self, function: Callable, made: Tensor, args: tuple, kwargs: dict) -> None:
+        """What is made of a product, number by number, is still that product, scaled, masked or normalised."""
+        known = [value for value in (*args, *kwargs.values()) if self._product(value) is not None]
+        if not known or made.numel() != known[0].numel():
+            return
+        product = self._product(known[0])
+        if function in _SOFTMAXES:
+            read = args[0] if args else kwargs["input"]
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            shape = product.left.shape[-2], product.right.shape[-2]
+            if dim in (-1, read.dim() - 1) and read.shape[-2:] == shape and product.scores is None:
+                self.softmax()
+                self._keep(made, replace(product, scores=read))
+            return
+        scale, by = product.scale, next((value for value in args if _is_number(value)), None)
+        if function in _SCALINGS and by is not None:
+            scale *= float(by) ** _SCALINGS[function]
+        added = product.added or function not in _NOT_ADDING
+        self._keep(made, replace(product, scale=scale, added=added))
+
+    def _weighted(self, weights: Product, factors: "_Factors", plain: Tensor) -> Tensor:
+        """The product of weights and values: attention is done."""
+        query, key, value = weights.left, weights.right, factors.right.transpose(-1, -2)
+        scores = weights.scores
+        of_heads = scores.shape[:-2]
+        if scores.dim() == 3 and scores.shape[0] % self.utterances == 0:
+            of_heads = (self.utterances, scores.shape[0] // self.utterances)
+        self._made.clear()
+        by_head = [_by_head(part, of_heads) for part in (query, key, value)]
+        if len(of_heads) != 2 or any(part is None for part in by_head) or value.shape[-2] != key.shape[-2]:
+            return plain
+        query, key, value = by_head
+        scores = scores.reshape(*of_heads, *scores.shape[-2:])
+        added = scores - weights.scale * (query @ key.transpose(-1, -2))
+        mask, bias = _mask_and_bias(added)
+        bias = bias if weights.added else None
+        output = self.receive(OwnAttention(query, key, value, mask, bias, weights.scale))
+        return plain if output is None else factors.arranged(output, plain)
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """PyTorch's own attention."""
+        plain = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        self.softmax()
+        if query.dim() != 4:
+            return plain
+        mask, bias = attn_mask, None
+        if is_causal:
+            mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        if mask is not None and mask.dtype != torch.bool:
+            mask, bias = _mask_and_bias(mask)
+        if mask is not None:
+            mask = mask.expand(query.shape[0], -1, query.shape[-2], -1) if mask.dim() == 4 else mask[None, None]
+        scaling = query.shape[-1] ** -0.5 if scale is None else scale
+        output = self.receive(OwnAttention(query, key, value, mask, bias, scaling))
+        return plain if output is None else output.to(plain.dtype)
+
+
+@dataclass
+class _Factors:
+    """The factors of a product.
+
+    Attributes:
+        first: the first one, as it was given.
+        left: * x row x dim.
+        right: * x column x dim.
+        plain: whether the product is * x row x column.
+        scale: by which the product is multiplied at once.
+        order: where the axes * x row x column of the product stand in what is given, if not in this order.
+    """
+
+    first: Tensor
+    left: Tensor
+    right: Tensor
+    plain: bool = True
+    scale: float = 1.0
+    order: tuple[int, ...] | None = None
+
+    def arranged(self, output: Tensor, plain: Tensor) -> Tensor:
+        """Output by head, as the product was."""
+        if self.order is not None:
+            as_made = output.reshape([plain.shape[axis] for axis in self.order])
+            return as_made.permute([self.order.index(axis) for axis in range(plain.dim())]).to(plain.dtype)
+        return output.reshape(plain.shape).to(plain.dtype)
+
+
+def _factors(function: Callable, args: tuple, kwargs: dict) -> _Factors | None:
+    """The factors of a product of two stacks of matrices; None if a function computes none."""
+    if function in _PRODUCTS:
+        left, right = (*args, *kwargs.values())[:2]
+        scale = 1.0
+    elif function in _SUMS_OF_PRODUCTS:
+        left, right = args[1:3]
+        scale = float(kwargs.get("alpha", 1))
+    elif function is torch.einsum and len(args) == 3:
+        return _of_einsum(*args)
+    else:
+        return None
+    if not isinstance(left, Tensor) or min(left.dim(), right.dim()) < 3:
+        return None
+    return _Factors(left, left, right.transpose(-1, -2), scale=scale)
+
+
+def _of_einsum(equation: str, left: Tensor, right: Tensor) -> _Factors | None:
+    terms, _, made = equation.replace(" ", "").partition("->")
+    first, _, second = terms.partition(",")
+    # The same axes in both, such as blocks of tokens.
+    more = left.dim() + len("...") - len(first) if "..." in first else 0
+    if "..." in first:
+        named = string.ascii_uppercase[:more]
+        first, second, made = (part.replace("...", named) for part in (first, second, made))
+    letters = {*first, *second, *made}
+    summed = [letter for letter in first if letter in second and letter not in made]
+    rows = [letter for letter in first if letter not in second]
+    columns = [letter for letter in second if letter not in first]
+    if not letters <= {*string.ascii_letters} or not len(summed) == len(rows) == len(columns) == 1:
+        return None
+    batch = [letter for letter in first if letter not in (*summed, *rows)]
+    if {*made} != {*batch, *rows, *columns}:
+        return None
+    kept = [letter for letter in made if letter in batch]
+    turned = "".join(kept)
+    as_left = torch.einsum(f"{first}->{turned}{rows[0]}{summed[0]}", left)
+    as_right = torch.einsum(f"{second}->{turned}{columns[0]}{summed[0]}", right)
+    order = tuple(made.index(letter) for letter in (*kept, *rows, *columns))
+    return _Factors(left, as_left, as_right, order == tuple(range(len(order))), order=order)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _by_head(part: Tensor, of_heads: tuple[int, ...]) -> Tensor | None:
+    """Utterance x head x token x dim; None if it does not fit."""
+    if part.dim() == 4:
+        fits = part.shape[0] == of_heads[0] and part.shape[1] in (1, *of_heads[1:])
+        return part if fits else None
+    if part.dim() == 3 and part.shape[0] == torch.Size(of_heads).numel():
+        return part.reshape(*of_heads, *part.shape[1:])
+    return None
+
+
+def _mask_and_bias(added: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Which pairs are allowed, and what is added to the scores of these, by what is added to all; None if nothing."""
+    allowed = added > _MASKED
+    bias = torch.where(allowed, added, 0)
+    bias = bias if bias.any() else None
+    if allowed.all():
+        return None, bias
+    first = allowed[:, :1]
+    return (first if (allowed == first).all() else allowed), bias
