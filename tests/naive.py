@@ -114,9 +114,11 @@ def read(
         kept = None
     if own:
         weights = [part for name in ATTENTIONS for part in output.get(name) or ()]
-        # By windows, there are other rows.
-        square = (len(found.hidden[0]),) * 2
-        weights = [part for part in weights or products.softmaxes if part.shape[-2:] == square]
+        weights = [part for part in weights if isinstance(part, Tensor)] or products.softmaxes
+        # By windows, or of fewer keys, there are other rows; a later stage of an image has fewer tokens.
+        lengths = {len(layer) for layer in found.hidden if layer is not None and layer.ndim == 2}
+        lengths |= {layer[0].size for layer in found.hidden if layer is not None and layer.ndim == 3}
+        weights = [part for part in weights if part.shape[-2] == part.shape[-1] in lengths]
         by_eager = {call[4].detach().numpy().tobytes(): call for call in calls}
         known = [by_eager.get(part.detach().numpy().tobytes()) for part in weights]
         found.attended = [
