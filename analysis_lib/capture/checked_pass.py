@@ -127,6 +127,8 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         loaded.lacking[SCORES] = str(error)
         difference = _difference(loaded, few)
     except NotCaptured as error:
+        if not any(spec.own for _, spec in loaded.attending):
+            raise
         reason = str(error).removeprefix(f"{loaded.name}: ")
         loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
         difference = _difference(loaded, few)
@@ -210,14 +212,17 @@ class _DoublePrecision(TorchFunctionMode):
     """Inside it nothing is computed in float32, to which transformers converts some norms, rotations and masks."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
         if function is Tensor.float:
             return args[0].double()
         if function is Tensor.view:  # Bytes of a file, read as what they are.
-            return function(*args, **(kwargs or {}))
-        if function is torch.full:  # Of the lowest number in float64, XGLM makes one in float32.
-            kwargs = {"dtype": torch.float64 if isinstance(args[1], float) else None, **(kwargs or {})}
+            return function(*args, **kwargs)
+        if function is torch.full and "dtype" not in kwargs:
+            # Of the lowest number in float64, XGLM makes one in float32.
+            value = args[1] if len(args) > 1 else kwargs["fill_value"]
+            kwargs = {**kwargs, "dtype": torch.float64 if isinstance(value, float) else None}
         args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
         return function(*args, **kwargs)
 
 

@@ -203,7 +203,8 @@ def measure_vectors(
 
     Raises:
         AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text are named), or no
-            floats; lengths or a mask that do not fit; two names of one layer; the steps of ``generate``; a metric that needs what is not given.
+            floats; lengths or a mask that do not fit; two names of one layer; the steps of ``generate``; a metric that
+            needs what is not given.
 
     >>> import numpy as np
     >>> tables = measure_vectors({0: np.array([[1.0, 0], [0, 1], [1, 0]])}, [2, 1], "anisotropy", progress=False)

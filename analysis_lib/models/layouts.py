@@ -647,10 +647,14 @@ def _is_turned(vectors: Tensor, state: Tensor) -> bool:
 
 
 def _reads(runs: Mapping[nn.Module, list[_Run]], parts: Sequence[nn.Module], states: Sequence[Tensor]) -> bool:
-    """Whether modules that follow one another read the hidden states of a stack from the first on, one each."""
-    if len(parts) > len(states):
+    """Whether modules read the hidden states of a stack from the first on, one each, and give the next."""
+    if len(parts) >= len(states):
         return False
-    return all(_agree(runs[part][0].read, state) for part, state in zip(parts, states, strict=False))
+    read = all(_agree(runs[part][0].read, state) for part, state in zip(parts, states, strict=False))
+    # A norm may follow the last.
+    gave = all(_agree(runs[part][0].gave, state) for part, state in zip(parts[:-1], states[1:], strict=False))
+    shape = runs[parts[-1]][0].gave
+    return read and gave and shape is not None and shape.shape == runs[parts[-1]][0].read.shape
 
 
 def _whole(model: PreTrainedModel, declared: list[nn.Module], runs: Mapping[nn.Module, list[_Run]]) -> list[nn.Module]:
