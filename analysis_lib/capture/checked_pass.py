@@ -19,6 +19,7 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
+from analysis_lib.models.devices import unpacked
 from analysis_lib.models.layouts import evaluated
 from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
@@ -125,7 +126,7 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
         difference = _difference(loaded, few)
     decided_in_double = loaded.model.dtype == torch.float64
     if not decided_in_double and difference > ROUNDING:
-        decided_in_double, difference = True, _difference(*_in_double(loaded, few))
+        decided_in_double, difference = True, _difference_in_double(loaded, few)
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
             f"{loaded.name}: the captured forward pass differs from the plain one by {difference:.1e} of the largest "
@@ -204,6 +205,18 @@ def _full_precision(loaded: LoadedModel) -> AbstractContextManager:
     return _DoublePrecision() if loaded.model.dtype == torch.float64 else nullcontext()
 
 
+def _difference_in_double(loaded: LoadedModel, batch: Batch) -> float:
+    """What :func:`_difference` is in float64."""
+    double, batch = _in_double(loaded, batch)
+    with evaluated(double.outer):
+        return _difference(double, batch)
+
+
+def _double(parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter in float64; of a quantised one, what it stands for."""
+    return nn.Parameter(unpacked(parameter.detach()).double(), requires_grad=False)
+
+
 def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
     """A copy of a model and of a batch in float64.
 
@@ -221,11 +234,9 @@ def _in_double(loaded: LoadedModel, batch: Batch) -> tuple[LoadedModel, Batch]:
         else:
             memo = {}
             for module in loaded.whole:
-                memo |= {id(p): nn.Parameter(p.detach().double(), requires_grad=False) for p in module.parameters()}
+                memo |= {id(p): _double(p) for p in module.parameters()}
                 memo |= {id(b): b.double() for b in module.buffers() if b.is_floating_point()}
             double = loaded.copied(memo)
-            # Of mixtures of experts, the fast ways have no float64.
-            double.model.set_experts_implementation("eager")
         inputs = {
             name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
             for name, value in batch.inputs.items()

@@ -21,6 +21,7 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.devices import unpacked
 from analysis_lib.models.layouts import (
     angles_of,
     arguments_of,
@@ -168,12 +169,15 @@ def is_plain(projection: nn.Module) -> bool:
     hooks = (*projection._forward_hooks.values(), *projection._forward_pre_hooks.values())
     owners = (getattr(getattr(hook, "func", hook), "__self__", None) for hook in hooks)
     replaced = "forward" in vars(projection) and not hasattr(projection, "_hf_hook")
-    return type(projection) in PLAIN and not replaced and all(isinstance(owner, ProjectionHooks) for owner in owners)
+    if type(projection) not in PLAIN or unpacked(projection.weight) is not projection.weight:
+        return False
+    return not replaced and all(isinstance(owner, ProjectionHooks) for owner in owners)
 
 
 def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
     with align_module_device(projection):
-        return projection.weight.T if isinstance(projection, Conv1D) else projection.weight, projection.bias
+        weight = unpacked(projection.weight)
+        return weight.T if isinstance(projection, Conv1D) else weight, projection.bias
 
 
 def _applied(

@@ -1,6 +1,8 @@
 """The weights of a folder: which files hold them, and a model that has got them all."""
 
 import json
+import logging
+import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +160,15 @@ def tensors_of(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     """The weights of a file by name; of a pickle, tensors and nothing else."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path, device)
-    return torch.load(path, map_location=device, weights_only=True)
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        folder = str(path.parent)
+        raise AnalysisError(
+            f"{path} holds more than tensors, and no code of a model is run: if you trust it, save it anew: "
+            f"`import torch, safetensors.torch`; `safetensors.torch.save_file(torch.load({str(path)!r}, "
+            f"weights_only=False), {folder + '/model.safetensors'!r})`"
+        ) from error
 
 
 def names_of_weights(folder: Path) -> set[str]:
@@ -181,7 +191,11 @@ def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrai
             way.
     """
     if not safe_files(folder) and not pickle_files(folder):
-        raise AnalysisError(f"{name} has no safetensors weights: save it with save_pretrained, which writes them")
+        raise AnalysisError(f"{name} has no weights: save it with save_pretrained, which writes them")
+    if pickles := pickle_files(folder):
+        logging.getLogger(__name__).warning(
+            "note: %s: its weights are a pickle (%s), of which tensors alone are read", name, pickles[0].name
+        )
     refuse_two_saves(name, folder)
     quantised = getattr(config, "quantization_config", None)
     with reading(f"{name}: its quantization_config cannot be read", folder):

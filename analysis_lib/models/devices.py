@@ -36,9 +36,18 @@ def usable(device: str | None) -> str:
 def device_of(model: nn.Module) -> torch.device:
     """Where a model of transformers reads its input."""
     device = model.device
-    if device.type == "meta":  # Its first weights lie on disk.
-        device = torch.device(model._hf_hook.execution_device)
+    if device.type == "meta":  # Its first weights lie elsewhere until they are used.
+        device = next((found for module in model.modules() for found in _computing(module)), device)
     return device
+
+
+def _computing(module: nn.Module) -> Iterator[torch.device]:
+    """Where accelerate lets a module compute, if it is one of those whose weights it moves."""
+    hook = getattr(module, "_hf_hook", None)
+    for each in getattr(hook, "hooks", (hook,)):
+        device = getattr(each, "execution_device", None)
+        if device is not None:
+            yield torch.device(device)
 
 
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -54,7 +63,16 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             for name, tensor in found.items():
                 if tensor.is_meta:
                     raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
-                yield f"{path}.{name}".removeprefix("."), tensor
+                yield f"{path}.{name}".removeprefix("."), unpacked(tensor)
+
+
+def unpacked(tensor: Tensor) -> Tensor:
+    """The numbers that the tensor of a quantised layer stands for; any other is itself."""
+    # Tensors of torchao and quanto are classes of their own.
+    is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not tensor.is_quantized
+    if is_plain or not hasattr(tensor, "dequantize"):
+        return tensor
+    return tensor.dequantize()
 
 
 def embedded_words(model: nn.Module) -> int | float:

@@ -74,13 +74,20 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     before = [(module, training, compiled) for module, training, compiled in states if training or compiled]
     configs = {id(module.config): module.config for module in modules if hasattr(module, "config")}
     tuples = [config for config in configs.values() if getattr(config, "return_dict", True) is False]
+    # Of mixtures of experts, the fast ways have no float64.
+    doubles = [part for part in modules if isinstance(part, PreTrainedModel) and part.dtype == torch.float64][:1]
+    experts = [(model, model.get_experts_implementation()) for model in doubles]
     try:
+        for part, _ in experts:
+            part.set_experts_implementation("eager")
         for config in tuples:
             config.return_dict = True
         for module, *_ in before:
             module.training, module._compiled_call_impl = False, None
         yield
     finally:
+        for part, implementation in experts:
+            part.set_experts_implementation(implementation)
         for config in tuples:
             config.return_dict = False
         for module, training, compiled in before:
@@ -170,7 +177,7 @@ def found_layout(name: str, model: PreTrainedModel, processor: Callable) -> Layo
     for path in ("", *(path for path, part in _parts(whole).items() if kind_of(part) == reads)):
         model = whole.get_submodule(path)
         try:
-            inputs = _example(model, processor)
+            inputs = example(model, processor)
             with evaluated(model), _probe(model) as calls:
                 runs = _run(model, inputs, calls)
                 alone = kind_of(model) == "text" and _padding_changes(model, inputs)
@@ -237,7 +244,7 @@ def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]
     return not _same(both[1:, :half], one)
 
 
-def _example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
+def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
     """A short input: a few tokens, or what the processor of a model makes of an image or a sound."""
     kind = kind_of(model)
     if kind == "text":

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, embedded_words, weights
-from analysis_lib.models.layouts import found_layout, model_part
-from analysis_lib.models.outer import Answer, answer
+from analysis_lib.models.layouts import evaluated, example, found_layout, model_part
+from analysis_lib.models.outer import Answer, answer, is_plain_head
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.tokenization import Tokenizer
 
@@ -100,9 +101,14 @@ class LoadedModel:
                 )
             self.transcriber = self.processor.tokenizer
         self.processor = getattr(self.processor, "feature_extractor", self.processor)
+        if listed and not _fits(listed, self.model):
+            # A part alone, such as the encoder of a Whisper.
+            listed = None
+        if self.outer is not None:
+            self._wake()
         self.layout = listed or found_layout(self.name, self.model, self.processor)
         # A part may be listed as one of a whole.
-        path = "" if self.part and self.layout.part not in dict(self.model.named_modules()) else self.layout.part
+        path = self.layout.part if self.layout.part in dict(self.model.named_modules()) else ""
         self.model = self.model.get_submodule(path)
         if self.outer is None:
             self.outer = self.model
@@ -124,6 +130,14 @@ class LoadedModel:
         rate = getattr(self.processor, "sampling_rate", MOST_SAMPLES)
         if not isinstance(rate, int) or not 1 <= rate <= MOST_SAMPLES:
             raise AnalysisError(f"{self.name}: its processor reads {rate!r} samples per second: mend its settings")
+
+    def _wake(self) -> None:
+        """Let hooks around the body do what they do once, such as unpacking quantised weights."""
+        if self.outer is self.model or is_plain_head(self.model, self.outer):
+            return
+        # Of an outermost model that cannot read this, the first batch says so.
+        with suppress(Exception), evaluated(self.outer), torch.inference_mode():
+            self.answer(example(self.model, self.processor))
 
     def __repr__(self) -> str:
         layers = sum(map(len, self.stacks.values()))
@@ -262,6 +276,13 @@ class LoadedModel:
         # Where one token stands at both ends, its place decides.
         types[special & known["cls"] & (leading | ~known["sep"])] = TOKEN_TYPES.index("cls")
         return types
+
+
+def _fits(layout: Layout, model: nn.Module) -> bool:
+    """Whether a model has the blocks of one of the stacks of a layout."""
+    known = dict(model.named_modules())
+    prefix = f"{layout.part}." if layout.part in known and layout.part else ""
+    return any(f"{prefix}{stack.blocks.partition('.*')[0]}" in known for stack in layout.stacks)
 
 
 def _among(ids: Int[Tensor, "utterance token *character"], values: list) -> Bool[Tensor, "utterance token"]:

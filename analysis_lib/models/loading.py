@@ -13,6 +13,7 @@ from analysis_lib.errors import AnalysisError
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
 from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
+from analysis_lib.models.configurations import CONFIGS, choose_attention, config_by_weights, refuse_named_code
 from analysis_lib.models.layouts import kind_of, model_part
 from analysis_lib.models.live import live_model, predicts_tokens
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
@@ -54,7 +55,8 @@ def load_model(
 
     Args:
         name: a known alias (``minilm``; ``known_models()`` lists them), a folder with ``config.json``,
-            safetensors weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``).
+            weights and a tokenizer, image processor or feature extractor, or a hub id (``owner/name``). Weights are
+            read from safetensors files, or where there are none from pickles, as tensors and nothing else.
             An adapter (LoRA and its like) beside the weights of a model is applied to it; one that lies alone, to the
             model that its ``adapter_config.json`` names; ``MODEL+ADAPTER`` names both.
             Followed by ``:untrained``, it is the same model with the random weights that its training would start
@@ -76,8 +78,8 @@ def load_model(
             reads what that part reads. A name says the same as ``NAME@part=vision_model``.
 
     Raises:
-        AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, has
-            no safetensors weights, lacks weights, or has weights that are not finite (the layer is named).
+        AnalysisError: an unknown name, a model that cannot be reached, is of no supported architecture, names code to
+            fetch, has no weights, lacks some, or has weights that are not finite (the layer is named).
 
     >>> load_model("minilm").max_length
     512
@@ -92,6 +94,8 @@ def load_model(
     device = checked_options(dtype, device, device_map)
     *_, part, seed = split_name(name)
     folder, base, home, identity = _folders(name, revision)
+    for place in {folder, home}:
+        refuse_named_code(name, place)
     config = _read_config(name, home)
     # Before the weights are read: they may be large.
     kind = _kind(name, config) if not part else None
@@ -118,7 +122,7 @@ def load_model(
         kind = own.kind if own and own.reads_texts_too else kind_of(model_part(name, model, part))
         identity = _of_part(part, identity)
     spec = ModelSpec(bare, revision, dtype, device, device_map, processor)
-    reader = read_processor(name, candidates, kind)
+    reader = read_processor(name, candidates, kind, config)
     if part and own and own.reads_texts_too:
         reader = SimpleNamespace(feature_extractor=reader, tokenizer=read_processor(name, candidates, "text"))
     outer = adapted if not part else None
@@ -256,8 +260,14 @@ def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
     return kind_of(made)
 
 
-def read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
-    """The tokenizer, image processor or feature extractor of the first folder that has one."""
+def read_processor(
+    name: str, folders: Sequence[Path], kind: str, config: transformers.PreTrainedConfig | None = None
+) -> object:
+    """The tokenizer, image processor or feature extractor of the first folder that has one.
+
+    Args:
+        config: of the model, whose type says which tokenizer it is where the folder does not.
+    """
     folder = next((folder for folder in folders if has_processor(folder, kind)), None)
     if folder is None and kind == "text":
         # transformers would make one up that knows no word.
@@ -272,7 +282,15 @@ def read_processor(name: str, folders: Sequence[Path], kind: str) -> object:
         )
     autos = {"text": "AutoTokenizer", "image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
     with reading(f"{name} cannot be loaded", folder):
+        if kind == "text" and config is not None and not _says_type(folder):
+            return transformers.AutoTokenizer.from_pretrained(folder, config=config, **LOCALLY)
         return getattr(transformers, autos[kind]).from_pretrained(folder, **LOCALLY)
+
+
+def _says_type(folder: Path) -> bool:
+    """Whether a folder says which model, and so which tokenizer, it is of."""
+    path = folder / "config.json"
+    return not path.is_file() or "model_type" in json.loads(path.read_text(encoding="utf-8"))
 
 
 def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
@@ -286,9 +304,13 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         if (settings.get("position_embedding_type") or "absolute") != "absolute":
             raise AnalysisError(f"{name} has relative position embeddings, which are not measured: give another model")
         model_type = settings.get("model_type")
-        if model_type not in transformers.models.auto.configuration_auto.CONFIG_MAPPING:
+        if model_type is None:
+            return config_by_weights(name, folder, settings)
+        if model_type not in CONFIGS:
             raise AnalysisError(
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
                 f"config.json, or give another model"
             )
-        return transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
+        config = transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
+        choose_attention(config)
+        return config

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -317,8 +318,11 @@ def located(name: str, revision: str | None) -> tuple[Path, str]:
         return folder, weights_identity(name)
     known = known_model(name)
     maker = None if known else _maker(name)
+    if (known or maker) and os.path.isdir(name):
+        said = "note: %s is the known model of that name, and not the folder %s that lies here: for that, give %s"
+        logging.getLogger(__name__).warning(said, name, name, os.path.join(".", name))
     if not (known.packages if known else maker or os.path.isdir(name)):
-        known = known or KnownModel("", repository=name)
+        known = known or KnownModel("", repository=name, pickled=True)
         with _explained(name):
             folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
         return folder, f"{known.repository}@{folder.name}"
@@ -387,8 +391,11 @@ def _explained(name: str) -> Iterator[None]:
 def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
     """sha256 of files of a folder, by their paths in it: its configuration, weights and tokenizer unless told.
 
-    Weights that an index of the folder names are among them, wherever they lie.
+    Weights that an index of the folder names are among them, wherever they lie. Pickles count where they are read:
+    where there are no safetensors files.
     """
+    if patterns == hub.MODEL_FILES and not any(folder.glob("*.safetensors")):
+        patterns = (*patterns, *hub.PICKLES, "adapter_model.bin")
     paths = {path for pattern in patterns for path in folder.glob(pattern)}
     for index in [path for path in paths if path.name.endswith(".index.json")]:
         # A damaged one is told by whoever loads the weights.

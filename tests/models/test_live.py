@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 from pathlib import Path
 
+import accelerate
 import numpy as np
 import pandas as pd
 import pytest
@@ -319,3 +320,66 @@ def test_the_lines_that_the_first_page_shows_run(tmp_path, monkeypatch):
     space = {}
     exec(code, space)
     assert len(space["tables"]["anisotropy"].query("space == 'hidden'")) == 4
+
+
+# --- As others leave them ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_a_model_whose_weights_lie_elsewhere_until_they_are_used(bert, expected, where, tmp_path):
+    model = copy.deepcopy(bert[0])
+    if where == "cpu":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+    found = measure(model, TEXTS, "anisotropy", tokenizer=bert[1], progress=False)["anisotropy"]
+    pd.testing.assert_frame_equal(found, expected)
+    assert load_model(model, processor=bert[1]).model.device.type == "meta"
+
+
+def test_a_body_whose_encoder_bears_the_name_of_a_body():
+    """As in DINOv3."""
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8
+    )
+    model = transformers.DINOv3ViTModel(config).eval()
+    _, processor = tiny.build("vit")
+    loaded = load_model(model, processor=processor)
+    assert loaded.model is model
+    measure(loaded, tiny.corpus("vit"), "anisotropy", progress=False)
+
+
+def test_a_part_of_a_listed_architecture_alone():
+    whole, processor = tiny.build("whisper")
+    found, expected = (
+        measure(model, tiny.corpus("whisper"), "anisotropy", processor=reads, progress=False)["anisotropy"]
+        for model, reads in ((whole.encoder, getattr(processor, "feature_extractor", processor)), (whole, processor))
+    )
+    both = found.merge(expected, on=["space", "layer", "head"])
+    hidden = both.query("space == 'hidden'")
+    np.testing.assert_allclose(hidden["cosine_x"], hidden["cosine_y"], rtol=1e-4)
+    assert len(hidden) > 2
+
+
+def test_a_mixture_of_experts_in_float64():
+    model = transformers.Qwen3MoeModel(
+        transformers.Qwen3MoeConfig(
+            vocab_size=128,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=12,
+            intermediate_size=32,
+            moe_intermediate_size=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+        )
+    ).eval()
+    tokenizer = tiny.tokenizer("llama")
+    single = measure(model, TEXTS, "anisotropy", tokenizer=tokenizer, progress=False)["anisotropy"]
+    model = model.double()
+    before = model.get_experts_implementation()
+    double = measure(model, TEXTS, "anisotropy", tokenizer=tokenizer, progress=False)["anisotropy"]
+    np.testing.assert_allclose(single["cosine"], double["cosine"], atol=1e-5)
+    assert model.get_experts_implementation() == before
