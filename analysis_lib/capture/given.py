@@ -9,7 +9,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,17 +37,36 @@ ROWS = 4096
 ENDINGS = (".safetensors", ".npy", ".npz")
 # What of a file is no vectors.
 TOLD = ("lengths", "units")
+# Words of a name before the number of a layer, the surest first; else it is a number that stands alone, or the first.
+LAYER_NUMBERS = (
+    re.compile(r"layers?[^a-z0-9]*(\d+)"),
+    re.compile(r"(?<![a-z])(?:blocks?|h)[^a-z0-9]*(\d+)"),
+    re.compile(r"(?<![a-z0-9-])(\d+)(?![a-z0-9])"),
+    re.compile(r"(?<!-)(\d+)"),
+)
+# Numbers of a name by which vectors are others, not those of further texts.
+APART = re.compile(r"(layers?|blocks?|(?<![a-z])h|checkpoint|step|epoch|seed)[^a-z0-9]*\d+")
 
 
 class Text(NamedTuple):
-    """Which of the vectors are those of a text: ``length`` of them, from ``start`` on."""
+    """Which of the vectors are those of a text: ``length`` of them, from ``start`` on.
+
+    Where they are known by a mask, ``kept`` are their places in the row of the text.
+    """
 
     number: int
     start: int
     length: int
+    kept: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
-        return struct.pack("<q", self.length)
+        """What tells it from other texts, as far as vectors do."""
+        return struct.pack("<q", self.length) + np.array(self.kept, "<i8").tobytes()
+
+    @property
+    def end(self) -> int:
+        """How many vectors of its row need be read."""
+        return self.kept[-1] + 1 if self.kept else self.length
 
 
 @dataclass(frozen=True)
@@ -77,8 +96,15 @@ class Part:
         return FLOATS.get(found, getattr(found, "name", str(found).removeprefix("torch.")))
 
     def rows(self, *which: slice) -> Tensor:
-        found = self.opened()[which]
-        return found.detach() if isinstance(found, Tensor) else torch.from_numpy(np.array(found, self.dtype))
+        found = self.opened()[which[0] if len(which) == 1 else which]
+        if isinstance(found, Tensor):
+            return found.detach()
+        if hasattr(found, "toarray"):
+            return torch.from_numpy(found.toarray())
+        if self.dtype == "bfloat16":
+            # As JAX has it, of which torch knows the bits alone.
+            return torch.from_numpy(np.array(found).view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.array(found, self.dtype))
 
 
 class Source:
@@ -130,6 +156,19 @@ class Source:
                     f"{part.name} has {part.shape[1]} vectors a text, and some length is above: mend it"
                 )
 
+    def refuse_mask(self, rows: Sequence[np.ndarray]) -> None:
+        """Raise an AnalysisError if a mask with these rows is of other vectors."""
+        if not self.padded:
+            raise AnalysisError(f"{self.name} has no padding: leave mask= out, or give utterance x token x width")
+        if self.bounds[-1] != len(rows):
+            raise AnalysisError(f"{self.name} has {self.bounds[-1]} texts, and the mask {len(rows)}: give one of each")
+        for part, start in zip(self.parts, self.bounds, strict=False):
+            for row in rows[start : start + part.shape[0]]:
+                if len(row) != part.shape[1]:
+                    raise AnalysisError(
+                        f"{part.name} has {part.shape[1]} vectors a text, and its mask {len(row)}: give one for each"
+                    )
+
     def read(self, texts: Sequence[Text]) -> Tensor:
         """The vectors of neighbouring texts, utterance x head x token x dim, with zeros after the end of a text."""
         lengths = [text.length for text in texts]
@@ -139,9 +178,10 @@ class Source:
         for place in range(self.part_of(start), self.part_of(end - 1) + 1):
             part, begin = self.parts[place], self.bounds[place]
             rows = slice(max(start - begin, 0), min(end - begin, part.shape[0]))
-            pieces.append(part.rows(rows, *[slice(max(lengths))] * self.padded))
+            pieces.append(part.rows(rows, *[slice(max(text.end for text in texts))] * self.padded))
         if self.padded:
-            each = [row[:length] for row, length in zip(itertools.chain(*pieces), lengths, strict=True)]
+            kept = [[*text.kept] or slice(text.length) for text in texts]
+            each = [row[which] for row, which in zip(itertools.chain(*pieces), kept, strict=True)]
         else:
             each = torch.cat(pieces).split(lengths)
         values = wide(pad_sequence(each, batch_first=True))
@@ -181,8 +221,18 @@ class GivenVectors:
         else:
             named = _in_memory(vectors)
         parts: dict[tuple[int, str], list[Part]] = {}
+        names: dict[tuple[int, str], tuple[str, str]] = {}
         for name, part in named:
-            parts.setdefault(_place(name, part.name), []).append(part)
+            place = _place(name, part.name)
+            # In files, the same name with other numbers is of further texts; in memory, each layer has one name.
+            alike = _without_numbers(name) if self._paths else name
+            known, first = names.setdefault(place, (alike, part.name))
+            if known != alike:
+                raise AnalysisError(
+                    f"{first} and {part.name} are both taken for layer {place[0]} ({place[1]}): name each by its "
+                    f"layer, as layer_3, or give them apart"
+                )
+            parts.setdefault(place, []).append(part)
         if not parts:
             raise AnalysisError(f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them")
         self.sources = [Source(*place, parts[place]) for place in sorted(parts)]
@@ -233,12 +283,20 @@ class GivenVectors:
                     digest.update(rows.flatten().view(torch.uint8).numpy())
         return f"vectors sha256:{digest.hexdigest()}"
 
-    def texts(self, lengths: Sequence[int] | np.ndarray | Tensor | None = None) -> list[Text]:
-        """The texts, of these lengths, or of those that the vectors tell.
+    def texts(
+        self,
+        lengths: Sequence[int] | np.ndarray | Tensor | None = None,
+        mask: Sequence | np.ndarray | Tensor | None = None,
+    ) -> list[Text]:
+        """The texts, of these lengths or with this mask, or of the lengths that the vectors tell.
 
         Raises:
             AnalysisError: they are not known, or do not add up to the vectors of each layer.
         """
+        if mask is not None:
+            if lengths is not None:
+                raise AnalysisError(f"{self.name}: both lengths and mask are given: leave one of them out")
+            return self._masked_texts(_mask_rows(mask))
         if lengths is None and not (lengths := self.told["lengths"]):
             known = [source for source in self.sources if source.lengths]
             lengths = known[0].lengths if known else []
@@ -260,6 +318,19 @@ class GivenVectors:
         for source in self.sources:
             source.refuse_other(lengths)
         return [*map(Text, itertools.count(), itertools.accumulate(lengths, initial=0), lengths)]
+
+    def _masked_texts(self, rows: Sequence[np.ndarray]) -> list[Text]:
+        """The texts of padded vectors, each with the places at which its row of a mask is 1."""
+        for source in self.sources:
+            source.refuse_mask(rows)
+        texts, start = [], 0
+        for number, row in enumerate(rows):
+            kept = tuple(np.flatnonzero(row).tolist())
+            if not kept:
+                raise AnalysisError(f"{self.name}: the mask of text {number + 1} has no token: leave the text out")
+            texts.append(Text(number, start, len(kept), kept))
+            start += len(kept)
+        return texts
 
     def batches(
         self, texts: Sequence[Text], groups: Sequence[int], settings: Settings, reading: Reading
@@ -300,21 +371,81 @@ def _in_memory(vectors: Mapping | Sequence) -> Iterator[tuple[str, Part]]:
     """The arrays, each with the name of its layer. Each array of a list is a text, or several with padding."""
     if not isinstance(vectors, Mapping | Sequence):
         raise AnalysisError(f"the vectors are a {type(vectors).__name__}: give {{layer: vectors}}, or a folder")
+    if not isinstance(vectors, Mapping):
+        _refuse_steps(vectors)
     for key, given in vectors.items() if isinstance(vectors, Mapping) else enumerate(vectors):
         if isinstance(given, list | tuple):
             for number, array in enumerate(given, 1):
-                yield str(key), Part(f"vectors[{key!r}], array {number}", lambda array=array: array, None)
+                name = f"vectors[{key!r}], array {number}"
+                yield str(key), Part(name, partial(_array, name, array), None)
         else:
-            yield str(key), Part(f"vectors[{key!r}]", lambda array=given: array, [])
+            name = f"vectors[{key!r}]"
+            yield str(key), Part(name, partial(_array, name, given), [])
+
+
+def _array(name: str, given: Any) -> Any:
+    """An array of which rows can be read: one that is sparse by its rows, if it has no further axis."""
+    if isinstance(given, np.ma.MaskedArray):
+        raise AnalysisError(f"{name} is a masked array: give its data, and which tokens are none as mask=")
+    if isinstance(given, Tensor) and given.layout != torch.strided:
+        return _sparse_rows(given.detach())
+    return given.tocsr() if hasattr(given, "tocsr") else given
+
+
+@lru_cache(maxsize=256)
+def _sparse_rows(given: Tensor) -> Any:
+    """A sparse tensor as scipy has it, which reads rows of it without the others."""
+    import scipy.sparse
+
+    if given.dim() != 2:
+        return given.to_dense()
+    entries = given.cpu().to_sparse_coo().coalesce()
+    values = wide(entries.values()).numpy()
+    return scipy.sparse.csr_matrix((values, entries.indices().numpy()), shape=tuple(given.shape))
+
+
+def _refuse_steps(vectors: Sequence) -> None:
+    """Raise an AnalysisError for the ``hidden_states`` of ``generate``: steps of layers, not layers of texts."""
+    shapes = [{tuple(getattr(array, "shape", ())) for array in step} for step in vectors if isinstance(step, tuple)]
+    if len(shapes) < 2 or len(shapes) != len(vectors) or any(len(of_step) != 1 for of_step in shapes):
+        return
+    forms = [next(iter(of_step)) for of_step in shapes]
+    # Each step after the prompt makes one token.
+    if all(len(form) == 3 and form[1] == 1 for form in forms[1:]) and len(forms[0]) == 3:
+        raise AnalysisError(
+            "the vectors are tuples of arrays of one token, as the hidden_states of generate are, which holds layers "
+            "in steps: give {layer: torch.cat([step[layer] for step in hidden_states], 1)} of each layer, with mask= "
+            "where prompts are padded; or lists of arrays, if each is of a text"
+        )
+
+
+def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
+    """The rows of a mask, or of a list of masks, one for each array."""
+    parts = mask if isinstance(mask, list | tuple) else [mask]
+    arrays = [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in parts]
+    rows = [row for array in arrays for row in (array if array.ndim == 2 else [array])]
+    for row in rows:
+        if row.ndim != 1 or row.dtype.kind not in "biuf" or not np.isin(row, (0, 1)).all():
+            raise AnalysisError(
+                f"the mask holds {row.dtype} of the shape {row.shape}: give utterance x token, 1 at each token and 0 "
+                f"at padding"
+            )
+    return rows
 
 
 def _place(name: str, origin: str) -> tuple[int, str]:
     """The layer and the space of vectors, by what they are called."""
-    layer = re.search(r"layers?[^a-z0-9]*(\d+)", name.lower()) or re.search(r"(?<!-)(\d+)", name)
+    layer = next(filter(None, (pattern.search(name.lower()) for pattern in LAYER_NUMBERS)), None)
     if layer is None:
         raise AnalysisError(f"{origin}: no number says of which layer its vectors are: name them as in layer_3")
     word = re.search(rf"(?<![a-z])({'|'.join(SPACES)})", name.lower())
     return int(layer[1]), SPACES[word[1]] if word else "hidden"
+
+
+def _without_numbers(name: str) -> str:
+    """A name without the numbers that count further texts, such as those of parts and batches."""
+    kept = [match.group() for match in APART.finditer(name.lower())]
+    return " ".join([*re.findall("[a-z]+", name.lower()), *kept])
 
 
 def _in_order(path: Path) -> list[tuple[int, str]]:

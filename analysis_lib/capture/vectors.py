@@ -14,6 +14,10 @@ def wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
+# Norms between which single precision forms the squares of all numbers, and their sum.
+SMALLEST_NORM, LARGEST_NORM = 1e-15, 1e18
+
+
 class Vectors:
     """The vectors of one space in one layer of a batch, with the sums over tokens that metrics share.
 
@@ -38,7 +42,24 @@ class Vectors:
     @cached_property
     def norms(self) -> Float[Tensor, "utterance head token"]:
         """‖x‖₂ of every vector, 0 where the token does not count."""
-        return torch.linalg.vector_norm(self.values, dim=-1) * self.tokens.counted.unsqueeze(1)
+        if self._is_out_of_scale:
+            norms = torch.linalg.vector_norm(self.values, dim=-1, dtype=torch.float64).to(self.values.dtype)
+        else:
+            norms = self._plain_norms
+        return norms * self.tokens.counted.unsqueeze(1)
+
+    @cached_property
+    def _plain_norms(self) -> Float[Tensor, "utterance head token"]:
+        return torch.linalg.vector_norm(self.values, dim=-1)
+
+    @cached_property
+    def _is_out_of_scale(self) -> bool:
+        """Whether single precision does not carry the squares of some vectors, so that double precision is needed."""
+        if self.values.dtype == torch.float64 or self.values.device.type != "cpu":
+            # Where a GPU computes, to look would mean to wait for it.
+            return self.values.device.type == "cuda" and self.values.dtype != torch.float64
+        is_doubtful = ~((self._plain_norms > SMALLEST_NORM) & (self._plain_norms < LARGEST_NORM))
+        return bool(is_doubtful.any()) and bool((self.values[is_doubtful] != 0).any())
 
     @cached_property
     def nonzero(self) -> Float[Tensor, "utterance head"]:
@@ -65,7 +86,10 @@ class Vectors:
     @cached_property
     def unit_squares(self) -> Float[Tensor, "utterance head dim"]:
         """Σ (x / ‖x‖₂)², by dimension, over the tokens that count."""
-        return (self._inverse_norms.square().unsqueeze(-2) @ self.values.square()).squeeze(-2)
+        inverse = self._inverse_norms
+        if self._is_out_of_scale:
+            return (self.values * inverse.unsqueeze(-1)).square().sum(-2)
+        return (inverse.square().unsqueeze(-2) @ self.values.square()).squeeze(-2)
 
     @property
     def _inverse_norms(self) -> Float[Tensor, "utterance head token"]:

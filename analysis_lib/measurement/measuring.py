@@ -154,6 +154,7 @@ def measure_vectors(
     lengths: Sequence[int] | np.ndarray | torch.Tensor | None = None,
     metrics: str | Iterable[str | Metric] = "all",
     *,
+    mask: Sequence | np.ndarray | torch.Tensor | None = None,
     units: Sequence | None = None,
     workers: int = 1,
     checkpoints: Path | str | None = None,
@@ -174,12 +175,14 @@ def measure_vectors(
             numbers, or names such as ``layer_3``; the word query, key, value or final in a name says that its vectors
             are these: ``key_3``, token x head x dim.
             Or a folder of ``.safetensors``, ``.npy`` and ``.npz`` files. A file that holds one array is known by its
-            own name, if there is a number in it, and the arrays of others by theirs: the number after ``layer``, else
-            the first one, is the layer. What is of one layer follows one another in the order of the numbers in the
-            names of the files.
+            own name, if there is a number in it, and the arrays of others by theirs: the layer is the number after
+            ``layer``, else after ``block`` or ``h``, else one that stands alone, else the first. What is of one layer
+            follows one another in the order of the numbers in the names of the files, which differ in numbers alone.
         lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
             known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
             are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
+        mask: in the place of lengths, of vectors utterance x token x width: utterance x token, 1 at each token and 0 at
+            padding, which may be on any side, such as the ``attention_mask`` of a tokenizer.
         metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
         units: what each text is a part of, such as its document: intervals are over these. In a folder, an array
             ``units``.
@@ -187,7 +190,8 @@ def measure_vectors(
 
     Raises:
         AnalysisError: files that cannot be read; vectors that are not finite (file, layer and text are named), or no
-            floats; lengths that do not add up; a metric that needs what is not given.
+            floats; lengths or a mask that do not fit; two names of one layer; the steps of ``generate``; a metric that
+            needs what is not given.
 
     >>> import numpy as np
     >>> tables = measure_vectors({0: np.array([[1.0, 0], [0, 1], [1, 0]])}, [2, 1], "anisotropy", progress=False)
@@ -196,7 +200,7 @@ def measure_vectors(
     """
     started = time.monotonic()
     given = GivenVectors(vectors)
-    texts = given.texts(lengths)
+    texts = given.texts(lengths, mask)
     units = given.told["units"] if units is None else units
     units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)

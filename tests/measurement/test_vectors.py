@@ -4,11 +4,15 @@ import json
 import tracemalloc
 from pathlib import Path
 
+import ml_dtypes
+import naive
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import tiny
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from analysis_lib import AnalysisError, load_model, measure, measure_vectors, metrics
@@ -398,3 +402,143 @@ def test_vectors_stand_in_the_place_of_model_and_data(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["measure", "--out", str(tmp_path / "out")])
     assert "--model, --data" in capsys.readouterr().err
+
+
+# --- Names, masks, forms and scales -----------------------------------------------------------------
+
+
+def cosines(vectors, lengths=None, **given) -> dict[int, float]:
+    """By layer, the average cosine."""
+    table = measure_vectors(vectors, lengths, "anisotropy", progress=False, **given)["anisotropy"]
+    return dict(zip(table["layer"], table["cosine"], strict=True))
+
+
+def of_pairs(vectors) -> float:
+    """The average cosine of all pairs, formed in float64."""
+    return naive.cosine([np.asarray(vectors, np.float64).reshape(-1, np.shape(vectors)[-1])])
+
+
+def layers_of(count: int, *shape: int) -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    return [draw.normal(size=shape).astype(np.float32) + layer for layer in range(count)]
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2.h.{}", "blocks.{}", "transformer.h.{}.mlp_4h", "model-7b/layer_{}", "llama3.layers.{}.12", "{}"]
+)
+def test_the_number_of_a_layer_is_found_in_names_with_others(name, tmp_path):
+    arrays = layers_of(3, 5, 4)
+    expected = {layer: pytest.approx(of_pairs(array), abs=1e-6) for layer, array in enumerate(arrays)}
+    named = {name.format(layer): array for layer, array in enumerate(arrays)}
+    assert cosines(named, [1] * 5) == expected
+    save_file({key: torch.from_numpy(array) for key, array in named.items()}, tmp_path / "vectors.safetensors")
+    np.save(tmp_path / "lengths.npy", [1] * 5)
+    assert cosines(tmp_path) == expected
+
+
+def test_two_names_of_one_layer_are_refused(tmp_path):
+    one, two = layers_of(2, 5, 4)
+    named = {"blocks.0.hook_resid_pre": one, "blocks.0.hook_resid_mid": two}
+    with pytest.raises(AnalysisError, match=r"hook_resid_pre.* and .*hook_resid_mid.* are both taken for layer 0"):
+        measure_vectors(named, [1] * 5, progress=False)
+    with pytest.raises(AnalysisError, match="are both taken for layer 3"):
+        measure_vectors({"layer_3-part_0": one, "layer_3-part_1": two}, [1] * 10, progress=False)
+    np.save(tmp_path / "lengths.npy", [1] * 10)
+    for folder in ("checkpoint-100", "checkpoint-200"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "layer_0.npy", one)
+    with pytest.raises(AnalysisError, match=r"checkpoint-100.* and .*checkpoint-200.* are both taken for layer 0"):
+        measure_vectors(tmp_path, progress=False)
+    for number, folder in enumerate(("checkpoint-100", "checkpoint-200")):
+        (tmp_path / folder).rename(tmp_path / f"batch_{number}")
+    assert cosines(tmp_path)[0] == pytest.approx(of_pairs(np.concatenate([one, one])), abs=1e-6)
+
+
+def test_the_steps_of_generate_are_not_layers():
+    model, tokenizer = tiny.build("llama")
+    head = transformers.LlamaForCausalLM(model.config).eval()
+    tiny.randomise(head)
+    asked = {"output_hidden_states": True, "return_dict_in_generate": True, "do_sample": False, "max_new_tokens": 4}
+    steps = head.generate(**tokenizer(tiny.TEXTS[0], return_tensors="pt"), **asked).hidden_states
+    for vectors, lengths in ((steps, None), (steps, [1] * 3), (steps[1:], None), ([*steps], None)):
+        with pytest.raises(AnalysisError, match="as the hidden_states of generate are"):
+            measure_vectors(vectors, lengths, progress=False)
+    joined = {layer: torch.cat([step[layer] for step in steps], 1) for layer in range(len(steps[0]))}
+    for layer, cosine in cosines(joined).items():
+        assert cosine == pytest.approx(of_pairs(joined[layer][0]), abs=1e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_mask_says_where_padding_is(side):
+    model, tokenizer = tiny.build("llama")
+    tokenizer.pad_token = "</s>"
+    inputs = tokenizer([*tiny.TEXTS[:3], "Hi there"], return_tensors="pt", padding=True, padding_side=side)
+    with torch.no_grad():
+        hidden = model(**inputs, output_hidden_states=True).hidden_states
+    expected = [of_pairs(layer[inputs["attention_mask"].bool()]) for layer in hidden]
+    for mask in (inputs["attention_mask"], inputs["attention_mask"].bool().numpy(), inputs["attention_mask"].tolist()):
+        assert [*cosines(hidden, mask=mask).values()] == pytest.approx(expected, abs=1e-6)
+    # In batches, each with a mask of its own.
+    parts = [[layer[:1], layer[1:]] for layer in hidden]
+    masks = [inputs["attention_mask"][:1], inputs["attention_mask"][1:]]
+    assert [*cosines(parts, mask=masks).values()] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_mask_may_have_holes_and_changes_what_is_kept():
+    (values,) = layers_of(1, 2, 5, 4)
+    mask = np.array([[1, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+    assert cosines({0: values}, mask=mask)[0] == pytest.approx(of_pairs(values[mask == 1]), abs=1e-6)
+    given = GivenVectors({0: values})
+    digests = [[text.digest() for text in given.texts(mask=each)] for each in (mask, mask[:, ::-1])]
+    assert digests[0] != digests[1]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (np.ones((3, 5)), "2 texts, and the mask 3"),
+        (np.ones((2, 4)), "5 vectors a text, and its mask 4"),
+        (np.full((2, 5), 2), "1 at each token and 0"),
+        (np.eye(5)[:2] * [[1], [0]], "the mask of text 2 has no token"),
+    ],
+)
+def test_masks_that_do_not_fit_are_one_line(mask, words):
+    (values,) = layers_of(1, 2, 5, 4)
+    with pytest.raises(AnalysisError, match=words):
+        measure_vectors({0: values}, mask=mask, progress=False)
+    with pytest.raises(AnalysisError, match="leave one of them out"):
+        measure_vectors({0: values}, [5, 5], mask=mask, progress=False)
+    with pytest.raises(AnalysisError, match="has no padding: leave mask= out"):
+        measure_vectors({0: values[0]}, mask=np.ones((2, 5)), progress=False)
+
+
+def test_forms_of_other_libraries():
+    (dense,) = layers_of(1, 12, 6)
+    dense[np.abs(dense) < 0.5] = 0
+    expected = of_pairs(dense)
+    sparse = torch.tensor(dense).to_sparse()
+    forms = [sparse, sparse.to_sparse_csr(), sparse.requires_grad_(), sparse.detach().bfloat16()]
+    forms += [scipy.sparse.csr_matrix(dense), scipy.sparse.coo_array(dense), dense.astype(ml_dtypes.bfloat16)]
+    for form in forms:
+        assert cosines({0: form}, [1] * 12)[0] == pytest.approx(expected, abs=1e-3)
+        assert cosines([[form]])[0] == pytest.approx(expected, abs=1e-3)
+    exact = torch.tensor(dense).bfloat16()
+    rounded = cosines({0: dense.astype(ml_dtypes.bfloat16)}, [1] * 12)
+    assert rounded[0] == cosines({0: exact}, [1] * 12)[0] == pytest.approx(of_pairs(exact.float()), abs=1e-6)
+    with pytest.raises(AnalysisError, match="is a masked array"):
+        measure_vectors({0: np.ma.masked_greater(dense, 0.5)}, [1] * 12, progress=False)
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-20, 1e20, 1e30])
+def test_cosines_do_not_depend_on_the_scale(scale):
+    (values,) = layers_of(1, 6, 5, 8)
+    values[2, 3] = 0
+    plain = measure_vectors({0: values}, progress=False)
+    scaled = measure_vectors({0: values * np.float32(scale)}, progress=False)
+    of_all = values.reshape(-1, 8)
+    assert scaled["anisotropy"]["cosine"].item() == pytest.approx(of_pairs(of_all[of_all.any(1)]), abs=1e-6)
+    assert scaled.report.zero_vectors == plain.report.zero_vectors == {"hidden 0": 1}
+    for name in ("utterance_similarity", "cosine_by_dimension"):
+        found = (measure_vectors({0: values * np.float32(s)}, None, name, progress=False)[name] for s in (1, scale))
+        one, other = (table.select_dtypes("float").drop(columns=["ci_low", "ci_high"]).iloc[:, 0] for table in found)
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-7)
