@@ -194,8 +194,8 @@ def measure_vectors(
         lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
             known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
             are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
-        mask: of vectors utterance x token x width, in the place of lengths, which are 1 at each token and which 0, such
-            as the ``attention_mask`` of a tokenizer: padding may then be on any side.
+        mask: in the place of lengths, of vectors utterance x token x width: utterance x token, 1 at each token and 0 at
+            padding, which may be on any side, such as the ``attention_mask`` of a tokenizer.
         metrics: as of :func:`measure`; ``all`` leaves out what cannot be had of these vectors.
         units: what each text is a part of, such as its document: intervals are over these. In a folder, an array
             ``units``.
