@@ -656,7 +656,7 @@ def _count(number: int, thing: str) -> str:
 
 def _claims(options: argparse.Namespace) -> None:
     from analysis_lib.book.ledger import NOT_RUN, ledger
-    from analysis_lib.book.listing import ROOT, in_columns
+    from analysis_lib.book.listing import ROOT
     from analysis_lib.papers import claims
 
     names = [] if options.require is None else options.require.split(",")
@@ -671,20 +671,31 @@ def _claims(options: argparse.Namespace) -> None:
         judged = rows[rows["verdict"] != NOT_RUN]
         print(judged.to_csv(index=False).rstrip())
     else:
-        print(in_columns([["verdict", "claim", "on", "number", "bound"], *_verdicts(rows)], _width()))
+        print("\n".join(_ledger(rows, _width())))
     for name in required:
         if ((found := rows.loc[rows["id"] == name, "verdict"]) != claims.HOLDS).any():
             raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
 
 
-def _verdicts(rows: "pd.DataFrame") -> Iterator[list[str]]:
-    """What a line of the ledger says of each verdict, in the columns of `claims`."""
+def _ledger(rows: "pd.DataFrame", width: int) -> Iterator[str]:
+    """The lines of `claims`: each claim by its name and bound, and its verdicts below it."""
+    from analysis_lib.book.ledger import NOT_RUN
+    from analysis_lib.book.listing import wrapped
     from analysis_lib.figures.verdicts import about, number
 
-    for row, on in zip(rows.to_dict("records"), about(rows), strict=True):
+    records, cells = rows.to_dict("records"), []
+    for row, on in zip(records, about(rows), strict=True):
         corrected = f" (corrected: {row['after']})" if row["after"] != row["verdict"] else ""
-        value = number(row) if row["value"] == row["value"] else ""
-        yield [row["verdict"] + corrected, row["id"], on, value, f"{row['direction']} {row['bound']:g}"]
+        cells.append(["", row["verdict"] + corrected, on, number(row)])
+    last = ""
+    for row, text in zip(records, wrapped(cells, width), strict=True):
+        if row["verdict"] == NOT_RUN:
+            yield f"{row['id']}: {NOT_RUN}"
+            continue
+        if row["id"] != last:
+            yield f"{row['id']} ({row['direction']} {row['bound']:g})"
+        yield text
+        last = row["id"]
 
 
 def _width() -> int:

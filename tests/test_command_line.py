@@ -615,8 +615,9 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
     status, out, _ = run("claims", str(path))
     assert status == 0
-    assert re.search(r"^holds +maruta-early-cls +mine +1\.000 \[0\.900, 1\.100\]", out, re.MULTILINE)
-    assert re.search(r"^not run +maruta-late-punctuation +", out, re.MULTILINE)
+    line = r"^maruta-early-cls \(above \S+\)\n  holds +mine +1\.000 \[0\.900, 1\.100\]$"
+    assert re.search(line, out, re.MULTILINE)
+    assert re.search(r"^maruta-late-punctuation: not run$", out, re.MULTILINE)
     status, out, _ = run("claims", str(path), "--csv", "--require", "maruta-early-cls")
     assert status == 0
     assert pd.read_csv(io.StringIO(out))["verdict"].tolist() == ["holds", "does not hold"]
@@ -635,12 +636,22 @@ def test_claims_are_the_ledger_and_a_status(run, tmp_path):
     assert "maruta-early-cls" in err
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 140])
-def test_the_ledger_fits_into_the_terminal(run, monkeypatch, columns):
+@pytest.mark.parametrize("columns", [60, 80, 140])
+def test_the_ledger_fits_into_the_terminal_and_cuts_no_name(run, tmp_path, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    status, out, _ = run("claims")
+    found = claims.judged("maruta-early-cls", Estimate(1.0, 0.9, 1.1))
+    rows = [found | {"model": f"a model with a long name, number {number}"} for number in range(2)]
+    data, metadata = shown(pd.DataFrame(rows))._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", data, metadata=metadata)
+    path = tmp_path / "attention.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])]), path)
+    status, out, _ = run("claims", path)
     assert status == 0
     assert max(map(len, out.splitlines())) <= columns
+    for paper in claims.PAPERS:
+        for name in claims.load(paper):
+            assert re.search(rf"^{name}(:| \()", out, re.MULTILINE)
+    assert out.count("number 0") == out.count("number 1") == 1
 
 
 COMMANDS = "measure compare pretrain train dynamics classifiers run book report claims cache metrics models datasets"

@@ -112,14 +112,21 @@ def in_columns(rows: Sequence[Sequence[str]], width: int) -> str:
           receives
           much
     """
+    return "\n".join(wrapped(rows, width))
+
+
+def wrapped(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Each row as :func:`in_columns` has it, in one line or several."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = width - 2 * (len(widths) - 1)
     while sum(widths) > room and max(widths) > NARROWEST:
         widths[widths.index(max(widths))] -= 1
-    lines = []
+    texts = []
     for row in rows:
-        cells = [textwrap.wrap(cell, size) for cell, size in zip(row, widths, strict=True)]
+        cells = [textwrap.wrap(cell, max(1, size)) for cell, size in zip(row, widths, strict=True)]
+        lines = []
         for parts in itertools.zip_longest(*cells, fillvalue=""):
             line = "  ".join(part.ljust(size) for part, size in zip(parts, widths, strict=True))
             lines.append(line.rstrip())
-    return "\n".join(lines)
+        texts.append("\n".join(lines))
+    return texts
