@@ -223,7 +223,7 @@ COMPARED = [
 ]
 
 
-@pytest.mark.parametrize("models", COMPARED, ids=repr)
+@pytest.mark.parametrize("models", COMPARED)
 def test_compare(models):
     refused(compare, models, "anisotropy", twins=0)
 
@@ -303,7 +303,7 @@ def test_take(places):
     refused(LABELLED.take, places)
 
 
-@pytest.mark.parametrize("value", [None, "", [], 1.5, np.zeros(0, np.float32), np.zeros((2, 2), np.float32)], ids=repr)
+@pytest.mark.parametrize("value", [None, "", [], 1.5, np.zeros(0, np.float32), np.zeros((2, 2), np.float32)])
 def test_sounds_and_images(value):
     refused(Sound, value, 16000)
     refused(ArrayImage, value)
@@ -334,7 +334,6 @@ def test_pretraining(name, value):
         *({"device": value} for value in ("", "cpu:7", 1.5)),
         *({"folder": value} for value in (None, "", 1.5, "\0", "x" * 5000)),
     ],
-    ids=repr,
 )
 def test_pretrain(given):
     refused(pretrain, **{"folder": "run", "settings": Pretraining("lines.txt", **RUN)} | given)
@@ -364,7 +363,6 @@ def test_classifiers(place, name, value):
         *({"block": {"entropy_weight": value}} for value in (None, -1, "1", float("nan"))),
         *({"block": value} for value in ({"bias": 1}, {"attention_gain": None}, {"initializer_range": "x"})),
     ],
-    ids=repr,
 )
 def test_self_attention(given):
     refused(self_attention, LABELLED, LABELLED, **given)
@@ -405,7 +403,7 @@ ROWS += [{"data": "reviews", "entropy_weight": value} for value in (None, -1, "1
 ROWS += [{"data": "reviews", "seed": value} for value in (None, -1, "1", 10**30)] + [{"data": "reviews", "variant": 1}]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=repr)
+@pytest.mark.parametrize("row", ROWS)
 def test_trials(row):
     refused(trials, [row])
 
