@@ -169,9 +169,10 @@ def verdicts(
     """
     if not isinstance(statistics, Mapping):
         raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by claim")
-    if not isinstance(tables, Mapping) or not tables:
+    of_one_model = isinstance(tables, measurement.Tables | measurement.Shipped)
+    if not of_one_model and not (isinstance(tables, Mapping) and tables):
         raise AnalysisError(f"the tables are {shown(tables)}: give what measure returns, or several by model")
-    if not isinstance(tables, measurement.Tables | measurement.Shipped):
+    if not of_one_model:
         found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
         return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
     run = tables.run

@@ -390,21 +390,37 @@ def test_a_metric_with_a_parameter_is_measured_by_workers_and_resumed(
     assert other["share"]["share"].iloc[-1] > 60
 
 
-def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_path, measured_shards, monkeypatch):
-    settings = {"checkpoints": tmp_path, "progress": False}
-    before = measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"]
-    # A function that it calls.
-    monkeypatch.setattr(sys.modules[__name__], "_unit", lambda: 100.0)
-    np.testing.assert_allclose(measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"], 100 * before)
-    assert len(measured_shards) == 16
+LENGTHS = """
+from analysis_lib import metrics
+import pandas as pd
 
+class Lengths(metrics.Metric):
+    name, needs = "lengths", frozenset({"hidden"})
+    def update(self, activations):
+        self.add(("tokens", activations.layer), FACTOR * activations.tokens.counts, activations)
     def points(self, sums):
-        return pd.DataFrame({"layer": [0], "tokens": [1], "share": [2.0]})
+        return pd.DataFrame({"tokens": [float(sums[key]) for key in sums]})
 
-    monkeypatch.setattr(Share, "points", points)
+FACTOR = 1
+"""
+
+
+def test_changed_code_of_a_metric_is_measured_again(model, small_shards, tmp_path, measured_shards, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = {"checkpoints": tmp_path / "kept", "progress": False}
+    counted = []
+    for module, code in (("lengths_one", LENGTHS), ("lengths_two", LENGTHS.replace("FACTOR = 1", "FACTOR = 100"))):
+        (tmp_path / f"{module}.py").write_text(code)
+        measured_shards.clear()
+        metric = importlib.import_module(module).Lengths()
+        counted.append(measure(model, CORPUS, [metric], **settings)["lengths"]["tokens"])
+        assert len(measured_shards) == 8
+    np.testing.assert_allclose(counted[1], 100 * counted[0])
+    # The first one is found again.
     measured_shards.clear()
-    assert measure(model, CORPUS, [Share(1.0)], **settings)["share"]["share"].tolist() == [2]
-    assert len(measured_shards) == 8
+    again = measure(model, CORPUS, [importlib.import_module("lengths_one").Lengths()], **settings)
+    assert again["lengths"]["tokens"].tolist() == counted[0].tolist()
+    assert not measured_shards
 
 
 SCRIPT = """
@@ -749,7 +765,7 @@ def test_what_is_interrupted_while_a_shard_is_merged_counts_it_once(model, small
 
 
 def test_a_group_without_anything_that_counts_has_no_part_in_an_interval(model):
-    corpus = Corpus("one of nothing", [*tiny.TEXTS[:4], "\u200b"])
+    corpus = Corpus("one of nothing", [*tiny.TEXTS[:4], "\ufffd"])
     tables = measure(model, corpus, [Share(1.0)], special_tokens=False, progress=False)
     assert len(tables.groups) == 4
     for group in range(5):

@@ -123,7 +123,7 @@ def test_unknown_names_offer_the_nearest():
         claims.claim("godey-cosin")
     with pytest.raises(AnalysisError, match="maruta_table1_contributions"):
         claims.published("maruta_table1")
-    with pytest.raises(AnalysisError, match="no claims of a paper nobody"):
+    with pytest.raises(AnalysisError, match="no claims of a paper 'nobody'"):
         claims.claim("nobody-first")
 
 
