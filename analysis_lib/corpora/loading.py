@@ -1,5 +1,7 @@
 """Corpora by name, file or folder: ``load_corpus("wikipedia")``, ``load_corpus("reviews.csv:text")``."""
 
+import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -166,6 +168,9 @@ def _located(spec: str, units: str | None = None) -> Located:
         raise AnalysisError(f"{name} has its own units: leave units= out, which names a column of a file")
     if name not in CORPORA:
         return folder
+    if os.path.exists(spec):
+        said = "note: %s is the known corpus of that name, and not what lies here under it: for that, give %s"
+        logging.getLogger(__name__).warning(said, spec, os.path.join(".", spec))
     source = CORPORA[name]
     split = split or next(iter(source.splits))
     if split not in source.splits:

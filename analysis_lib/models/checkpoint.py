@@ -191,7 +191,9 @@ def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrai
             way.
     """
     if not safe_files(folder) and not pickle_files(folder):
-        raise AnalysisError(f"{name} has no weights: save it with save_pretrained, which writes them")
+        raise AnalysisError(
+            f"{name} has no safetensors weights, and no pickle of any: save it with save_pretrained, which writes them"
+        )
     if pickles := pickle_files(folder):
         logging.getLogger(__name__).warning(
             "note: %s: its weights are a pickle (%s), of which tensors alone are read", name, pickles[0].name

@@ -48,12 +48,8 @@ def refuse_named_code(name: str, folder: Path) -> None:
     for path in sorted(folder.glob("*config*.json")):
         if not path.is_file():
             continue
-        try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            # Whoever reads the file says what is wrong.
-            continue
-        for key, value in _strings(settings):
+        # Of a damaged file, whoever reads it says what is wrong.
+        for key, value in _strings(_settings(path)):
             if "/" in value and any(part in key for part in NAMES_CODE):
                 raise AnalysisError(
                     f"{name}: its {path.name} names code to fetch ({key}: {value}), and none is fetched or run: take "
@@ -71,6 +67,40 @@ def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(settings, list):
         for value in settings:
             yield from _strings(value, key)
+
+
+def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
+    """What sentence-transformers would do with a text before a model reads it, by the settings of a folder.
+
+    A model is read here as transformers reads it, which does none of this.
+
+    Args:
+        folder: of the model; other settings lie above it, where it is that of a module.
+        max_length: how many tokens the model reads here.
+    """
+    root = folder if (folder / "modules.json").is_file() else folder.parent
+    if not (root / "modules.json").is_file():
+        return []
+    settings = _settings(folder / "sentence_bert_config.json")
+    wanted, found = settings.get("max_seq_length"), []
+    if isinstance(wanted, int) and wanted < max_length:
+        found.append(f"cut it at {wanted} tokens")
+    if settings.get("do_lower_case"):
+        found.append("put it in lower case")
+    chosen = _settings(root / "config_sentence_transformers.json")
+    prompts = chosen.get("prompts")
+    if isinstance(prompts, Mapping) and (prompt := prompts.get(chosen.get("default_prompt_name"))):
+        found.append(f"put {prompt!r} before it")
+    return found
+
+
+def _settings(path: Path) -> Mapping:
+    """The settings of a file; none where it is damaged or not there."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, Mapping) else {}
 
 
 def choose_attention(config: transformers.PreTrainedConfig) -> None:
@@ -98,7 +128,7 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
     raise AnalysisError(
         f"{name} is of no type that transformers knows: its config.json says no model_type, and its weights {reason}: "
         f"save it anew with the class that it was made with, as in `from transformers import BertModel`; "
-        f"`BertModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`"
+        f"`BertModel.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})`, or give another model"
     )
 
 

@@ -1,6 +1,7 @@
 """Models by name: a bundled alias, a hub id, or a local folder becomes a :class:`LoadedModel`."""
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +15,13 @@ from analysis_lib.errors import AnalysisError, refuse_all, require_choice, requi
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
 from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
-from analysis_lib.models.configurations import CONFIGS, choose_attention, config_by_weights, refuse_named_code
+from analysis_lib.models.configurations import (
+    CONFIGS,
+    choose_attention,
+    config_by_weights,
+    left_to_sentence_transformers,
+    refuse_named_code,
+)
 from analysis_lib.models.layouts import kind_of, model_part
 from analysis_lib.models.live import live_model, predicts_tokens
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
@@ -137,7 +144,18 @@ def load_model(
     loaded = LoadedModel(name, identity, model.eval(), reader, spec, files, part, outer)
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
+    _say_what_is_left_out(loaded, home, bare)
     return loaded
+
+
+def _say_what_is_left_out(loaded: LoadedModel, folder: Path, bare: str) -> None:
+    """A note on what sentence-transformers does with texts; that of a known model is in its own papers."""
+    if loaded.kind != "text" or known_model(split_name(bare).model):
+        return
+    steps = left_to_sentence_transformers(folder, loaded.max_length)
+    if steps:
+        said = "note: %s: of a text, sentence-transformers would %s; it is read here as transformers reads it"
+        logging.getLogger(__name__).warning(said, loaded.name, " and ".join(steps))
 
 
 def _adapted(

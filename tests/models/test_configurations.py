@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.models.loading import revision_of
 
 REPOSITORY = "nobody/no-such-kernel"
@@ -181,3 +181,34 @@ def test_a_folder_called_like_a_known_model_is_passed_over_with_a_note(tmp_path,
         assert len(load_model("minilm").stacks) == 1
     assert "minilm is the known model of that name, and not the folder minilm that lies here" in caplog.text
     assert "give ./minilm" in caplog.text
+
+
+@pytest.mark.parametrize("inner", ["", "0_Transformer"])
+def test_what_sentence_transformers_would_do_with_a_text_is_said(inner, tmp_path, caplog):
+    folder = tiny.save(tmp_path / "st" / inner, "bert")
+    kind = "sentence_transformers.models.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": inner, "type": kind}]
+    (tmp_path / "st" / "modules.json").write_text(json.dumps(modules))
+    with caplog.at_level(logging.WARNING):
+        expected = table(tmp_path / "st")
+    assert "sentence-transformers would" not in caplog.text
+    changed(folder / "sentence_bert_config.json", max_seq_length=16, do_lower_case=True)
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    changed(tmp_path / "st" / "config_sentence_transformers.json", **prompts)
+    with caplog.at_level(logging.WARNING):
+        found = table(tmp_path / "st")
+    steps = "cut it at 16 tokens and put it in lower case and put 'query: ' before it"
+    assert f"sentence-transformers would {steps}; it is read here as transformers" in caplog.text
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["digits", "wikipedia"])
+def test_what_is_called_like_a_known_corpus_is_passed_over_with_a_note(name, tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    load_corpus(name, limit=1)
+    assert "known corpus" not in caplog.text
+    Path(name).write_text("one line")
+    with caplog.at_level(logging.WARNING):
+        load_corpus(name, limit=1)
+    assert f"{name} is the known corpus of that name, and not what lies here under it" in caplog.text
+    assert f"give ./{name}" in caplog.text

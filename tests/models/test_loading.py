@@ -248,10 +248,12 @@ def test_every_call_that_reads_a_folder_refuses_its_code():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
                 given = {keyword.arg or ast.unparse(keyword.value): keyword.value for keyword in node.keywords}
-                safe = "LOCALLY" in given or "where" in given
+                # peft has no code of others to trust, and is given folders whose files are there.
+                of_peft = path.name == "adapters.py" and ast.unparse(node.func).startswith("peft.")
+                safe = "LOCALLY" in given or "where" in given or of_peft
                 assert safe, f"{path}:{node.lineno}: {ast.unparse(node)}"
                 found.append(path.name)
-    assert {"loading.py", "text_classifiers.py", "pretraining.py", "conversion.py"} <= {*found}
+    assert {"checkpoint.py", "loading.py", "text_classifiers.py", "pretraining.py", "conversion.py"} <= {*found}
 
 
 @pytest.mark.parametrize(

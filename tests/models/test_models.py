@@ -401,9 +401,7 @@ def test_a_config_with_impossible_values(folder, changes):
     refused(folder)
 
 
-def test_no_safetensors(folder):
-    model, _ = tiny.build("bert")
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+def test_no_weights(folder):
     (folder / "model.safetensors").unlink()
     refused(folder, "no safetensors weights", "save_pretrained")
 
