@@ -27,6 +27,7 @@ from analysis_lib.models.layouts import (
     arguments_of,
     call_with_first,
     first_of_call,
+    first_vectors,
     rotated,
     split_keys,
 )
@@ -131,8 +132,9 @@ class ProjectionHooks:
             return (self.layer.changed(side, args[0]), *args[1:])
         return None
 
-    def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor) -> None:
-        self.call.projected.setdefault(space, wide(output))
+    def _project(self, space: str, _module: nn.Module, _args: tuple, output: Tensor | tuple) -> None:
+        # I-BERT's give the scale of their quantised numbers, too.
+        self.call.projected.setdefault(space, wide(first_vectors(output)))
 
     def _normalise(self, _norm: nn.Module, args: tuple, output: Tensor) -> None:
         self.call.normalised = args[0], output
@@ -203,7 +205,7 @@ def _applied(
     # Long ones: the answer to zero may be larger than what a unit adds to it.
     units[0, 1:].fill_diagonal_(UNIT)
     try:
-        answers = wide(projection(units))[0]
+        answers = wide(first_vectors(projection(units)))[0]
     except (RuntimeError, IndexError) as error:
         name = type(projection).__name__
         raise NotLinear(f"its keys come from a {name} that answers to no other vectors ({error})") from error

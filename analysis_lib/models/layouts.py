@@ -316,7 +316,10 @@ def _uncaptured(
     for stack in stacks:
         for place, block in enumerate(patterns[stack.blocks]):
             specs = (stack.attention_of(place), stack.cross, *stack.further)
-            captured.update(block.get_submodule(spec.module) for spec in specs if spec)
+            for spec in specs:
+                if spec:
+                    # The softmax may be a module of its own.
+                    captured.update(block.get_submodule(spec.module).modules())
     attending = {*probe.attending, *(call.module for call in probe.calls)}
     if not attending and not captured:
         called = [module for module in runs if "attention" in type(module).__name__.lower()]

@@ -324,6 +324,9 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
     if not isinstance(tokenizer, transformers.PreTrainedTokenizerFast):
         return
     words, remedy = embedded_words(loaded.model), "give the tokenizer that belongs to the weights"
+    if words == math.inf:
+        # How many it embeds is not known, as of a model of texts and images.
+        return
     # Padding is masked.
     ids = {*tokenizer.get_vocab().values()} - {tokenizer.pad_token_id}
     if (largest := max(ids, default=-1)) >= words:

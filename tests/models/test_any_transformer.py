@@ -40,7 +40,7 @@ MOST_USED = (
     *("speech_to_text", "moonshine"),
     # Attention that modules compute by themselves.
     *("mpt", "codegen", "gpt_neox_japanese", "big_bird", "bigbird_pegasus", "convbert", "tapas", "git", "mvp", "xlnet"),
-    *("visual_bert", "sew-d"),
+    *("visual_bert", "sew-d", "ibert"),
     # Parts of blocks that are declared as blocks, two attentions in each, blocks that are not run; vectors padded to a
     # window; norms of all keys at once.
     *("zamba", "zamba2", "longcat_flash", "mllama_text_model", "longformer", "led", "longt5", "chameleon"),

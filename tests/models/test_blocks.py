@@ -225,6 +225,10 @@ def test_attention_that_is_not_captured_is_no_lack_of_it(model_type, reason):
     assert any("is not captured, and in no table" in note for note in notes) == ("not captured" in reason)
 
 
+def test_a_softmax_that_is_a_module_of_its_own_is_part_of_what_is_captured():
+    assert load_model(built("ibert"), processor=reads()).layout.uncaptured == ()
+
+
 def test_the_attention_of_windows_of_an_image_is_said_not_to_be_captured():
     model = shrunk.build("swin", **CHANGES["swin"])
     with pytest.raises(AnalysisError, match="its attention is not captured"):
