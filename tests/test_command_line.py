@@ -841,7 +841,7 @@ def test_quiet_shows_results_and_errors_only(run, tiny_folder, tmp_path):
     given = ("measure", "--model", tiny_folder("bert"), "--data", text, "--metrics", "anisotropy")
     assert "blank" in run(*given, "--out", tmp_path / "loud")[2]
     assert run(*given, "--out", tmp_path / "quiet", "--quiet")[2] == ""
-    assert_refused(run(*given, "--out", tmp_path / "quiet", "--quiet", "--dtype", "int8"), "give float32")
+    assert_refused(run(*given, "--out", tmp_path / "quiet", "--quiet", "--dtype", "int8"), "one of float32")
 
 
 def test_tables_as_csv_are_those_of_parquet(run, tiny_folder, tmp_path):

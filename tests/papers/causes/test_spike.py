@@ -81,7 +81,8 @@ def test_the_layer_of_the_spike_and_its_dimensions():
 
 def test_no_change_has_no_effect_and_every_arm_has_one(model):
     metrics = ["attention_by_token_type", spikes.HiddenAnisotropy(), "output_change"]
-    plain = measure(model, CORPUS, metrics, progress=False)
+    nothing = Replace("residual", by="nothing")
+    plain = measure(model, CORPUS, metrics, intervention=nothing, progress=False)
     same = spikes.effects(plain, plain, 1, "first")
     assert {name: one.value for name, one in same.items()} == pytest.approx({"weight": 1, "cosine": 1, "turned": 1})
     found = spikes._measured(model, CORPUS, draws=2)
