@@ -16,6 +16,7 @@ from analysis_lib import (
     Corpus,
     Replace,
     compare,
+    corpora,
     load_corpus,
     load_model,
     measure,
@@ -380,7 +381,9 @@ def test_predict(place):
         refused(accuracy, table)
 
 
-@pytest.mark.parametrize("call", [checkpoints, run_identity, dynamics, weights_identity, data_identity, title])
+@pytest.mark.parametrize(
+    "call", [checkpoints, run_identity, dynamics, weights_identity, data_identity, title, corpora.title]
+)
 @pytest.mark.parametrize("name", [None, 1.5, [], b"x", object()])
 def test_names(call, name):
     refused(call, name)

@@ -13,7 +13,7 @@ from analysis_lib.corpora.files import read_column
 from analysis_lib.corpora.media import read_bytes
 from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import divided
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, shown
 
 # The marks that word-level corpora set apart, with the blank before them.
 _SET_APART = re.compile(r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ")
@@ -50,6 +50,8 @@ def title(name: str) -> str:
     >>> title("corpora/esnli"), title("e-snli"), title("corpora/mine.csv:text:label")
     ('e-SNLI', 'e-SNLI', 'mine.csv')
     """
+    if not isinstance(name, str):
+        raise AnalysisError(f"the name of a corpus is {shown(name)}: give a text")
     last = Path(name).name.partition(":")[0]
     known = FOLDERS.get(last.replace("-", "").lower())
     return known.title if known else last.replace("$", "_")

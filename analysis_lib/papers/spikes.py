@@ -217,6 +217,19 @@ def panels(rows: pd.DataFrame) -> dict[str, str]:
     return {quantity: name for quantity, name in names.items() if quantity in measured}
 
 
+def costs(spike: Estimate, silent: Estimate) -> str:
+    """What prediction costs without the spike, as a clause of a sentence; empty where the model predicts no token.
+
+    Args:
+        spike: the extra loss without the spike, in nats.
+        silent: that without the spike, and with a value of zero in its place.
+    """
+    if np.isnan(spike.value):
+        return ""
+    reason = ": its value is silent no longer" if silent.value < spike.value / 2 else ""
+    return f", but prediction costs **{spike.value:.1f} nats** more{reason}"
+
+
 def record(**of_models: tuple[Corpus, int]) -> None:
     """Write what comes with the book: by model, the corpus that it reads, and how many draws."""
     found = (

@@ -1,5 +1,7 @@
 """The page on the spike and the sink of the first token."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from planted import run_cells
 
 from analysis_lib import Corpus, load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace
+from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.papers import spikes
 
 CORPUS = Corpus("texts", tiny.TEXTS)
@@ -106,3 +109,13 @@ def test_verdicts_of_the_page():
     found = run_cells("causes/spike", "decides = {", **names)
     expected = ["holds", "holds", "does not hold", "holds", "undecided"]
     assert found["verdicts"]["verdict"].tolist() == expected
+
+
+def test_what_a_page_says_of_a_model_that_predicts_nothing():
+    predicts, turns = pd.DataFrame({"quantity": ["loss", "kl", "weight", "cosine"]}), ["turned", "weight", "cosine"]
+    assert [*spikes.panels(predicts)] == ["loss", "weight", "cosine"]
+    assert [*spikes.panels(pd.DataFrame({"quantity": turns}))] == turns
+    nothing, cost = Estimate(math.nan), Estimate(2.04, 1.0, 3.0)
+    assert spikes.costs(nothing, nothing) == ""
+    assert spikes.costs(cost, Estimate(2.0)) == ", but prediction costs **2.0 nats** more"
+    assert spikes.costs(cost, Estimate(0.5)).endswith("more: its value is silent no longer")
