@@ -19,7 +19,7 @@ from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
-from analysis_lib.models.devices import unpacked
+from analysis_lib.models.devices import unpacked, without_gradients
 from analysis_lib.models.layouts import evaluated
 from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
@@ -77,7 +77,7 @@ def _leave_out_plain_head(loaded: LoadedModel, batch: Batch) -> None:
     """
     if loaded.outer is loaded.model or not is_plain_head(loaded.model, loaded.outer):
         return
-    with torch.inference_mode(), _full_precision(loaded):
+    with without_gradients(loaded.outer), _full_precision(loaded):
         try:
             alone = given_out(answer(loaded.name, loaded.model, loaded.model, batch.inputs).body)
             inside = given_out(loaded.answer(batch.inputs).body)
@@ -164,7 +164,7 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
     NaN if the plain output is not finite.
     """
     needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.lacking)
-    with torch.inference_mode(), _full_precision(loaded):
+    with without_gradients(loaded.outer), _full_precision(loaded):
         try:
             plain = given_out(loaded.answer(batch.inputs).body)
         except AnalysisError:

@@ -35,6 +35,7 @@ from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.factors import AttentionSeen
 from analysis_lib.models.layouts import call_with_first, first_of_call, first_vectors, with_first
 from analysis_lib.models.parts import Attention, Stack
@@ -62,7 +63,7 @@ def captured_pass(
     """
     blocks = _Blocks(loaded, CurrentLayer(batch, needs, changes), receive, maps)
     comparing = needs & {OUTPUT, LOSS}
-    with torch.inference_mode():
+    with without_gradients(loaded.outer):
         objective = "next" if LOSS in needs else None
         plain = ask(loaded, batch, objective) if changes and comparing else None
         with _capturing(loaded, blocks):

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from accelerate.utils import align_module_device
@@ -76,11 +77,22 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def unpacked(tensor: Tensor) -> Tensor:
     """The numbers that the tensor of a quantised layer stands for; any other is itself."""
-    # Tensors of torchao and quanto are classes of their own.
+    return tensor.dequantize() if _is_packed(tensor) else tensor
+
+
+def _is_packed(tensor: Tensor) -> bool:
+    """Whether a tensor is one of a quantised layer; those of torchao and quanto are classes of their own."""
     is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not tensor.is_quantized
-    if is_plain or not hasattr(tensor, "dequantize"):
-        return tensor
-    return tensor.dequantize()
+    return not is_plain and hasattr(tensor, "dequantize")
+
+
+def without_gradients(model: nn.Module) -> AbstractContextManager:
+    """Inside it a model computes and keeps nothing for gradients.
+
+    Packed weights of quanto cannot be unpacked in PyTorch's inference mode, which is a little faster.
+    """
+    packed = any(map(_is_packed, model.parameters()))
+    return torch.no_grad() if packed else torch.inference_mode()
 
 
 def embedded_words(model: nn.Module) -> int | float:

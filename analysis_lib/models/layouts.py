@@ -27,7 +27,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.utils.output_capturing import OutputRecorder
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.devices import device_of, embedded_words
+from analysis_lib.models.devices import device_of, embedded_words, without_gradients
 from analysis_lib.models.factors import AttentionSeen, OwnAttention
 from analysis_lib.models.parts import ROTATION, Attention, Layout, Stack
 
@@ -355,7 +355,7 @@ def _padding_changes(model: PreTrainedModel, inputs: Mapping[str, Tensor | bool]
         else v
         for name, v in inputs.items()
     }
-    with torch.inference_mode():
+    with without_gradients(model):
         one, both = first_vectors(model(**alone)), first_vectors(model(**beside))
     return not _same(both[1:, :half], one)
 
@@ -518,7 +518,7 @@ def _run(
         for module in model.modules():
             handles.append(module.register_forward_pre_hook(begin, with_kwargs=True))
             handles.append(module.register_forward_hook(end))
-        with torch.inference_mode():
+        with without_gradients(model):
             output = model(**inputs)
     finally:
         for handle in handles:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
-from analysis_lib.models.devices import device_of, embedded_words, weights
+from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
 from analysis_lib.models.layouts import evaluated, example, found_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer, is_plain_head
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
@@ -138,7 +138,7 @@ class LoadedModel:
         if self.outer is self.model or is_plain_head(self.model, self.outer):
             return
         # Of an outermost model that cannot read this, the first batch says so.
-        with suppress(Exception), evaluated(self.outer), torch.inference_mode():
+        with suppress(Exception), evaluated(self.outer), without_gradients(self.outer):
             self.answer(example(self.model, self.processor))
 
     def __repr__(self) -> str:

@@ -320,3 +320,32 @@ def test_layers_that_round_what_they_read():
     tables = measure(quantised, tiny.corpus("bert"), tokenizer=tokenizer, progress=False)
     assert "not linear" in tables.run["left_out"]["score_contributions"]
     assert "anisotropy" in tables
+
+
+class Packed(torch.Tensor):
+    """Weights of 8 bits, as quanto's: unpacked when they are used, which inference mode does not let them."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            assert not torch.is_inference_mode_enabled()
+            hidden, weight, *bias = args
+            return function(hidden, weight.dequantize(), *bias, **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
+
+    def dequantize(self):
+        rounded = self.as_subclass(torch.Tensor).mul(64).round()
+        return rounded / 64
+
+
+@torch.no_grad()
+def test_weights_that_are_tensors_of_a_class_of_their_own(bert):
+    """As those of torchao and quanto; the scores are those of the weights that they stand for."""
+    model, tokenizer = bert
+    plain = copy.deepcopy(model)
+    for ours, layer in zip(model.encoder.layer, plain.encoder.layer, strict=True):
+        key = ours.attention.self.key
+        packed = key.weight.detach().as_subclass(Packed)
+        layer.attention.self.key.weight.copy_(packed.dequantize())
+        key.weight = nn.Parameter(packed, requires_grad=False)
+    assert_agree(scores(model, tokenizer), scores(plain, tokenizer), (1e-9, 1e-9))
