@@ -82,8 +82,7 @@ def unpacked(tensor: Tensor) -> Tensor:
 
 def _is_packed(tensor: Tensor) -> bool:
     """Whether a tensor is one of a quantised layer; those of torchao and quanto are classes of their own."""
-    is_plain = type(tensor) in (Tensor, nn.Parameter, nn.Buffer) and not tensor.is_quantized
-    return not is_plain and hasattr(tensor, "dequantize")
+    return tensor.is_quantized or type(tensor).dequantize is not Tensor.dequantize
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager:

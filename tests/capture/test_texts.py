@@ -138,7 +138,7 @@ def test_a_tokenizer_without_an_unknown_token_is_one_line(model, tmp_path):
 
 
 def test_texts_of_no_token_are_left_out(tiny_folder):
-    texts = ["Hi", "\u200b", "Attention, attention!", "\ufeff"]
+    texts = ["Hi", "\ufffd", "Attention, attention!", "\ufffd\ufffd"]
     tables = measure(load_model(tiny_folder("bert"), dtype="float64"), texts, progress=False)
     assert_agree(tables, Reference(tiny_folder("bert"), [texts[0], texts[2]]).tables(), FLOAT64)
     assert tables.report.empty == 2

@@ -204,11 +204,11 @@ def test_a_file_says_what_is_changed(model, texts, tmp_path, several):
         (None, "cannot be read"),
         ("", "is empty: give a mapping"),
         ("where: [", "give a mapping such as"),
-        ("residual", "the intervention is a str"),
-        ("- 3", "an intervention is a int"),
-        ("{where: residual, layer: 3}", "an intervention has no layer: give where, layers"),
+        ("residual", "the intervention is 'residual': give Replace"),
+        ("- 3", "an intervention is (a int|3)"),
+        ("{where: residual, layer: 3}", "an intervention has no 'layer': give where, layers"),
         ("{layers: 3}", "an intervention says where"),
-        ("{where: residual, directions: true}", "directions are True: give mean"),
+        ("{where: residual, directions: true}", "directions is True: give mean"),
         ("{where: residual, directions: [[a]]}", "directions are .* give mean"),
         ("{where: residual, layers: [99]}", "no residual in layer 99: give layers of 0, 1, 2, 3"),
     ],
@@ -228,8 +228,8 @@ def test_a_bad_file_is_one_line(tiny_folder, texts, tmp_path, capsys, command, c
 
 
 WRONG = {
-    "where: [residual]": r"where is \['residual'\]: give one of residual",
-    "where: residual, by: [mean]": r"by is \['mean'\]",
+    "where: [residual]": "where is a list: give one of residual",
+    "where: residual, by: [mean]": "by is a list",
     "where: residual, layers: 1.5": "layers are 1.5: give whole numbers",
     "where: residual, layers: {1: 2}, seed: x": "the seed of an intervention is 'x'",
     "where: residual, but: 3": "but is 3: give one of False, True",

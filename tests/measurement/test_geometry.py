@@ -119,8 +119,5 @@ def test_the_table_of_a_file_is_that_of_the_measurement(measured):
 
 
 def test_nothing_is_refused(measured):
-    class Nothing(dict):
-        run = measured.run
-
-    with pytest.raises(AnalysisError, match="nothing was measured"):
-        geometry_of(Nothing())
+    with pytest.raises(AnalysisError, match="give what measure returns"):
+        geometry_of({})

@@ -287,7 +287,7 @@ def test_the_precisions_have_names(tmp_path):
     for part in tiny.build("bert"):
         part.save_pretrained(tmp_path)
     assert load_model(tmp_path, dtype="bfloat16").model.dtype == torch.bfloat16
-    with pytest.raises(AnalysisError, match="give float32, float64, bfloat16 or float16"):
+    with pytest.raises(AnalysisError, match="give one of float32, float64, bfloat16, float16"):
         load_model(tmp_path, dtype="float8")
 
 

@@ -548,7 +548,7 @@ def test_a_device_that_is_not_there(folder, device):
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 5000, "a\0b"])
 def test_a_name_that_is_none(name):
-    with pytest.raises(AnalysisError, match="is no model"):
+    with pytest.raises(AnalysisError, match="give a name of `models`"):
         load_model(name)
 
 

@@ -560,7 +560,7 @@ def test_the_checkpoints_of_a_run_under_way_are_refused(run, tiny, tmp_path):
         ("tiny@stepz=3", (0,), "tiny has no setting stepz: did you mean steps"),
         ("tiny@steps=many", (0,), "'steps=many' is not a setting"),
         ("tiny@steps=2.5", (0,), "steps is 2.5: give a whole number"),
-        ("tiny", (), "no seed was given"),
+        ("tiny", (), "seeds is empty"),
         ("tiny", (-1,), "seeds"),
         ("{run}", (3,), "no seed 3 that is trained to its end"),
         ("{run}/seed_0-step_3", (0,), "there is no run"),

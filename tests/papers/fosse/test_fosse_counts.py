@@ -46,7 +46,7 @@ def test_the_largest_classes_are_the_same_in_all_splits():
     ("corpora", "count", "message"),
     [
         ([planted({"a": 2, "b": 2})], 3, "give 2 to 2"),
-        ([planted({"a": 2, "b": 2})], 1, "give 2 to 2"),
+        ([planted({"a": 2, "b": 2})], 1, "give a whole number, 2 or more"),
         ([Corpus("bare", ["a text"])], 2, "classes of bare"),
         ([planted({"a": 2, "b": 2}), planted({"a": 2, "c": 2}, "test")], 2, "test lacks some"),
     ],

@@ -295,7 +295,7 @@ def test_shipped_measurements_know_the_versions_that_made_them(found, monkeypatc
         ({"data": "absent.txt"}, r"absent\.txt"),
         ({"limit": 0}, "limit is 0"),
         ({"seed": -1}, "seed is -1"),
-        ({"seeds": []}, "no seed was given"),
+        ({"seeds": []}, "seeds is empty"),
         ({"seeds": [7]}, "no seed 7"),
     ],
 )

@@ -96,7 +96,7 @@ def test_a_cone_is_made_by_training_where_less_than_half_of_it_is_there_before()
     assert found["cone"].dropna().to_dict() == {"made": "by training", "born": "before it"}
     assert found.loc["made", ["layer", "trained", "untrained"]].tolist() == pytest.approx([1, 0.6, 0.22])
     assert shown[-1] == (
-        "Two tokens reach an average cosine of **0.60** in made. Training makes the cone of made. "
+        "Tokens reach a mean cosine of **0.60** in made. Training makes the cone of made. "
         "The cone of born needs no training."
     )
 
