@@ -455,6 +455,12 @@ def _draw(options: argparse.Namespace) -> dict[str, int | None]:
     return {"limit": options.limit, "seed": seed}
 
 
+def _say(line: str) -> None:
+    """Say what is done; that nobody reads it any more does not undo it."""
+    with suppress(BrokenPipeError):
+        print(line)
+
+
 def _save(tables: "Tables", output: "Output", form: str) -> None:
     from analysis_lib.measurement.tables import save_tables
 
@@ -463,7 +469,7 @@ def _save(tables: "Tables", output: "Output", form: str) -> None:
         tables.checkpoints.unlink()
     report = tables.report
     read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
-    print(f"wrote {_count(len(tables), 'table')} of {read} to {output.folder}")
+    _say(f"wrote {_count(len(tables), 'table')} of {read} to {output.folder}")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
@@ -521,7 +527,7 @@ def _compare(options: argparse.Namespace) -> None:
         differences = {f"{name}_difference": found.differences(name) for name in found}
         tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
         save_tables(tables, output, draw | {"runs": runs}, options.format)
-    print(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
+    _say(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
 
 
 def _pretrain(options: argparse.Namespace) -> None:
@@ -535,7 +541,7 @@ def _pretrain(options: argparse.Namespace) -> None:
         given["configuration"] = packages.read_json(options.config, wanted)
     seeds = _numbers("--seeds", options.seeds, whole_number)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
-    print(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
+    _say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -545,7 +551,7 @@ def _train(options: argparse.Namespace) -> None:
     for row in train(options.name, folder).itertuples():
         interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
         print(f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline {row.baseline:.4f})")
-    print(f"wrote the model to {folder}")
+    _say(f"wrote the model to {folder}")
 
 
 def _dynamics(options: argparse.Namespace) -> None:
@@ -564,7 +570,7 @@ def _dynamics(options: argparse.Namespace) -> None:
         chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
         found = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
         found.save(options.out)
-    print(f"wrote {_count(len(found), 'table')} of {_count(len(found.steps), 'step')} to {options.out}")
+    _say(f"wrote {_count(len(found), 'table')} of {_count(len(found.steps), 'step')} to {options.out}")
 
 
 def _classifiers(options: argparse.Namespace) -> None:
@@ -583,7 +589,7 @@ def _classifiers(options: argparse.Namespace) -> None:
     output.check(trials.FILES)
     with _sole_writer(output):
         trials.record(options.data, options.out, **settings)
-    print(f"wrote the measurements of classifiers of {options.data} to {options.out}")
+    _say(f"wrote the measurements of classifiers of {options.data} to {options.out}")
 
 
 def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
@@ -616,7 +622,7 @@ def _run(options: argparse.Namespace) -> None:
         book.inputs(book.complete(parameters, spec, str(notebook)))
         name = notebook.name if options.notebook.is_file() else "-".join(options.notebook.parts) + ".ipynb"
         executed = book.run_notebook(notebook, parameters, options.out / name)
-    print(f"executed notebook: {executed}")
+    _say(f"executed notebook: {executed}")
 
 
 def _book(options: argparse.Namespace) -> None:
@@ -624,7 +630,7 @@ def _book(options: argparse.Namespace) -> None:
 
     # Without parameters, no notebook need be read for theirs.
     parameters = book.coerce(options.parameters, book.book_parameters()) if options.parameters else {}
-    print(f"the site is at {book.build_book(options.profile, parameters)}")
+    _say(f"the site is at {book.build_book(options.profile, parameters)}")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -633,7 +639,7 @@ def _report(options: argparse.Namespace) -> None:
             raise AnalysisError("--index lists the reports that are there: leave the models out")
         from analysis_lib.book.reports import build_index
 
-        print(f"the index is at {build_index(options.index)}")
+        _say(f"the index is at {build_index(options.index)}")
         return
     for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
         if not value:
@@ -647,7 +653,7 @@ def _report(options: argparse.Namespace) -> None:
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with _sole_writer(report_output(models, options.data, options.out)):
         page = build_report(models, options.data, options.out, title=options.title or "", **draw, **work)
-    print(f"the report is at {page}")
+    _say(f"the report is at {page}")
 
 
 def _count(number: int, thing: str) -> str:

@@ -201,7 +201,7 @@ def every_effect(model: str, corpus: Corpus, draws: int = 20) -> pd.DataFrame:
         Columns spike (the name of a height, of which the :func:`spike_layer` has all arms, unless it is that of another
         height), layer, dimensions, arm, draw, quantity, value, ci_low, ci_high, groups.
     """
-    draws = require_whole("draws", draws, 1)
+    draws = require_whole("draws", draws, 0)
     place = recorded.place_of(model, corpus, draws=draws)
     return recorded.rows_of(RECORDED, lambda: _measured(load_model(model), corpus, draws), **place)
 

@@ -14,8 +14,8 @@ from analysis_lib import measure, metrics
 
 PAGE = Path(__file__).parents[2] / "book" / "notation.md"
 TEXT = tiny.TEXTS[4]
-# The prediction of the next token takes a model that makes one.
-OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith("_token_loss")]
+# Predicting tokens takes a model that does; what an intervention changes takes one.
+OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))]
 
 
 def _lines(section: str) -> str:

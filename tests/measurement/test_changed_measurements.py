@@ -230,7 +230,7 @@ def test_a_bad_file_is_one_line(tiny_folder, texts, tmp_path, capsys, command, c
 WRONG = {
     "where: [residual]": "where is a list: give one of residual",
     "where: residual, by: [mean]": "by is a list",
-    "where: residual, layers: 1.5": "layers are 1.5: give whole numbers",
+    "where: residual, layers: 1.5": "layers is 1.5: give whole numbers",
     "where: residual, layers: {1: 2}, seed: x": "the seed of an intervention is 'x'",
     "where: residual, but: 3": "but is 3: give one of False, True",
     "where: residual, directions: 1.5": "directions are 1.5: give mean",

@@ -303,8 +303,8 @@ def model() -> LoadedModel:
     return LoadedModel("tiny", "seed 0", transformer.double(), words)
 
 
-# The prediction of the next token takes a model that makes one.
-OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith("_token_loss")]
+# Predicting tokens takes a model that does; what an intervention changes takes one.
+OF_ANY_MODEL = [name for name in metrics.METRICS if not name.endswith(("_token_loss", "output_change"))]
 
 
 @dataclass
