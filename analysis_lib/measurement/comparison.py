@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.corpora.corpus import Corpus
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.corpora.splits import check_draw
 from analysis_lib.errors import AnalysisError, in_order, near_names, require_known, require_path, require_whole, shown
@@ -127,17 +128,20 @@ def paired_difference(first: Tables, other: Tables, name: str) -> pd.DataFrame:
     return rows
 
 
-def _checked_models(models: object) -> dict[str, list[str]]:
-    """The names of models by that of their corpus, or an AnalysisError."""
+def _checked_models(models: object) -> dict[str | Corpus, list[str]]:
+    """The names of models by their corpus, or its name, or an AnalysisError."""
     wanted_models = 'give lists of models by corpus, as in {"news": ["minilm", "bert-base-uncased"]}'
     if not isinstance(models, Mapping):
         raise AnalysisError(f"the models are {shown(models)}: {wanted_models}")
     named = {}
     for data, chosen in models.items():
-        corpus = str(require_path("a corpus", data, "its name or path"))
+        corpus = data
+        if not isinstance(data, Corpus):
+            corpus = str(require_path("a corpus", data, "its name or path, or what load_corpus returns"))
+        called = corpus.name if isinstance(corpus, Corpus) else corpus
         if isinstance(chosen, str | Path):
-            raise AnalysisError(f"the models on {corpus} are {shown(chosen)}: {wanted_models}")
-        names = in_order(f"the models on {corpus}", chosen, "their names in a list")
+            raise AnalysisError(f"the models on {called} are {shown(chosen)}: {wanted_models}")
+        names = in_order(f"the models on {called}", chosen, "their names in a list")
         named[corpus] = [str(require_path("a model", name, "its name or folder")) for name in names]
     if not any(named.values()):
         raise AnalysisError("no model was given to compare: give one or more")
@@ -158,7 +162,7 @@ def _refuse_twice(names: list[str], dtype: str) -> None:
 
 
 def compare(
-    models: Mapping[str, Sequence[str]],
+    models: Mapping[str | Corpus, Sequence[str]],
     metrics: str,
     *,
     limit: int | None = None,
@@ -176,7 +180,7 @@ def compare(
     :func:`~analysis_lib.measurement.shipping.shipped_twin`.
 
     Args:
-        models: by corpus, as ``load_corpus`` takes it, the models to measure on it, as ``load_model`` takes them.
+        models: by corpus, loaded or as ``load_corpus`` takes it, the models to measure, as ``load_model`` does.
         metrics: as ``measure`` takes them.
         limit: how many items of each corpus to read.
         seed: with which they are drawn; None takes the first ones.

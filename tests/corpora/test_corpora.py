@@ -1490,7 +1490,7 @@ def test_a_sound_at_hand_has_samples_of_one_channel(samples):
 
 def test_a_sound_at_hand_has_a_rate_and_a_scale():
     for rate in (0, -1, 44.1):
-        with pytest.raises(AnalysisError, match="samples per second, is .*: give a whole number"):
+        with pytest.raises(AnalysisError, match=r"samples per second, is .*: give a whole number"):
             media.Sound(np.zeros(9, np.float32), rate)
     with pytest.raises(AnalysisError, match="scale them to lie between -1 and 1"):
         media.Sound(np.full(9, 100, np.float32), 16000)

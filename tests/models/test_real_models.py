@@ -135,7 +135,7 @@ def test_whisper_hears_what_is_read(name, prompt, mistakes, need_packages):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     heard = []
-    for sound in load_corpus("speech-clips", limit=5).items:
+    for sound in load_corpus("speech-clips", limit=5, seed=None).items:
         features = extractor(sound.samples, sampling_rate=sound.rate, return_tensors="pt")["input_features"]
         ids = [tokenizer.token_to_id(token) for token in prompt]
         with torch.inference_mode():
