@@ -645,10 +645,12 @@ def _report(options: argparse.Namespace) -> None:
         if not value:
             raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
     from analysis_lib.book.reports import build_report, report_output
-    from analysis_lib.models.names import DTYPE
+    from analysis_lib.models import ModelName
 
-    models = [expanduser(name) for name in options.models]
-    models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
+    models = []
+    for given in options.models:
+        name = ModelName.parse(expanduser(given))
+        models.append(str(dataclasses.replace(name, dtype=name.dtype or options.dtype)))
     draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with _sole_writer(report_output(models, options.data, options.out)):

@@ -20,7 +20,7 @@ from analysis_lib.capture import Batch, Settings
 from analysis_lib.capture.batching import make_batches
 from analysis_lib.measurement import stored
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
-from analysis_lib.models.loading import located
+from analysis_lib.models.folders import located
 from analysis_lib.models.tokenization import encoded
 
 Call = Callable[[], object]

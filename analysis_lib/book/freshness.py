@@ -13,7 +13,7 @@ from analysis_lib import corpora
 from analysis_lib.book.parameters import ROOT, Parameters, read_notebook
 from analysis_lib.corpora.packages import data_directory, file_hash
 from analysis_lib.measurement.versions import library_hash
-from analysis_lib.models.names import weights_identity
+from analysis_lib.models.folders import weights_identity
 from analysis_lib.training.runs import run_identity
 
 # What the modules of ``papers`` read beside their own sources.

@@ -41,7 +41,7 @@ from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import checked_options, load_model
-from analysis_lib.models.names import names_to_share, split_dtype
+from analysis_lib.models.names import ModelName, names_to_share
 from analysis_lib.training.runs import checkpoints
 
 HOME = Path(__file__).with_name("report")
@@ -183,7 +183,7 @@ def report_output(models: Sequence[str], data: str, out: Path) -> Output:
     Raises:
         AnalysisError: it holds anything that is no report on these models and data.
     """
-    names = [split_dtype(name)[0] for name in models]
+    names = [ModelName.parse(name).without_dtype for name in models]
     output = Output(out, "report", (*names, data), REPORT)
     if not output.check() and out.is_dir():
         visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))

@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,8 @@ from analysis_lib.measurement.measuring import measure, measured, refuse_sensele
 from analysis_lib.measurement.shipping import shipped_twin
 from analysis_lib.measurement.stored import interruption, measurements_directory
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
-from analysis_lib.models import UNTRAINED, split_dtype, split_twin, title
+from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
-from analysis_lib.models.names import split_name
 
 # What a row of a table is about.
 PLACES = ("space", "layer", "head", "position", "dimension", "token_type", "key_type", "term")
@@ -152,9 +151,9 @@ def _refuse_twice(names: list[str], dtype: str) -> None:
     """Refuse a model that is given twice, be it by another path."""
     known: dict[tuple, str] = {}
     for name in names:
-        model, adapter, part, seed = split_name(name)
-        paths = [os.path.realpath(path) if path and os.path.isdir(path) else path for path in (model, adapter)]
-        same = (*paths, part, seed, split_dtype(name)[1] or dtype)
+        model = ModelName.parse(name)
+        folders = [os.path.realpath(path) if os.path.isdir(path) else path for path in model.folders]
+        same = (*folders, model.part, model.untrained, model.seed or 0, model.dtype or dtype)
         if same in known:
             also = "" if known[same] == name else f", also as {known[same]}"
             raise AnalysisError(f"{name} was given twice{also}: give each model once")
@@ -213,9 +212,10 @@ def compare(
             refuse_senseless(name, corpus, metrics, of_vectors, settings.get("workers", 1))
     for data, corpus in read.items():
         for name in models[data]:
-            for twin in (None, *range(twins)) if split_twin(name)[1] is None else (None,):
-                bare = split_dtype(name)[0]
-                whole = name if twin is None else f"{bare}{UNTRAINED}@seed={twin}{name[len(bare) :]}"
+            model = ModelName.parse(name)
+            seeds = [] if model.untrained else range(twins)
+            for twin in (None, *seeds):
+                whole = name if twin is None else str(replace(model, untrained=True, seed=twin))
                 known = measured(whole, corpus, metrics, of_vectors, **given)
                 if not known and twin is not None and given == usual:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)

@@ -41,7 +41,7 @@ from analysis_lib.metrics import resolve
 from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
 from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.metrics.registry import WANTED
-from analysis_lib.models import LoadedModel, load_model, split_twin
+from analysis_lib.models import LoadedModel, ModelName, load_model
 from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
@@ -448,7 +448,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
 
 def _say(model: str, notes: Iterable[str]) -> None:
     # The checkpoints of a run are read alike, and so are a model and its untrained twins: one note will do for all.
-    whole = Path(split_twin(model)[0])
+    whole = Path(ModelName.parse(model).trained)
     subject = whole.parent if CHECKPOINT_NAME.fullmatch(whole.name) else whole
     for words in notes:
         about = {"subject": f"model {subject}"}

@@ -26,9 +26,8 @@ from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.measurement.versions import library_hash, metric_identity
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
-from analysis_lib.models import LoadedModel, ModelSpec, devices
+from analysis_lib.models import LoadedModel, ModelName, ModelSpec, devices
 from analysis_lib.models.loading import revision_of
-from analysis_lib.models.names import split_dtype
 
 # About how many seconds of merged work a killed measurement may lose.
 SECONDS_AT_RISK = 60
@@ -76,8 +75,8 @@ class StoredMeasurements:
         device: str | None = None,
     ) -> Self:
         """Those of the model that ``load_model`` gives for a name, which need not be loaded."""
-        bare, own = split_dtype(name)
-        spec = ModelSpec(bare, None, own or dtype, devices.usable(device))
+        model = ModelName.parse(name)
+        spec = ModelSpec(model.without_dtype, None, model.dtype or dtype, devices.usable(device))
         return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
+    from analysis_lib.models.folders import weights_identity
     from analysis_lib.models.loaded import TOKEN_TYPES, LoadedModel, ModelSpec
     from analysis_lib.models.loading import load_model
     from analysis_lib.models.names import (
         MULTIBERTS_SEEDS,
         MULTIBERTS_STEPS,
-        UNTRAINED,
         Maker,
+        ModelName,
         known_models,
         multibert,
         register,
-        split_dtype,
-        split_twin,
         title,
-        weights_identity,
     )
 
 __getattr__, __dir__ = lazily(__name__)

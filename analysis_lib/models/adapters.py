@@ -11,7 +11,7 @@ from torch import nn
 
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.names import ADAPTER
+from analysis_lib.models.folders import ADAPTER
 
 # Where peft keeps the weights of an adapter, as it looks for them.
 WEIGHTS, PICKLED_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"

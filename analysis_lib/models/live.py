@@ -9,7 +9,7 @@ from torch import nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import weights
 from analysis_lib.models.loaded import LoadedModel
-from analysis_lib.models.names import of_part
+from analysis_lib.models.names import ModelName
 
 # Where what wraps a model (torch.compile, DistributedDataParallel, FullyShardedDataParallel) keeps it.
 _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "module")
@@ -40,7 +40,7 @@ def live_model(model: nn.Module, processor: object, part: str = "") -> LoadedMod
     bare = bare_model(model)
     revision = _weights_hash(outer)
     if part:
-        return LoadedModel(of_part(name, part), revision, bare, processor, part=part)
+        return LoadedModel(str(ModelName(name, part=part)), revision, bare, processor, part=part)
     loaded = LoadedModel(name, revision, bare, processor, outer=outer)
     if predicts_tokens(model):
         loaded.headed = outer

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,14 @@ import torch
 import transformers
 from torch import nn
 
-from analysis_lib.errors import AnalysisError, refuse_all, require_choice, require_path, require_text, shown
+from analysis_lib.errors import (
+    AnalysisError,
+    refuse_all,
+    require_choice,
+    require_path,
+    require_text,
+    shown,
+)
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
 from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
@@ -22,24 +30,21 @@ from analysis_lib.models.configurations import (
     left_to_sentence_transformers,
     refuse_named_code,
 )
-from analysis_lib.models.layouts import kind_of, model_part
-from analysis_lib.models.live import live_model, predicts_tokens
-from analysis_lib.models.loaded import LoadedModel, ModelSpec
-from analysis_lib.models.names import (
+from analysis_lib.models.folders import (
     ADAPTER,
     CHECKPOINT,
     PREPARATION,
     adapter_base,
     file_hashes,
     has_processor,
-    known_model,
     located,
     model_home,
-    of_part,
-    split_dtype,
-    split_name,
     weights_identity,
 )
+from analysis_lib.models.layouts import kind_of, model_part
+from analysis_lib.models.live import live_model, predicts_tokens
+from analysis_lib.models.loaded import LoadedModel, ModelSpec
+from analysis_lib.models.names import ModelName, known_model
 from analysis_lib.models.parts import listed_layout, refuse_too_large
 from analysis_lib.models.reading import ALONE, LOCALLY, reading, refuse_damaged
 
@@ -98,110 +103,190 @@ def load_model(
         raise AnalysisError(f"part is {shown(part)}: give the path of a part, such as vision_model, or leave it out")
     if isinstance(name, nn.Module):
         return live_model(name, processor, part)
-    require_path("the model", name, "a name of `models`, a hub id, a folder or a model that is at hand")
+    sources = "a name of `models`, a hub id, a folder or a model that is at hand"
+    require_path("the model", name, sources)
     if revision is not None:
         require_text("the revision", revision, "a commit, branch or tag, or leave it out")
-    name = of_part(str(name), part) if part else str(name)
+    name = _named(str(name), part)
     if not isinstance(processor, str | Path | None):
         raise AnalysisError(f"{name} is read from files: give the name or folder of its {type(processor).__name__}")
-    bare, told = split_dtype(name)
-    dtype = told or dtype
+    processor = None if processor is None else str(processor)
+    dtype = name.dtype or dtype
     device = checked_options(dtype, device, device_map)
-    *_, part, seed = split_name(name)
-    folder, base, home, identity = _folders(name, revision)
-    for place in {folder, home}:
-        refuse_named_code(name, place)
-    config = _read_config(name, home)
+    return _loaded(name, ModelSpec(name.without_dtype, revision, dtype, device, device_map, processor))
+
+
+def _named(text: str, part: str) -> ModelName:
+    name = ModelName.parse(text)
+    if not part:
+        return name
+    if name.part:
+        raise AnalysisError(f"{name} names a part, and so does part={part}: give one of them")
+    return replace(name, part=part)
+
+
+def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
+    text = str(name)
+    files = _files(name, spec.revision)
+    for folder in {files.folder, files.home}:
+        refuse_named_code(text, folder)
+    config = _read_config(text, files.home)
     # Before the weights are read: they may be large.
-    kind = _kind(name, config) if not part else None
-    files = file_hashes(folder) | ({} if base is None else {f"{base}/{n}": f for n, f in file_hashes(home).items()})
-    adapted = None
-    if seed is not None:
-        model, files, identity = _untrained(config, dtype, seed), {}, _of_twin(seed, identity)
-    elif (folder / ADAPTER).is_file():
-        adapted, stored = _adapted(name, home, folder, config, dtype, device_map)
+    kind = None if name.part else _kind(text, config)
+    # Only a trained model has hashes, taken before its files are read.
+    hashes = {} if name.untrained else files.hashes()
+    adapted, stored = None, None
+    if name.untrained:
+        model = _untrained(config, spec.dtype, name.seed or 0)
+    elif (files.folder / ADAPTER).is_file():
+        adapted, stored = _adapted(text, files, config, spec)
         model = stored.body
     else:
-        model = stored_model(name, home, config, dtype, device_map).body
-    parts = {*getattr(adapted or model, "hf_device_map", {}).values()}
-    if parts and not model._no_split_modules:
-        raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
-    if not parts:
-        (adapted or model).to(device)
-    candidates = [folder, *([folder.parent] if folder.name.startswith(CHECKPOINT) else ()), home]
-    if processor is not None:
-        processor, candidates = str(processor), [located(str(processor), None)[0]]
-        identity = read_by(identity, processor)
-    if part:
-        own = listed_layout(config.model_type, part)
-        kind = own.kind if own and own.reads_texts_too else kind_of(model_part(name, model, part))
-        identity = _of_part(part, identity)
-    spec = ModelSpec(bare, revision, dtype, device, device_map, processor)
-    reader = read_processor(name, candidates, kind, config)
-    if part and own and own.reads_texts_too:
-        reader = SimpleNamespace(feature_extractor=reader, tokenizer=read_processor(name, candidates, "text"))
-    outer = adapted if not part else None
-    loaded = LoadedModel(name, identity, model.eval(), reader, spec, files, part, outer)
+        model = stored_model(text, files.home, config, spec.dtype, spec.device_map).body
+    _move(model if adapted is None else adapted, model, spec.device)
+    reader = _read_processors(name, files, kind, config, model, spec.processor)
+    loaded = LoadedModel(
+        text,
+        _identity(name, files.identity, spec.processor),
+        model.eval(),
+        reader,
+        spec,
+        hashes,
+        name.part,
+        outer=None if name.part else adapted,
+    )
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
-    _say_what_is_left_out(loaded, home, bare)
+    _note_sentence_transformers(loaded, files.home, name)
     return loaded
 
 
-def _say_what_is_left_out(loaded: LoadedModel, folder: Path, bare: str) -> None:
-    """A note on what sentence-transformers does with texts; that of a known model is in its own papers."""
-    if loaded.kind != "text" or known_model(split_name(bare).model):
+def _move(outermost: nn.Module, model: nn.Module, device: str) -> None:
+    """Move a model to its device, unless a device map has placed its parts."""
+    if not getattr(outermost, "hf_device_map", None):
+        outermost.to(device)
+    elif not model._no_split_modules:
+        raise AnalysisError(f"a {type(model).__name__} cannot be spread over devices: leave the device map out")
+
+
+def _read_processors(
+    name: ModelName,
+    files: "_Files",
+    kind: str | None,
+    config: transformers.PreTrainedConfig,
+    model: nn.Module,
+    processor: str | None,
+) -> object:
+    """What prepares the input of a model, or of the part that is measured alone."""
+    text, folders = str(name), files.of_processor
+    if processor is not None:
+        folders = [located(processor, None)[0]]
+    if not name.part:
+        return read_processor(text, folders, kind, config)
+    listed = listed_layout(config.model_type, name.part)
+    if not listed or not listed.reads_texts_too:
+        kind = kind_of(model_part(text, model, name.part))
+        return read_processor(text, folders, kind, config)
+    sounds = read_processor(text, folders, listed.kind, config)
+    return SimpleNamespace(feature_extractor=sounds, tokenizer=read_processor(text, folders, "text"))
+
+
+def _note_sentence_transformers(loaded: LoadedModel, folder: Path, name: ModelName) -> None:
+    """Note what sentence-transformers does to texts; of known models, their papers say it."""
+    if loaded.kind != "text" or known_model(name.base):
         return
     steps = left_to_sentence_transformers(folder, loaded.max_length)
     if steps:
-        said = "note: %s: of a text, sentence-transformers would %s; it is read here as transformers reads it"
-        logging.getLogger(__name__).warning(said, loaded.name, " and ".join(steps))
+        note = "note: %s: of a text, sentence-transformers would %s; it is read here as transformers reads it"
+        logging.getLogger(__name__).warning(note, loaded.name, " and ".join(steps))
 
 
 def _adapted(
-    name: str, home: Path, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device_map: object
+    name: str, files: "_Files", config: transformers.PreTrainedConfig, spec: ModelSpec
 ) -> tuple[nn.Module, Stored]:
-    """The model of a folder with the adapter of another, as peft makes it; and that model."""
-    # Until the weights of the adapter take their places, random ones stand there.
+    """The model with its adapter, as peft makes it; and without."""
+    fault = f"{name}: its adapter cannot be applied"
+    # Random weights stand in for those of the adapter until these are read.
     with torch.random.fork_rng(devices=[]):
-        with reading(f"{name}: its adapter cannot be applied", folder):
-            adapter = Adapter(name, folder)
+        with reading(fault, files.folder):
+            adapter = Adapter(name, files.folder)
             made = adapter.class_of_base(config)
-        stored = stored_model(name, home, config, dtype, device_map, made)
-        with reading(f"{name}: its adapter cannot be applied", folder):
+        stored = stored_model(name, files.home, config, spec.dtype, spec.device_map, made)
+        with reading(fault, files.folder):
             return adapter.applied(stored.whole), stored
 
 
 def checked_options(dtype: str, device: str | None, device_map: object = None) -> str:
-    """The device to use; an AnalysisError, before anything is read, if a model cannot be loaded so."""
+    """The device to use.
+
+    Raises:
+        AnalysisError: no model can be loaded so; said before anything is read.
+    """
     require_choice("the dtype", dtype, DTYPES)
-    places = [*device_map.values()] if isinstance(device_map, dict) else []
-    sensible = places and all(isinstance(place, str | int) and place != "meta" for place in places)
-    if not sensible and device_map not in (None, "auto"):
+    if device_map not in (None, "auto") and not _is_device_map(device_map):
         raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
     return devices.usable(device)
 
 
+def _is_device_map(given: object) -> bool:
+    devices_of_parts = [*given.values()] if isinstance(given, dict) else []
+    valid = (isinstance(each, str | int) and each != "meta" for each in devices_of_parts)
+    return bool(devices_of_parts) and all(valid)
+
+
 def revision_of(name: str, processor: str | None = None) -> str:
-    """The ``revision`` of the model that ``load_model`` gives for a name, which is not loaded."""
-    *_, part, seed = split_name(name)
-    identity = weights_identity(name) if seed is None else _of_twin(seed, weights_identity(name))
-    identity = _of_part(part, identity) if part else identity
-    return identity if processor is None else read_by(identity, processor)
+    """The ``revision`` of the model that ``load_model`` gives for a name, without loading it."""
+    return _identity(ModelName.parse(name), weights_identity(name), processor)
 
 
-def read_by(identity: str, processor: str) -> str:
-    """What identifies a model that has the tokenizer, or other processor, of another one."""
-    return f"{identity} read by that of {weights_identity(processor)}"
+def _identity(name: ModelName, weights: str, processor: str | None) -> str:
+    if name.untrained:
+        weights = f"untrained, seed {name.seed or 0}, of {weights}"
+    if name.part:
+        weights = f"{name.part} of {weights}"
+    if processor is not None:
+        weights = f"{weights} read by that of {weights_identity(processor)}"
+    return weights
 
 
-def _folders(name: str, revision: str | None) -> tuple[Path, str | None, Path, str]:
-    """Where the files of a name lie; the base of the adapter that these are, if they are one; where the model lies, and
-    what identifies it."""
-    model, adapter, *_ = split_name(name)
-    folder, identity = located(model if adapter is None else f"{model}+{adapter}", revision)
-    base = adapter_base(folder) if adapter is None else model
-    return folder, base, folder if base is None else located(base, None)[0], identity
+@dataclass(frozen=True)
+class _Files:
+    """The folders of a model.
+
+    Attributes:
+        folder: of the adapter of a model that has one, else of the model.
+        home: of the model itself.
+        base: the name of the model at ``home``, where ``folder`` is that of an adapter alone.
+        identity: of the weights.
+    """
+
+    folder: Path
+    home: Path
+    base: str | None
+    identity: str
+
+    @property
+    def of_processor(self) -> list[Path]:
+        """The folders that may hold a processor, in order."""
+        folders = [self.folder, self.home]
+        if self.folder.name.startswith(CHECKPOINT):
+            folders.insert(1, self.folder.parent)
+        return folders
+
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of every file, by name."""
+        hashes = file_hashes(self.folder)
+        if self.base is not None:
+            of_base = file_hashes(self.home)
+            hashes |= {f"{self.base}/{path}": digest for path, digest in of_base.items()}
+        return hashes
+
+
+def _files(name: ModelName, revision: str | None) -> _Files:
+    folder, identity = located(name.whole, revision)
+    base = adapter_base(folder) if name.adapter is None else name.base
+    home = folder if base is None else located(base, None)[0]
+    return _Files(folder, home, base, identity)
 
 
 def lacks_head(loaded: LoadedModel, objective: str) -> str:
@@ -212,7 +297,8 @@ def lacks_head(loaded: LoadedModel, objective: str) -> str:
     """
     kind, predicted, classes = OBJECTIVES[objective]
     config = loaded.model.config
-    made, names = classes.get(type(config), None), [*(config.architectures or ()), type(loaded.model).__name__]
+    made = classes.get(type(config), None)
+    names = [*(config.architectures or ()), type(loaded.model).__name__]
     if made is None or made.__name__ not in names or loaded.layout.part:
         return f"it is no {kind} ({names[0]}), so that it predicts no {predicted}"
     return ""
@@ -224,10 +310,11 @@ def with_head(loaded: LoadedModel, objective: str) -> transformers.PreTrainedMod
     Raises:
         AnalysisError: it is none, see :func:`lacks_head`, or its head is not at hand.
     """
-    if lacking := lacks_head(loaded, objective):
-        raise AnalysisError(f"{loaded.name}: {lacking}")
+    if reason := lacks_head(loaded, objective):
+        raise AnalysisError(f"{loaded.name}: {reason}")
     if loaded.headed is None:
-        loaded.headed = _head(loaded, OBJECTIVES[objective][2][type(loaded.model.config)])
+        *_, classes = OBJECTIVES[objective]
+        loaded.headed = _head(loaded, classes[type(loaded.model.config)])
     return loaded.headed
 
 
@@ -235,25 +322,18 @@ def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
     config, spec = loaded.model.config, loaded.spec
     if spec is None or spec.device_map:
         raise AnalysisError(f"{loaded.name}: its head is not at hand: give the model with its head, or its name")
-    if (seed := split_name(spec.name).seed) is not None:
-        headed = _untrained(config, spec.dtype, seed, made)
+    name = ModelName.parse(spec.name)
+    if name.untrained:
+        headed = _untrained(config, spec.dtype, name.seed or 0, made)
     else:
-        *_, home, _ = _folders(spec.name, spec.revision)
+        home = _files(name, spec.revision).home
         with reading(f"{loaded.name} cannot be loaded", home), without_adapters():
-            headed, told = made.from_pretrained(home, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
-        if lost := sorted(told["missing_keys"]):
-            raise AnalysisError(f"{loaded.name} has no weights {lost[0]}: it was saved without its head")
+            headed, info = made.from_pretrained(home, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
+        if missing := sorted(info["missing_keys"]):
+            raise AnalysisError(f"{loaded.name} has no weights {missing[0]}: it was saved without its head")
     setattr(headed, headed.base_model_prefix, loaded.model)
     headed.tie_weights()
     return headed.to(loaded.device).eval()
-
-
-def _of_twin(seed: int, identity: str) -> str:
-    return f"untrained, seed {seed}, of {identity}"
-
-
-def _of_part(part: str, identity: str) -> str:
-    return f"{part} of {identity}"
 
 
 def _untrained(
@@ -262,15 +342,15 @@ def _untrained(
     """A model with random weights; without its head, unless it is of a class that has one."""
     with ALONE, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        # In single precision whatever was asked for, so that both precisions hold the same weights.
         made = made or model_class(config)
         build = made.from_config if made is transformers.AutoModel else made._from_config
+        # In single precision first, so that all precisions hold the same weights.
         model = build(config, dtype=torch.float32)
     return model.to(getattr(torch, dtype))
 
 
 def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
-    """What a model reads.
+    """``text``, ``image`` or ``audio``, from the configuration alone.
 
     Raises:
         AnalysisError: transformers has no model without a head of this type.
@@ -285,41 +365,54 @@ def _kind(name: str, config: transformers.PreTrainedConfig) -> str:
     return kind_of(made)
 
 
+PROCESSORS = {
+    "text": transformers.AutoTokenizer,
+    "image": transformers.AutoImageProcessor,
+    "audio": transformers.AutoFeatureExtractor,
+}
+
+
 def read_processor(
-    name: str, folders: Sequence[Path], kind: str, config: transformers.PreTrainedConfig | None = None
+    name: str,
+    folders: Sequence[Path],
+    kind: str,
+    config: transformers.PreTrainedConfig | None = None,
 ) -> object:
     """The tokenizer, image processor or feature extractor of the first folder that has one.
 
     Args:
-        config: of the model, whose type says which tokenizer it is where the folder does not.
+        name: of the model, for errors.
+        folders: to look in, in order.
+        kind: of the input, ``text``, ``image`` or ``audio``.
+        config: of the model, whose type decides on the tokenizer where the folder does not.
     """
     folder = next((folder for folder in folders if has_processor(folder, kind)), None)
     if folder is None and kind == "text":
-        # transformers would make one up that knows no word.
+        # Without files, transformers would make up a tokenizer that knows no word.
         raise AnalysisError(
-            f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained, or give another one "
-            f"(--tokenizer)"
+            f"{name} has no tokenizer: save the tokenizer to the same folder with save_pretrained, "
+            f"or give another one (--tokenizer)"
         )
     if folder is None:
         raise AnalysisError(
-            f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: save its processor to the same "
-            f"folder with save_pretrained"
+            f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: "
+            f"save its processor to the same folder with save_pretrained"
         )
-    autos = {"text": "AutoTokenizer", "image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
     with reading(f"{name} cannot be loaded", folder):
-        if kind == "text" and config is not None and not _says_type(folder):
-            return transformers.AutoTokenizer.from_pretrained(folder, config=config, **LOCALLY)
-        return getattr(transformers, autos[kind]).from_pretrained(folder, **LOCALLY)
+        options = {}
+        if kind == "text" and config is not None and not _states_type(folder):
+            options["config"] = config
+        return PROCESSORS[kind].from_pretrained(folder, **options, **LOCALLY)
 
 
-def _says_type(folder: Path) -> bool:
-    """Whether a folder says which model, and so which tokenizer, it is of."""
+def _states_type(folder: Path) -> bool:
+    """Whether a folder names the type of its model, and so of its tokenizer."""
     path = folder / "config.json"
     return not path.is_file() or "model_type" in json.loads(path.read_text(encoding="utf-8"))
 
 
 def refuse_unloadable(names: Iterable[str]) -> None:
-    """Refuse those of several models that are not there, or whose files are damaged, all at once; loads none.
+    """Refuse those of several models that are not there, or whose files are damaged, all at once.
 
     Raises:
         AnalysisError: what is wrong with each of them.
@@ -328,8 +421,7 @@ def refuse_unloadable(names: Iterable[str]) -> None:
     for name in dict.fromkeys(names):
         try:
             revision_of(name)
-            model, adapter, *_ = split_name(name)
-            for folder in (model, adapter):
+            for folder in ModelName.parse(name).folders:
                 if folder and not known_model(folder) and os.path.isdir(folder):
                     refuse_damaged(model_home(Path(folder)))
         except AnalysisError as error:
@@ -345,16 +437,16 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
     with reading(f"{name}: its config.json cannot be read", folder):
         settings = json.loads(path.read_text(encoding="utf-8"))
         refuse_too_large(name, settings)
-        architectures = settings.get("architectures") or []
-        if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
+        names = settings.get("architectures") or []
+        if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
             raise AnalysisError(f"{name}: architectures is no list of names: mend its config.json")
         model_type = settings.get("model_type")
         if model_type is None:
             return config_by_weights(name, folder, settings)
         if model_type not in CONFIGS:
             raise AnalysisError(
-                f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "
-                f"config.json, or give another model"
+                f"{name} is of no type that transformers knows (model_type {model_type!r}): "
+                f"write its type into its config.json, or give another model"
             )
         _refuse_ignored_positions(name, settings, model_type)
         config = transformers.AutoConfig.from_pretrained(folder, **LOCALLY)
@@ -363,15 +455,15 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
 
 
 def _refuse_ignored_positions(name: str, settings: dict, model_type: str) -> None:
-    """Refuse a kind of position embeddings that transformers passes by, so that other vectors would be measured.
+    """Refuse a kind of position embeddings that transformers ignores: other vectors would result.
 
-    ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare the setting. The relative positions of BERT
-    and its kin are no longer computed by any of them.
+    ESM-2 (rotary), Granite (rope, nope) and DETR (sine, learned) declare the setting. The relative
+    positions of BERT and its kin are no longer computed by any of them.
     """
     kind = settings.get("position_embedding_type") or "absolute"
-    declared = hasattr(CONFIGS[model_type], "position_embedding_type")
-    if kind != "absolute" and (str(kind).startswith("relative_key") or not declared):
+    is_declared = hasattr(CONFIGS[model_type], "position_embedding_type")
+    if kind != "absolute" and (str(kind).startswith("relative_key") or not is_declared):
         raise AnalysisError(
-            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), which transformers no "
-            f"longer computes for a {model_type} model: give another model"
+            f"{name} has position embeddings of the kind {kind!r} (position_embedding_type), "
+            f"which transformers no longer computes for a {model_type} model: give another model"
         )

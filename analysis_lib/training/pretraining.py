@@ -27,8 +27,8 @@ from analysis_lib.errors import CONTINUES, AnalysisError, near_names, require_pa
 from analysis_lib.files import Output
 from analysis_lib.measurement import processes
 from analysis_lib.models import devices
+from analysis_lib.models.folders import located
 from analysis_lib.models.loading import LOCALLY, read_processor
-from analysis_lib.models.names import located
 from analysis_lib.models.parts import refuse_too_large
 from analysis_lib.models.tokenization import Tokenizer
 from analysis_lib.training import loop

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, near_names, require_path, require_seeds
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
-from analysis_lib.models.names import file_hashes
+from analysis_lib.models.folders import file_hashes
 from analysis_lib.training.settings import (
     BASELINES,
     COLUMNS,

@@ -21,7 +21,7 @@ from analysis_lib.errors import (
     shown,
     whole_number,
 )
-from analysis_lib.models.names import file_hashes, weights_identity
+from analysis_lib.models.folders import file_hashes, weights_identity
 
 # They count changes of how models are trained that the settings do not show.
 PRETRAINING, RECIPE = 2, 2

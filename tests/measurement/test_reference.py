@@ -12,7 +12,7 @@ from reference import COLUMNS, KEYS, assert_agree
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
 from analysis_lib.corpora import Corpus, Sound
-from analysis_lib.models import names
+from analysis_lib.models import folders
 
 # Relative error allowed, and the absolute one in units of the column's root mean square: the second is for
 # values that are what is left of a cancellation, such as the mean of a dimension that lies around zero.
@@ -154,7 +154,7 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_models(name):
     model, corpus = load_model(name, dtype="float64"), REAL[name]()
-    folder = names.located(name, None)[0]
+    folder = folders.located(name, None)[0]
     read = {"text": lambda item: item, "image": lambda item: item.load(), "audio": lambda item: item.load().samples}
     items = [read[corpus.kind](item) for item in corpus.items]
     wanted = complete(reference.Reference(folder, items, max_length=512).tables())

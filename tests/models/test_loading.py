@@ -18,8 +18,8 @@ from safetensors.torch import save_file as save_torch
 
 import analysis_lib
 from analysis_lib import AnalysisError, load_model, measure
+from analysis_lib.models.folders import file_hashes
 from analysis_lib.models.loading import revision_of
-from analysis_lib.models.names import file_hashes
 
 HEADS = {
     "whisper": ["WhisperForAudioClassification", "WhisperForConditionalGeneration"],

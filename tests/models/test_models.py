@@ -19,7 +19,7 @@ from analysis_lib.capture.projections import key_projection
 from analysis_lib.corpora import Corpus, hub
 from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT
-from analysis_lib.models.names import MODELS
+from analysis_lib.models.names import MODELS, ModelName
 from analysis_lib.training.recipes import RECIPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -588,3 +588,37 @@ def test_a_folder_with_an_encoder_alone_is_measured_as_such(name, tiny_folder, t
     both, one = (table["anisotropy"] for table in tables)
     pd.testing.assert_frame_equal(one, both[both["layer"] <= one["layer"].max()].reset_index(drop=True))
     assert load_model(f"{tmp_path}:untrained").stacks.keys() == alone.stacks.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("minilm", ModelName("minilm")),
+        ("digits-vit@steps=50@seed=1", ModelName("digits-vit@steps=50@seed=1")),
+        ("owner/base+owner/legal", ModelName("owner/base", adapter="owner/legal")),
+        ("+legal", ModelName("+legal")),
+        ("clip@part=vision_model", ModelName("clip", part="vision_model")),
+        ("minilm:untrained", ModelName("minilm", untrained=True)),
+        ("minilm:untrained@seed=0", ModelName("minilm", untrained=True, seed=0)),
+        ("minilm@dtype=bfloat16", ModelName("minilm", dtype="bfloat16")),
+        ("minilm@dtype=", ModelName("minilm@dtype=")),
+        (
+            "bert@steps=5+a/b@part=encoder:untrained@seed=3@dtype=float16",
+            ModelName("bert@steps=5", "a/b", "encoder", True, 3, "float16"),
+        ),
+    ],
+)
+def test_a_name_and_its_parts(text, name):
+    assert ModelName.parse(text) == name
+    assert str(name) == text
+
+
+def test_a_folder_may_have_a_plus_in_its_name(tmp_path):
+    folder = tmp_path / "a+b"
+    folder.mkdir()
+    assert ModelName.parse(f"{folder}:untrained") == ModelName(str(folder), untrained=True)
+
+
+def test_a_part_is_named_once():
+    with pytest.raises(AnalysisError, match="give one of them"):
+        load_model("minilm@part=encoder", part="embeddings")

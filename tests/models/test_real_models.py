@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models import names
+from analysis_lib.models import folders, names
 from analysis_lib.models.conversion import ctranslate2_variables
 
 SENTENCE = "The sun rises in the east and sets in the west, and at night we can see the moon and the stars."
@@ -40,7 +40,7 @@ def need_packages():
 
 
 def folder_of(name):
-    return names.located(name, None)[0]
+    return folders.located(name, None)[0]
 
 
 def perplexity(model, tokenizer, text):

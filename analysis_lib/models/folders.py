@@ -1,0 +1,204 @@
+"""The folder of a model, from a package, this machine or the hub, and the identity of its files."""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from analysis_lib.corpora import hub, packages
+from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.models.names import (
+    MULTIBERTS,
+    KnownModel,
+    ModelName,
+    known_model,
+    known_models,
+    maker_of,
+)
+
+# Says what an adapter changes, and of which model.
+ADAPTER = "adapter_config.json"
+# How Trainer calls the folders that it leaves in that of its run.
+CHECKPOINT = "checkpoint-"
+# One of these holds the vocabulary of a tokenizer; the other says how images or sounds are prepared.
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
+PREPARATION = "preprocessor_config.json"
+PROCESSOR_FILES = (*VOCABULARIES, "*token*", "*processor*.json")
+# These read bytes or code points.
+WITHOUT_VOCABULARY = ("ByT5Tokenizer", "CanineTokenizer", "CharacterBertTokenizer")
+
+
+def weights_identity(name: str) -> str:
+    """A short text that changes when the weights behind ``name`` change; neither downloads nor loads.
+
+    Raises:
+        AnalysisError: ``name`` is on a hub that cannot be reached, and not in the local cache.
+    """
+    model = ModelName.parse(name)
+    if model.adapter is None:
+        return _identity(model.base)
+    # The adapter may name another base than the one it is used with.
+    if os.path.isdir(model.adapter):
+        return f"{_hashed(Path(model.adapter))} on {_identity(model.base)}"
+    return f"{weights_identity(model.adapter)} on {_identity(model.base)}"
+
+
+def _identity(base: str) -> str:
+    known = known_model(base)
+    if known and known.packages:
+        return " ".join(map(packages.pin, known.packages))
+    if maker := maker_of(base):
+        return maker.identity(base)
+    if not known and os.path.isdir(base):
+        return folder_identity(model_home(Path(base)))
+    repository, revision = (known.repository, known.revision) if known else (base, None)
+    with _explained(base):
+        return f"{repository}@{hub.require(repository, revision, 'config.json', ADAPTER)}"
+
+
+def folder_identity(folder: Path) -> str:
+    """A short text that changes when the folder of a model does, or another that it is read with."""
+    identity = _hashed(folder)
+    base = adapter_base(folder)
+    if base is not None:
+        identity += f" on {weights_identity(base)}"
+    is_checkpoint = folder.name.startswith(CHECKPOINT)
+    if is_checkpoint and not has_processor(folder) and has_processor(folder.parent):
+        identity += f" read by {_hashed(folder.parent, PROCESSOR_FILES)}"
+    return identity
+
+
+def _hashed(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> str:
+    listing = json.dumps(file_hashes(folder, patterns))
+    return f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"
+
+
+def located(name: str, revision: str | None) -> tuple[Path, str]:
+    """The folder of a model, or of the adapter in its name, and the identity of its weights.
+
+    Raises:
+        AnalysisError: there is no such model, it is on a hub that cannot be reached, or a revision
+            is given of one that is not on the hub.
+    """
+    if not name.strip() or "\0" in name or len(name) > 4096:
+        raise AnalysisError(f"{name[:40]!r} is no model: give a name of `models`, a hub id or a folder")
+    model = ModelName.parse(name)
+    if model.adapter is not None:
+        return _adapter_folder(model.adapter, revision), weights_identity(name)
+    known = known_model(name)
+    maker = None if known else maker_of(name)
+    is_folder = os.path.isdir(name)
+    if (known or maker) and is_folder:
+        note = "note: %s is the known model of that name, and not the folder %s that lies here: for that, give %s"
+        logging.getLogger(__name__).warning(note, name, name, os.path.join(".", name))
+    is_local = known.packages if known else maker or is_folder
+    if not is_local:
+        return _downloaded(name, known or KnownModel("", repository=name, pickled=True), revision)
+    if revision is not None:
+        raise AnalysisError(f"{name} is not read from the hub: leave the revision out")
+    if known:
+        # Imported late: without weights, no question about a model needs torch.
+        from analysis_lib.models.conversion import converted
+
+        folder = converted(name, known.form, known.packages)
+    elif maker:
+        folder = maker.folder(name)
+    else:
+        folder = model_home(Path(name))
+    return folder, weights_identity(name)
+
+
+def _adapter_folder(adapter: str, revision: str | None) -> Path:
+    folder = Path(adapter) if os.path.isdir(adapter) else located(adapter, revision)[0]
+    if not (folder / ADAPTER).is_file():
+        raise AnalysisError(f"{adapter} holds no adapter ({ADAPTER} is missing): give the folder of one after +")
+    return folder
+
+
+def _downloaded(name: str, known: KnownModel, revision: str | None) -> tuple[Path, str]:
+    with _explained(name):
+        folder = hub.model_folder(known.repository, revision or known.revision, pickled=known.pickled)
+    return folder, f"{known.repository}@{folder.name}"
+
+
+def model_home(folder: Path) -> Path:
+    """The folder of the model itself: in one of sentence-transformers, that of its first module."""
+    modules = folder / "modules.json"
+    if (folder / "config.json").is_file() or not modules.is_file():
+        return folder
+    inner = packages.read(modules, lambda path: folder / _read(path)[0]["path"])
+    is_inside = inner.is_dir() and inner.resolve().is_relative_to(folder.resolve())
+    return inner if is_inside else folder
+
+
+def _read(path: Path) -> object:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The name of the model that an adapter belongs to; None for a folder with a whole model.
+
+    Raises:
+        AnalysisError: its settings name none.
+    """
+    if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
+        return None
+    base = packages.read_json(folder / ADAPTER).get("base_model_name_or_path")
+    if isinstance(base, str) and base.strip():
+        return base
+    raise AnalysisError(f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path")
+
+
+def has_processor(folder: Path, kind: str | None = None) -> bool:
+    """Whether a folder has a tokenizer (of kind ``text``), another processor, or (None) either."""
+    if kind != "text" and (folder / PREPARATION).is_file():
+        return True
+    if kind not in (None, "text"):
+        return False
+    settings = folder / "tokenizer_config.json"
+    if settings.exists():
+        tokenizer = packages.read_json(settings).get("tokenizer_class")
+        if tokenizer in WITHOUT_VOCABULARY:
+            return True
+    return any(path.is_file() for path in _matching(folder, VOCABULARIES))
+
+
+def _matching(folder: Path, patterns: Iterable[str]) -> set[Path]:
+    return {path for pattern in patterns for path in folder.glob(pattern)}
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Around a request to the hub: a name that is neither known nor a folder may be misspelt."""
+    if known_model(name):
+        yield
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+        raise AnalysisError(f"there is no folder {name!r}: give a folder with config.json, or a name of `models`")
+    try:
+        yield
+    except AnalysisError as error:
+        candidates = MULTIBERTS if name.startswith("multiberts-") else known_models()
+        near = near_names(name, candidates)
+        raise AnalysisError(f"there is no model or folder named {name} here ({near}); {error}") from error
+
+
+def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict[str, str]:
+    """SHA-256 of files of a folder by their paths in it: by default, of all that a model is read from.
+
+    Weights that an index of the folder names are among them, wherever they lie. Pickles count only
+    where there are no safetensors files: only there are they read.
+    """
+    if patterns == hub.MODEL_FILES and not any(folder.glob("*.safetensors")):
+        patterns = (*patterns, *hub.PICKLES, "adapter_model.bin")
+    paths = _matching(folder, patterns)
+    indices = [path for path in paths if path.name.endswith(".index.json")]
+    for index in indices:
+        # A damaged index is reported when the weights load.
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            paths |= {folder / name for name in _read(index)["weight_map"].values()}
+    files = sorted(path for path in paths if path.is_file())
+    return {os.path.relpath(path, folder): packages.file_hash(path) for path in files}
