@@ -8,7 +8,7 @@ import transformers
 from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-from analysis_lib.models.layouts import kind_of
+from analysis_lib.models.probe import kind_of
 
 # By size, the names that configurations give to what it is the size of.
 _SIZES = {

@@ -18,7 +18,7 @@ import transformers
 from models import test_any_transformer as proof
 
 from analysis_lib import AnalysisError, load_model, measure
-from analysis_lib.models.layouts import kind_of
+from analysis_lib.models.probe import kind_of
 
 COLUMNS = ("architecture", "reads", "result", "tables", "why")
 # The tables of ``measure`` that prove what is captured.

@@ -20,9 +20,9 @@ from analysis_lib.capture.projections import NotLinear, is_plain
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel, load_model
 from analysis_lib.models.devices import unpacked, without_gradients
-from analysis_lib.models.layouts import evaluated
 from analysis_lib.models.loading import lacks_head
 from analysis_lib.models.outer import answer, is_activated_by_tokens, is_plain_head
+from analysis_lib.models.probe import evaluated
 
 # How far the captured and the plain output may differ, as a share of the largest activation. In float32, some
 # roundings pass without question; in float64, half of the digits must agree.

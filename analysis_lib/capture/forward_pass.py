@@ -35,9 +35,9 @@ from analysis_lib.capture.tokens import Tokens
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import LoadedModel
+from analysis_lib.models.calls import call_with_first, first_of_call, first_vectors, with_first
 from analysis_lib.models.devices import without_gradients
 from analysis_lib.models.factors import AttentionSeen
-from analysis_lib.models.layouts import call_with_first, first_of_call, first_vectors, with_first
 from analysis_lib.models.parts import Attention, Stack
 
 

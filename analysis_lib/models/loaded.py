@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
-from analysis_lib.models.layouts import evaluated, example, found_layout, is_of, model_part
+from analysis_lib.models.layouts import find_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer, is_plain_head
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
+from analysis_lib.models.probe import evaluated, example
 from analysis_lib.models.tokenization import Tokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
@@ -108,7 +109,7 @@ class LoadedModel:
             listed = None
         if self.outer is not None:
             self._wake()
-        self.layout = listed or found_layout(self.name, self.model, self.processor)
+        self.layout = listed or find_layout(self.name, self.model, self.processor)
         # A part may be listed as one of a whole.
         inside = dict(self.model.named_modules())
         self.model = inside.get(self.layout.part, self.model)

@@ -41,11 +41,12 @@ from analysis_lib.models.folders import (
     model_home,
     weights_identity,
 )
-from analysis_lib.models.layouts import kind_of, model_part
+from analysis_lib.models.layouts import model_part
 from analysis_lib.models.live import live_model, predicts_tokens
 from analysis_lib.models.loaded import LoadedModel, ModelSpec
 from analysis_lib.models.names import ModelName, known_model
 from analysis_lib.models.parts import listed_layout, refuse_too_large
+from analysis_lib.models.probe import kind_of
 from analysis_lib.models.reading import ALONE, LOCALLY, reading, refuse_damaged
 
 # Language models by what they predict: what they are called, what that is, and their classes.

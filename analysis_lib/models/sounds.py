@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import device_of
-from analysis_lib.models.layouts import evaluated
 from analysis_lib.models.loaded import LoadedModel
+from analysis_lib.models.probe import evaluated
 
 # In seconds: two sounds that every processor reads, and of which the second has so many frames more that the time
 # between two frames follows.

@@ -16,8 +16,8 @@ from torch import nn
 
 from analysis_lib import AnalysisError, Replace, load_model, measure
 from analysis_lib.models import LoadedModel
-from analysis_lib.models.layouts import kind_of
 from analysis_lib.models.parts import PADDED_TEXTS
+from analysis_lib.models.probe import kind_of
 
 # Latent attention; and norms after rotations, other rotations, keys that are repeated or multiplied.
 LATENT = ("glm4_moe_lite", "minicpm3", "dots3_note_text")

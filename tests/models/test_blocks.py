@@ -14,7 +14,7 @@ from tiny import TEXTS
 from torch import nn
 
 from analysis_lib import AnalysisError, Replace, load_model, measure
-from analysis_lib.models.layouts import evaluated
+from analysis_lib.models.probe import evaluated
 
 SOME = [TEXTS[0], TEXTS[3], TEXTS[4]]
 _SIZES = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -1,0 +1,300 @@
+"""One pass of a model over a short example: what every module reads and returns, and where it attends."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from analysis_lib.models.calls import arguments_of, first_of_call, first_vectors, signature_of
+from analysis_lib.models.devices import device_of, embedded_words, without_gradients
+from analysis_lib.models.factors import AttentionSeen, OwnAttention
+
+# The name under which the attention function of a probe is registered.
+PROBE = "analysis_lib_probe"
+# Tokens of an example; a prime number, so that padding to a window is noticed.
+TOKENS = 13
+# The attribute by which transformers marks a model whose hooks collect hidden states.
+_MARK = "_output_capturing_hooks_installed"
+KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+# How far two tensors that are computed in different ways may differ, as a share of the largest number.
+ROUNDING = 1e-3
+
+
+def same(tensor: Tensor | None, other: Tensor) -> bool:
+    """Whether two tensors are equal up to rounding."""
+    if tensor is None or tensor.shape != other.shape:
+        return False
+    tolerance = max(ROUNDING, 8 * torch.finfo(other.dtype).eps)
+    return bool((tensor - other).abs().max() <= tolerance * other.abs().max())
+
+
+def identical(tensor: Tensor | None, other: Tensor | None) -> bool:
+    """Whether two tensors are equal, number by number."""
+    if tensor is None or other is None:
+        return False
+    return tensor.shape == other.shape and torch.equal(tensor, other)
+
+
+# --- The example ----------------------------------------------------------------------------------
+
+
+def kind_of(model: type[PreTrainedModel] | PreTrainedModel) -> str:
+    """What a model reads: ``text``, ``image`` or ``audio``."""
+    made = model if isinstance(model, type) else type(model)
+    # A part of a model may name the main input of the whole.
+    _, first, *_ = signature_of(made).parameters
+    return KINDS.get(first) or KINDS.get(model.main_input_name, "text")
+
+
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether a model has an encoder and a decoder."""
+    return getattr(model.config, "is_encoder_decoder", False)
+
+
+def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | bool]:
+    """A short input: a few tokens, or what the processor of a model makes of an image or a sound."""
+    kind = kind_of(model)
+    if kind == "text":
+        made = _some_tokens(model)
+    elif kind == "image":
+        mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
+        image = Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert(mode)
+        made = processor(image, return_tensors="pt")
+    else:
+        rate = processor.sampling_rate
+        made = processor(np.sin(np.arange(rate) / 20), sampling_rate=rate, return_tensors="pt")
+    inputs = {name: torch.as_tensor(values) for name, values in made.items()}
+    if kind == "text" and is_encoder_decoder(model):
+        # One token fewer, to tell cross-attention from self-attention.
+        inputs |= {f"decoder_{name}": values[:, :-1] for name, values in inputs.items()}
+    accepted = signature_of(type(model)).parameters
+    placed = {}
+    for name, values in inputs.items():
+        if name in accepted:
+            dtype = model.dtype if values.is_floating_point() else None
+            placed[name] = values.to(device_of(model), dtype)
+    if getattr(model.config, "use_cache", False):
+        placed["use_cache"] = False
+    return placed
+
+
+def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A few plain tokens: none stands for an image or has another special meaning."""
+    config = model.config.get_text_config()
+    special = set()
+    for name, value in {**model.config.to_dict(), **config.to_dict()}.items():
+        if name.endswith(("_token_id", "_token_index")):
+            special.update(value if isinstance(value, list) else [value])
+    longest, count = getattr(config, "max_position_embeddings", None), TOKENS
+    if isinstance(longest, int) and longest > 0:
+        count = min(TOKENS, longest)
+    words = int(min(embedded_words(model), 256))
+    plain = [index for index in range(words) if index not in special]
+    ids = torch.tensor([[plain[(7 * index + 3) % len(plain)] for index in range(count)]])
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+# --- The pass -------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Call:
+    """One attention: a call of transformers' interface, or (``own``) what a module computed by itself."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    own: bool = False
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a module: what it read and returned, and the range of the attention calls inside it."""
+
+    read: Tensor | None
+    arguments: dict[str, object]
+    returned: Tensor | None = None
+    calls: range = range(0)
+
+
+@dataclass(eq=False)
+class Trace:
+    """What happened in a pass of a model.
+
+    Attributes:
+        model: the model.
+        inputs: the arguments of the pass.
+        runs: of every module, in the order in which they first ran.
+        calls: the attentions whose queries and keys are known, in order.
+        softmaxes: the modules that took a softmax of products.
+        output: of the model.
+    """
+
+    model: PreTrainedModel
+    inputs: Mapping[str, object]
+    runs: dict[nn.Module, list[Run]] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    softmaxes: list[nn.Module] = field(default_factory=list)
+    output: object = None
+
+    def __post_init__(self) -> None:
+        self._running: list[nn.Module] = []
+        # The example is one text, image or sound.
+        self.seen = AttentionSeen(1, self._own_attention, self._softmax)
+
+    @cached_property
+    def names(self) -> dict[nn.Module, str]:
+        """The path of each module in the model."""
+        return {module: path for path, module in self.model.named_modules()}
+
+    @cached_property
+    def hidden(self) -> list[Sequence[Tensor]]:
+        """The hidden states of each stack, as the model returns them."""
+        if not isinstance(self.output, Mapping):
+            return []
+        named = [states for name, states in self.output.items() if name.endswith("hidden_states")]
+        return [states for states in named if _are_tensors(states)]
+
+    def read(self, module: nn.Module) -> Tensor | None:
+        """What a module read when it first ran."""
+        return self.runs[module][0].read
+
+    def returned(self, module: nn.Module) -> Tensor | None:
+        """What a module returned when it last ran."""
+        return self.runs[module][-1].returned
+
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """A forward pre-hook of every module."""
+        run = Run(first_of_call(args, kwargs), arguments_of(module, args, kwargs))
+        run.calls = range(len(self.calls), len(self.calls))
+        self.runs.setdefault(module, []).append(run)
+        self._running.append(module)
+
+    def end(self, module: nn.Module, _args: tuple, output: object) -> None:
+        """A forward hook of every module."""
+        run = self.runs[module][-1]
+        run.returned = first_vectors(output)
+        run.calls = range(run.calls.start, len(self.calls))
+        self._running.pop()
+
+    def _softmax(self) -> None:
+        self.softmaxes.extend(self._running[-1:])
+
+    def _own_attention(self, attention: OwnAttention) -> None:
+        if self._running:
+            call = Call(self._running[-1], attention.query, attention.key, own=True)
+            self.calls.append(call)
+
+
+def _are_tensors(states: object) -> bool:
+    if not isinstance(states, list | tuple) or not states:
+        return False
+    return all(isinstance(state, Tensor) for state in states)
+
+
+def traced(model: PreTrainedModel, inputs: Mapping[str, object], **options: object) -> Trace:
+    """One pass of a model; attention through transformers' interface is seen inside :func:`probed`."""
+    trace = Trace(model, inputs)
+    with ExitStack() as undo:
+        undo.callback(_current.reset, _current.set(trace))
+        for module in model.modules():
+            undo.callback(module.register_forward_pre_hook(trace.begin, with_kwargs=True).remove)
+            undo.callback(module.register_forward_hook(trace.end).remove)
+        undo.enter_context(without_gradients(model))
+        undo.enter_context(trace.seen)
+        trace.output = model(**inputs, **options)
+    return trace
+
+
+def traced_with_hidden_states(model: PreTrainedModel, inputs: Mapping[str, object]) -> Trace:
+    """One pass in which a model returns its hidden states, if it can."""
+    with _without_new_hooks(model):
+        try:
+            return traced(model, inputs, output_hidden_states=True)
+        except Exception:  # Any model may fail in a way of its own.
+            return traced(model, inputs)
+
+
+_current: ContextVar[Trace | None] = ContextVar("_current", default=None)
+
+
+def _traced_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None, **given: object
+) -> tuple[Tensor, None]:
+    options = {name: given[name] for name in ("dropout", "scaling", "is_causal") if name in given}
+    with ExitStack() as undo:
+        if (trace := _current.get()) is not None:
+            trace.calls.append(Call(module, query, key))
+            # PyTorch's own attention inside this call is the same one.
+            _set(undo, trace.seen, receive=None)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+AttentionInterface.register(PROBE, _traced_attention)
+AttentionMaskInterface.register(PROBE, sdpa_mask)
+
+
+@contextmanager
+def probed(model: PreTrainedModel) -> Iterator[None]:
+    """Inside it a model runs with the attention function of a probe, if it can be given one."""
+    before = model.config._attn_implementation
+    with suppress(ValueError):
+        model.set_attn_implementation(PROBE)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+@contextmanager
+def _without_new_hooks(model: nn.Module) -> Iterator[None]:
+    """Remove afterwards the hooks that transformers adds to a model to collect hidden states."""
+    before = {module: {*module._forward_hooks} for module in model.modules()}
+    unmarked = [module for module in before if not hasattr(module, _MARK)]
+    try:
+        yield
+    finally:
+        for module, hooks in before.items():
+            for number in {*module._forward_hooks} - hooks:
+                del module._forward_hooks[number]
+        for module in unmarked:
+            vars(module).pop(_MARK, None)
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Inside it a model is in evaluation mode, not compiled, and returns named outputs; then it is as before."""
+    with ExitStack() as undo:
+        modules = [*model.modules()]
+        for module in modules:
+            if module.training or module._compiled_call_impl:
+                _set(undo, module, training=False, _compiled_call_impl=None)
+            config = getattr(module, "config", None)
+            if getattr(config, "return_dict", True) is False:
+                _set(undo, config, return_dict=True)
+        # In float64, mixtures of experts have no fast implementation.
+        doubles = (part for part in modules if isinstance(part, PreTrainedModel) and part.dtype == torch.float64)
+        if (double := next(doubles, None)) is not None:
+            undo.callback(double.set_experts_implementation, double.get_experts_implementation())
+            double.set_experts_implementation("eager")
+        for module in modules:
+            if hasattr(module, "set_attention_type"):
+                # BigBird would keep the attention that a short text switches it to.
+                undo.callback(module.set_attention_type, module.attention_type)
+        yield
+
+
+def _set(undo: ExitStack, owner: object, **values: object) -> None:
+    """Set attributes until a stack of contexts is left."""
+    for name, value in values.items():
+        undo.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
