@@ -21,16 +21,9 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.calls import angles_of, arguments_of, call_with_first, first_of_call, first_vectors
 from analysis_lib.models.devices import unpacked
-from analysis_lib.models.layouts import (
-    angles_of,
-    arguments_of,
-    call_with_first,
-    first_of_call,
-    first_vectors,
-    rotated,
-    split_keys,
-)
+from analysis_lib.models.keys import rotated, split_keys
 from analysis_lib.models.parts import Attention
 
 # Of these, weight and bias are all there is.
@@ -251,21 +244,35 @@ def score_sums(
     heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
     made = call.key_input, call.projected["key"]
     weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *made)
-    norm = _norm_of_keys(module, spec, call, (len(query), keys, of_keys)) if spec.key_norm else []
     # The head of keys that each head of queries meets.
     meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
-    weight, bias = weight.index_select(0, meets), None if bias is None else bias.index_select(0, meets)
-    norm = [part.index_select(1, meets) for part in norm]
-    if not spec.chained:
-        back = _back_through_key(module, spec, call, norm, keys)
-        return ScoreSums(query, inputs, weight, bias, visibility, back, position, position_query)
-    bare = weight.new_zeros(len(query), heads, keys, weight.shape[1])
-    bare = bare if bias is None else bare + bias.unsqueeze(1)
-    # T_n is affine: its transpose is that of its derivative, and what is no part of W_K x_n is what it makes of b_K.
-    added, back = torch.func.vjp(_chain(module, spec, call, norm, query), bare)
+    weight = weight.index_select(0, meets)
+    if bias is not None:
+        bias = bias.index_select(0, meets)
+    is_rotated = spec.rotary and angles_of(call.arguments)
+    if not is_rotated and not spec.key_norm and not spec.latent and not spec.factor:
+        return ScoreSums(query, inputs, weight, bias, visibility, None, position, position_query)
+    norm = []
+    if spec.key_norm:
+        parts = _norm_of_keys(module, spec, call, (len(query), keys, of_keys))
+        norm = [part.index_select(1, meets) for part in parts]
+    projected = weight.new_zeros(len(query), heads, keys, weight.shape[1])
+    if bias is not None:
+        projected = projected + bias.unsqueeze(1)
+    # T_n is affine: its transpose is that of its derivative, and its value at b_K is the part of a key that does not
+    # depend on x_n.
+    offset, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
+    adds = bias is not None or ((spec.centred or spec.latent) and offset.any())
     return ScoreSums(
-        *(query, inputs, weight, None, visibility, lambda vectors: back(vectors.expand_as(added))[0]),
-        *(position, position_query, added if added.any() else None),
+        query,
+        inputs,
+        weight,
+        None,
+        visibility,
+        lambda vectors: back(vectors.expand_as(offset))[0],
+        position,
+        position_query,
+        offset if adds else None,
     )
 
 
@@ -334,26 +341,3 @@ def _chain(
         return keys * getattr(module, spec.factor) if spec.factor else keys
 
     return chain
-
-
-def _back_through_key(
-    module: nn.Module, spec: Attention, call: AttentionCall, norm: list[Tensor], keys: int
-) -> Callable[[Tensor], Tensor] | None:
-    """T_nᵀ of :class:`ScoreSums`: the transpose of the rotation and the norm that a key goes through, or None."""
-    steps = []
-    if spec.rotary and (angles := angles_of(call.arguments)):
-        cos, sin = angles
-        # The rotation by −θ is the transpose of that by θ; if the model scales it, both are scaled alike.
-        steps.append(lambda vectors: rotated(module, vectors, (cos, -sin), spec.rotary))
-    if norm:
-        steps.append(lambda vectors: vectors * norm[0])
-    if not steps:
-        return None
-
-    def back(vectors: Tensor) -> Tensor:
-        vectors = vectors.expand(-1, -1, keys, -1)
-        for step in steps:
-            vectors = step(vectors)
-        return vectors
-
-    return back

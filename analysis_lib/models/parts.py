@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES
 from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
 
-# The name that most models give the function that rotates queries and keys; the transpose of it rotates back.
+# The name that most models give the function that rotates queries and keys.
 ROTATION = "apply_rotary_pos_emb"
 # Those whose texts are padded to their length, with nothing that masks the padding: so they were trained, and so their
 # documentation says that they are to be used.
@@ -74,11 +74,6 @@ class Attention:
     heads: str = "num_attention_heads"
     seen: str | None = None
     own: bool = False
-
-    @property
-    def chained(self) -> bool:
-        """Whether keys go through more than a root-mean-square norm and a rotation that ends as it began."""
-        return bool(self.centred or self.norm_last or self.latent or self.factor or self.rotation != ROTATION)
 
     @property
     def hooked(self) -> bool:
