@@ -51,7 +51,7 @@ def run(
     check(loaded, batch)
     with loaded.lock, evaluated(loaded.outer), _full_precision(loaded):
         # A metric of several spaces does without those that cannot be had.
-        needs = needs.difference(loaded.lacking)
+        needs = needs.difference(loaded.unsupported)
         captured_pass(loaded, batch, needs, receive, maps, changes)
 
 
@@ -64,7 +64,7 @@ def check(loaded: LoadedModel, batch: Batch) -> None:
     with loaded.lock:
         if not getattr(loaded, "_checked", False):
             if is_activated_by_tokens(loaded.outer):
-                loaded.lacking[SCORES] = "its adapter acts on some tokens of a text alone"
+                loaded.unsupported[SCORES] = "its adapter acts on some tokens of a text alone"
             with evaluated(loaded.outer):
                 _leave_out_plain_head(loaded, batch.head(2))
                 _check(loaded, batch)
@@ -98,15 +98,15 @@ def lacking(loaded: LoadedModel, items: Sequence, settings: Settings) -> dict[st
     if any(spec.key is None for _, spec in specs):
         kinds = {type(block.get_submodule(spec.module)).__name__ for block, spec in specs if spec.key is None}
         reason = f"what the keys of a {min(kinds)} are made from could not be shown"
-        loaded.lacking.update(dict.fromkeys((SCORES, "attention_input"), reason))
+        loaded.unsupported.update(dict.fromkeys((SCORES, "attention_input"), reason))
     plain = (is_plain(block.get_submodule(f"{spec.module}.{spec.key}")) for block, spec in specs if spec.key)
     if not loaded.layout.listed or not all(plain):
         for batch in itertools.islice(batches(loaded, items, [0] * len(items), settings, Reading()), 1):
             check(loaded, batch)
     for need, objective in ((LOSS, "next"), (MASKED, "masked")):
         if reason := lacks_head(loaded, objective):
-            loaded.lacking[need] = reason
-    return loaded.lacking
+            loaded.unsupported[need] = reason
+    return loaded.unsupported
 
 
 def _check(loaded: LoadedModel, batch: Batch) -> None:
@@ -124,20 +124,20 @@ def _check(loaded: LoadedModel, batch: Batch) -> None:
     try:
         difference = _difference(loaded, few)
     except NotLinear as error:
-        loaded.lacking[SCORES] = str(error)
+        loaded.unsupported[SCORES] = str(error)
         difference = _difference(loaded, few)
     except NotCaptured as error:
         if not any(spec.own for _, spec in loaded.attending):
             raise
         reason = str(error).removeprefix(f"{loaded.name}: ")
-        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
+        loaded.unsupported.update(dict.fromkeys(OF_ATTENTION, reason))
         difference = _difference(loaded, few)
     decided_in_double, difference = _decided(loaded, few, difference)
     computed = any(spec.own for _, spec in loaded.attending)
     if decided_in_double and difference > AGREEMENT and computed:
         # Left as it is, it changes nothing.
         reason = "its attention, which its modules compute by themselves, is not captured exactly"
-        loaded.lacking.update(dict.fromkeys(OF_ATTENTION, reason))
+        loaded.unsupported.update(dict.fromkeys(OF_ATTENTION, reason))
         decided_in_double, difference = _decided(loaded, few, _difference(loaded, few))
     if decided_in_double and difference > AGREEMENT:
         raise AnalysisError(
@@ -163,7 +163,7 @@ def _difference(loaded: LoadedModel, batch: Batch) -> float:
 
     NaN if the plain output is not finite.
     """
-    needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.lacking)
+    needs = frozenset({*SPACES, WEIGHTS, SCORES}).difference(loaded.unsupported)
     with without_gradients(loaded.outer), _full_precision(loaded):
         try:
             plain = given_out(loaded.answer(batch.inputs).body)

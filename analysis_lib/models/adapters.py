@@ -1,5 +1,6 @@
 """Adapters in a folder: peft puts them on the model with its head, whose modules their settings name."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
@@ -11,6 +12,7 @@ from torch import nn
 
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
+from analysis_lib.models.devices import input_embeddings
 from analysis_lib.models.folders import ADAPTER
 
 # Where peft keeps the weights of an adapter, as it looks for them.
@@ -66,21 +68,18 @@ class Adapter:
         None where none is known: then the model without a head is.
         """
         candidates = [*self._candidates(config)]
-        fitting = (made for made in candidates if self._fits(made, config))
-        return next(fitting, candidates[0] if candidates else None)
+        fitting = [made for made in candidates if self._fits(made, config)]
+        return next(iter(fitting or candidates), None)
 
     def _candidates(self, config: transformers.PreTrainedConfig) -> Iterator[type[transformers.PreTrainedModel]]:
+        task = TASKS.get(str(self.settings.get("task_type")), {})
+        yield from _model_classes(task.get(type(config), None))
         saved = self.settings.get("auto_mapping")
         names = [saved.get("base_model_class")] if isinstance(saved, Mapping) else []
-        names += config.architectures or []
-        made = [getattr(transformers, name, None) for name in names if isinstance(name, str)]
-        task = TASKS.get(str(self.settings.get("task_type")))
-        if task is not None:
-            made.insert(0, task.get(type(config), None))
-        made.append(transformers.MODEL_MAPPING.get(type(config), None))
-        for each in made:
-            if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel):
-                yield each
+        for name in [*names, *(config.architectures or [])]:
+            if isinstance(name, str):
+                yield from _model_classes(getattr(transformers, name, None))
+        yield from _model_classes(transformers.MODEL_MAPPING.get(type(config), None))
 
     def _fits(self, made: type[transformers.PreTrainedModel], config: transformers.PreTrainedConfig) -> bool:
         with torch.device("meta"):
@@ -115,11 +114,10 @@ class Adapter:
         # Besides its own weights, peft saves some of the model twice.
         mark = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
         unplaced = [key for key in result.unexpected_keys if mark in key]
-        lost = sorted([*result.missing_keys, *unplaced])
-        if lost:
-            raise AnalysisError(
-                f"{self.name}: its adapter does not fit the model ({lost[0].removeprefix(PREFIX)}): give its own base"
-            )
+        missing = sorted([*result.missing_keys, *unplaced])
+        if missing:
+            key = missing[0].removeprefix(PREFIX)
+            raise AnalysisError(f"{self.name}: its adapter does not fit the model ({key}): give its own base")
         return adapted
 
     def _make_room_for_tokens(self, model: transformers.PreTrainedModel) -> None:
@@ -128,26 +126,29 @@ class Adapter:
         Raises:
             AnalysisError: they do not.
         """
-        try:
-            embeddings = model.get_input_embeddings()
-        except NotImplementedError:
-            return
+        embeddings = input_embeddings(model)
         if not isinstance(embeddings, nn.Embedding):
             return
-        path = next(path for path, module in model.named_modules() if module is embeddings)
         known = len(embeddings.weight)
-        shapes = [self.shapes.get(f"{path}{inner}.weight") for inner in ("", ".base_layer", ".modules_to_save")]
-        whole = max((shape[0] for shape in shapes if shape is not None), default=known)
+        path = next(path for path, module in model.named_modules() if module is embeddings)
+        saved = (self.shapes.get(f"{path}{inner}.weight") for inner in ("", ".base_layer", ".modules_to_save"))
+        whole = max((shape[0] for shape in saved if shape is not None), default=known)
         trained = self.settings.get("trainable_token_indices") or []
         if isinstance(trained, Mapping):
-            trained = [index for indices in trained.values() for index in indices]
-        beyond = {index for index in trained if index >= known}
-        of_low_rank = self.shapes.get(f"{path}.lora_embedding_A", (0, known))[1]
-        words = max(whole, of_low_rank, known + len(beyond))
-        if words > whole and beyond != {*range(known, words)}:
+            trained = itertools.chain(*trained.values())
+        added = {index for index in trained if index >= known}
+        _, of_low_rank = self.shapes.get(f"{path}.lora_embedding_A", (0, known))
+        words = max(whole, of_low_rank, known + len(added))
+        if words > whole and added != {*range(known, words)}:
             raise AnalysisError(
                 f"{self.name}: its adapter was made for {words} tokens, the model embeds {known}, and the others' "
                 f"embeddings are not there: save it with save_embedding_layers=True"
             )
         if words != known:
             model.resize_token_embeddings(words, mean_resizing=False)
+
+
+def _model_classes(*classes: object) -> Iterator[type[transformers.PreTrainedModel]]:
+    for each in classes:
+        if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel):
+            yield each

@@ -92,25 +92,32 @@ def _do_the_same(run: Run, other: Run) -> bool:
 
 def _chained(lists: Sequence[Modules], trace: Trace) -> Modules:
     """The modules of those lists that call the attention interface; if none do, of the longest chains."""
-    alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
-    attending = [modules for modules in alike if all(_attends(module, trace) for module in modules)]
-    innermost = [modules for modules in attending if not _holds_one_of(modules, attending)]
-    if innermost:
-        return [*itertools.chain(*innermost)]
-    chains = [modules for modules in alike if len(modules) > 1 and _is_chain(modules, trace)]
-    longest = max(map(len, chains), default=0)
-    return [*itertools.chain(*(modules for modules in chains if len(modules) == longest))]
+    alike = [modules for modules in lists if len({*map(type, modules)}) == 1]
+    attending = [modules for modules in alike if _all_attend(modules, trace)]
+    chosen = [modules for modules in attending if not _holds_one_of(modules, attending)]
+    if not chosen:
+        chains = [modules for modules in alike if len(modules) > 1 and _is_chain(modules, trace)]
+        longest = max(map(len, chains), default=0)
+        chosen = [modules for modules in chains if len(modules) == longest]
+    return [*itertools.chain(*chosen)]
 
 
-def _attends(module: nn.Module, trace: Trace) -> bool:
-    """Whether every run of a module calls the attention interface."""
-    runs = ([trace.calls[index] for index in run.calls] for run in trace.runs[module])
-    return not any(all(call.own for call in calls) for calls in runs)
+def _all_attend(modules: Modules, trace: Trace) -> bool:
+    """Whether every run of some modules calls the attention interface."""
+    for run in itertools.chain(*map(trace.runs.get, modules)):
+        calls = [trace.calls[index] for index in run.calls]
+        if all(call.own for call in calls):
+            return False
+    return True
 
 
 def _holds_one_of(modules: Modules, lists: Sequence[Modules]) -> bool:
     """Whether all modules of one of some lists are inside these modules."""
-    return any(all(is_inside(module, modules) for module in others) for others in lists)
+    return any(_are_inside(others, modules) for others in lists)
+
+
+def _are_inside(modules: Modules, others: Modules) -> bool:
+    return all(is_inside(module, others) for module in modules)
 
 
 def _is_chain(modules: Modules, trace: Trace) -> bool:
@@ -128,8 +135,11 @@ def _of_further_stacks(blocks: Modules, lists: Sequence[Modules], trace: Trace) 
     for states in trace.hidden:
         if not any(is_state(trace.read(block), states[0]) for block in blocks):
             missing.append(states)
-    further = (modules for modules in lists if any(_makes(modules, states, trace) for states in missing))
-    return [*itertools.chain(*further)]
+    further = []
+    for modules in lists:
+        if any(_makes(modules, states, trace) for states in missing):
+            further += modules
+    return further
 
 
 def _makes(modules: Modules, states: Sequence[Tensor], trace: Trace) -> bool:

@@ -4,11 +4,8 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from unittest import mock
 
 import safetensors
 import safetensors.torch
@@ -29,6 +26,9 @@ NOT_MEASURED = ("pooler.", "mask_token", "masked_spec_embed")
 WRAPPED = re.compile(r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Constants that transformers once saved with the weights, and makes itself now.
 OLD_BUFFERS = ("masked_bias", "inv_freq", "position_ids")
+# transformers would look in this folder, which is not there, for an adapter beside the weights, apply it at once, and
+# no longer say which weights of the model itself are missing.
+WITHOUT_ADAPTER = {"adapter_kwargs": {"subfolder": "without"}}
 # How large weights come in parts.
 SHARD = "model-*-of-*.safetensors"
 
@@ -78,9 +78,10 @@ def stored_model(
     def read(made: type) -> tuple[transformers.PreTrainedModel, dict]:
         if renamed is not None and made is transformers.AutoModel:
             made = _automatic_class(config)
-        with reading(f"{name} cannot be loaded", folder), without_adapters():
+        source = folder if renamed is None else None
+        with reading(f"{name} cannot be loaded", folder):
             return made.from_pretrained(
-                folder if renamed is None else None,
+                source,
                 state_dict=renamed,
                 config=config,
                 dtype=getattr(torch, dtype),
@@ -90,21 +91,32 @@ def stored_model(
                 output_loading_info=True,
                 # Reported below, with names and shapes.
                 ignore_mismatched_sizes=True,
+                **WITHOUT_ADAPTER,
                 **LOCALLY,
             )
 
-    model, info = read(made or model_class(config))
-    body = model if made is None else bare_model(model)
-    headed = getattr(transformers, (config.architectures or ["none"])[0], type(model))
-    if made is None and info["missing_keys"] and headed is not type(model):
-        # Some heads keep their base under another name, or a part of it.
-        model, info = read(headed)
+    if made is not None:
+        model, info = read(made)
         body = bare_model(model)
-    measured = _names_within(model, body)
-    missing = [key for key in info["missing_keys"] if not any(part in key for part in NOT_MEASURED)]
-    lost = sorted(key for key in missing if key in measured)
-    _refuse_misfit(name, body, info, lost)
-    return Stored(model, body, len(lost) == len(missing))
+    else:
+        model, info = read(model_class(config))
+        body = model
+        named, *_ = config.architectures or ["none"]
+        headed = getattr(transformers, named, type(model))
+        if info["missing_keys"] and headed is not type(model):
+            # Some heads keep their base under another name, or a part of it.
+            model, info = read(headed)
+            body = bare_model(model)
+    within = _names_within(model, body)
+    missing = [key for key in info["missing_keys"] if not is_unmeasured(key)]
+    missing_in_body = sorted(key for key in missing if key in within)
+    _refuse_misfit(name, body, info, missing_in_body)
+    return Stored(model, body, has_head=len(missing_in_body) == len(missing))
+
+
+def is_unmeasured(key: str) -> bool:
+    """Whether a weight plays no part in a forward pass."""
+    return any(part in key for part in NOT_MEASURED)
 
 
 def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
@@ -114,25 +126,29 @@ def _names_within(model: nn.Module, body: nn.Module) -> set[str]:
     return {name for name, tensor in every if id(tensor) in tensors}
 
 
-def _refuse_misfit(name: str, model: nn.Module, info: dict, lost: list[str]) -> None:
-    mismatched = sorted(info["mismatched_keys"])
-    # In the blocks: those of heads may be left out.
-    within = {re.sub(r"\.\d+\..*", ".", path) for path, _ in model.named_parameters() if re.search(r"\.\d+\.", path)}
-    beyond = sorted(
-        key
-        for key in info["unexpected_keys"]
-        if any(blocks in key for blocks in within) and not key.endswith(OLD_BUFFERS)
-    )
-    if lost:
-        fault = f"lacks the weights {lost[0]} and {len(lost) - 1} more, which would be random"
-    elif mismatched:
-        key, stored, wanted = mismatched[0]
-        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(wanted)}"
-    elif beyond:
-        fault = f"has the weights {beyond[0]}, which its config.json has no place for"
+def _refuse_misfit(name: str, body: nn.Module, info: dict, missing: list[str]) -> None:
+    """Refuse weights that do not fit a configuration; those of a head may be missing."""
+    if missing:
+        fault = f"lacks the weights {missing[0]} and {len(missing) - 1} more, which would be random"
+    elif info["mismatched_keys"]:
+        key, stored, expected = min(info["mismatched_keys"])
+        fault = f"has weights {key} of shape {tuple(stored)} where its config.json wants {tuple(expected)}"
+    elif unexpected := _unexpected_in_blocks(body, info):
+        fault = f"has the weights {min(unexpected)}, which its config.json has no place for"
     else:
         return
     raise AnalysisError(f"{name} {fault}: give a folder whose weights match its config.json")
+
+
+def _unexpected_in_blocks(body: nn.Module, info: dict) -> list[str]:
+    """Stored weights of blocks that a model does not have; those outside may be of a head."""
+    paths = [path for path, _ in body.named_parameters() if re.search(r"\.\d+\.", path)]
+    blocks = {re.sub(r"\.\d+\..*", ".", path) for path in paths}
+    unexpected = []
+    for key in info["unexpected_keys"]:
+        if any(block in key for block in blocks) and not key.endswith(OLD_BUFFERS):
+            unexpected.append(key)
+    return unexpected
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -184,32 +200,35 @@ def names_of_weights(folder: Path) -> set[str]:
 
 
 def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrainedConfig) -> None:
-    """Refuse what transformers would leave out, cut or pass over, at most with a warning.
+    """Refuse what transformers would leave out, cut or ignore, at most with a warning.
 
     Raises:
         AnalysisError: there are no weights, those of two saves, or complex ones, or they are quantised in an unknown
             way.
     """
-    if not safe_files(folder) and not pickle_files(folder):
+    pickles = pickle_files(folder)
+    if not pickles and not safe_files(folder):
         raise AnalysisError(
             f"{name} has no safetensors weights, and no pickle of any: save it with save_pretrained, which writes them"
         )
-    if pickles := pickle_files(folder):
-        logging.getLogger(__name__).warning(
-            "note: %s: its weights are a pickle (%s), of which tensors alone are read", name, pickles[0].name
-        )
+    if pickles:
+        note = "note: %s: its weights are a pickle (%s), of which tensors alone are read"
+        logging.getLogger(__name__).warning(note, name, pickles[0].name)
     refuse_two_saves(name, folder)
     quantised = getattr(config, "quantization_config", None)
     with reading(f"{name}: its quantization_config cannot be read", folder):
         if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
             raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
-    for path in folder.glob("*.safetensors"):
-        with reading(f"{name} cannot be loaded", folder), safetensors.safe_open(path, "pt") as stored:
-            kinds = {key: stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118 (it is no mapping)
-        if complex_ := [key for key, kind in kinds.items() if kind.startswith("C")]:
-            raise AnalysisError(
-                f"{name}: the weights {complex_[0]} are complex numbers, which no model here computes with"
-            )
+    with reading(f"{name} cannot be loaded", folder):
+        for path in folder.glob("*.safetensors"):
+            _refuse_complex(name, path)
+
+
+def _refuse_complex(name: str, path: Path) -> None:
+    with safetensors.safe_open(path, "pt") as stored:
+        for key in stored.keys():  # noqa: SIM118 (it is no mapping)
+            if stored.get_slice(key).get_dtype().startswith("C"):
+                raise AnalysisError(f"{name}: the weights {key} are complex numbers, which no model here computes with")
 
 
 def refuse_two_saves(name: str, folder: Path) -> None:
@@ -220,7 +239,8 @@ def refuse_two_saves(name: str, folder: Path) -> None:
     shards = sorted(path.name for path in folder.glob(SHARD))
     if index.is_file():
         with reading(f"{name} cannot be loaded", folder):
-            shards += sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards += sorted({*weight_map.values()})
     others = [shard for shard in shards if shard != whole.name]
     if others:
         raise AnalysisError(
@@ -240,13 +260,3 @@ def _unwrapped_weights(name: str, folder: Path) -> dict[str, Tensor] | None:
         for path in weight_files(folder):
             weights |= {WRAPPED.sub("", key): tensor for key, tensor in tensors_of(path).items()}
         return weights
-
-
-@contextmanager
-def without_adapters() -> Iterator[None]:
-    """transformers would apply the adapter in a folder at once, and no longer say what the model itself lacks."""
-    none = mock.patch.object(
-        transformers.modeling_utils, "maybe_load_adapters", lambda name, *_, **given: (None, name, given)
-    )
-    with none:
-        yield

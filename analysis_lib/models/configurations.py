@@ -1,4 +1,4 @@
-"""What the settings of a folder say of its model: its type, told by its weights where they do not; and no code."""
+"""The settings of a model's folder: its type, from its weights where they do not state it; code is never run."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ import transformers
 from torch import Size
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.checkpoint import NOT_MEASURED, OLD_BUFFERS, tensors_of, weight_files
+from analysis_lib.models.checkpoint import OLD_BUFFERS, is_unmeasured, tensors_of, weight_files
 
 CONFIGS = transformers.models.auto.configuration_auto.CONFIG_MAPPING
 # The settings that make transformers fetch and run code, where their values name a repository.
@@ -48,7 +48,7 @@ def refuse_named_code(name: str, folder: Path) -> None:
     for path in sorted(folder.glob("*config*.json")):
         if not path.is_file():
             continue
-        # Of a damaged file, whoever reads it says what is wrong.
+        # A damaged file is reported when it is read.
         for key, value in _strings(_settings(path)):
             if "/" in value and any(part in key for part in NAMES_CODE):
                 raise AnalysisError(
@@ -70,9 +70,7 @@ def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
-    """What sentence-transformers would do with a text before a model reads it, by the settings of a folder.
-
-    A model is read here as transformers reads it, which does none of this.
+    """The steps that sentence-transformers would take before a model reads a text; transformers takes none of them.
 
     Args:
         folder: of the model; other settings lie above it, where it is that of a module.
@@ -81,17 +79,19 @@ def left_to_sentence_transformers(folder: Path, max_length: int) -> list[str]:
     root = folder if (folder / "modules.json").is_file() else folder.parent
     if not (root / "modules.json").is_file():
         return []
+    steps = []
     settings = _settings(folder / "sentence_bert_config.json")
-    wanted, found = settings.get("max_seq_length"), []
-    if isinstance(wanted, int) and wanted < max_length:
-        found.append(f"cut it at {wanted} tokens")
+    longest = settings.get("max_seq_length")
+    if isinstance(longest, int) and longest < max_length:
+        steps.append(f"cut it at {longest} tokens")
     if settings.get("do_lower_case"):
-        found.append("put it in lower case")
-    chosen = _settings(root / "config_sentence_transformers.json")
-    prompts = chosen.get("prompts")
-    if isinstance(prompts, Mapping) and (prompt := prompts.get(chosen.get("default_prompt_name"))):
-        found.append(f"put {prompt!r} before it")
-    return found
+        steps.append("put it in lower case")
+    settings = _settings(root / "config_sentence_transformers.json")
+    prompts = settings.get("prompts")
+    prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, Mapping) else None
+    if prompt:
+        steps.append(f"put {prompt!r} before it")
+    return steps
 
 
 def _settings(path: Path) -> Mapping:
@@ -104,7 +104,7 @@ def _settings(path: Path) -> Mapping:
 
 
 def choose_attention(config: transformers.PreTrainedConfig) -> None:
-    """Let a model compute attention as it can anywhere, where its configuration asks for flash attention or such."""
+    """Use the default attention of a model whose configuration asks for flash attention or the like."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     if any(getattr(part, "_attn_implementation", None) not in ATTENTION for part in parts):
         config._attn_implementation = None
@@ -117,14 +117,19 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
         AnalysisError: of none, or of several that compute differently.
     """
     stored = dict(_shapes(folder))
-    fitting = [types for types in OLD_TYPES if any(_fits(each, settings, stored) for each in types)]
+    fitting = {}
+    for types in OLD_TYPES:
+        for model_type in types:
+            if _fits(model_type, settings, stored):
+                fitting.setdefault(types, model_type)
     if len(fitting) == 1:
-        found = next(each for each in fitting[0] if _fits(each, settings, stored))
-        logging.getLogger(__name__).warning(
-            "note: %s: its config.json says no model_type: its weights are all of a %s model", name, found
-        )
-        return CONFIGS[found](**settings)
-    reason = f"fit {' and '.join(types[0] for types in fitting)} alike" if fitting else "are of no type that is known"
+        (model_type,) = fitting.values()
+        note = "note: %s: its config.json says no model_type: its weights are all of a %s model"
+        logging.getLogger(__name__).warning(note, name, model_type)
+        return CONFIGS[model_type](**settings)
+    reason = "are of no type that is known"
+    if fitting:
+        reason = f"fit {' and '.join(types[0] for types in fitting)} alike"
     raise AnalysisError(
         f"{name} is of no type that transformers knows: its config.json says no model_type, and its weights {reason}: "
         f"save it anew with the class that it was made with, as in `from transformers import BertModel`; "
@@ -133,10 +138,12 @@ def config_by_weights(name: str, folder: Path, settings: dict) -> transformers.P
 
 
 def _shapes(folder: Path) -> Iterator[tuple[str, Size]]:
+    """Shapes of the weights of a folder, under the names of today."""
     for path in weight_files(folder):
         for key, tensor in tensors_of(path, "cpu").items():
             for old, new in OLD_NAMES.items():
-                key = key.removesuffix(old) + new if key.endswith(old) else key
+                if key.endswith(old):
+                    key = key.removesuffix(old) + new
             yield key, tensor.shape
 
 
@@ -150,17 +157,21 @@ def _fits(model_type: str, settings: dict, stored: Mapping[str, Size]) -> bool:
     except Exception:  # Settings of another type may be none of this one.
         return False
     prefix = f"{made.base_model_prefix}."
-    has_head = any(key.startswith(prefix) for key in stored)
-    own = {key.removeprefix(prefix): shape for key, shape in stored.items() if key.startswith(prefix) or not has_head}
-    wanted = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    parts = {key for key, _ in model.named_children()}
+    if any(key.startswith(prefix) for key in stored):
+        # The weights are those of a model with its head.
+        stored = {key.removeprefix(prefix): shape for key, shape in stored.items() if key.startswith(prefix)}
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
     # Of tied weights, the first.
-    lost = [key for key, _ in model.named_parameters() if key not in own and not _is_unmeasured(key)]
-    # Others are those of a head.
-    inside = [key for key in own if key.partition(".")[0] in parts]
-    beyond = [key for key in inside if key not in wanted and not _is_unmeasured(key)]
-    return not lost and not beyond and all(own.get(key, shape) == shape for key, shape in wanted.items())
+    for key, _ in model.named_parameters():
+        if key not in stored and not _is_ignored(key):
+            return False
+    # Weights outside the parts of the body are those of a head.
+    parts = {key for key, _ in model.named_children()}
+    for key in stored:
+        if key.partition(".")[0] in parts and key not in expected and not _is_ignored(key):
+            return False
+    return all(stored.get(key, shape) == shape for key, shape in expected.items())
 
 
-def _is_unmeasured(key: str) -> bool:
-    return key.endswith((*OLD_BUFFERS, OLD_MASKS)) or any(part in key for part in NOT_MEASURED)
+def _is_ignored(key: str) -> bool:
+    return key.endswith((*OLD_BUFFERS, OLD_MASKS)) or is_unmeasured(key)

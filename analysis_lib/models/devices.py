@@ -17,7 +17,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def usable(device: str | torch.device | None) -> str:
-    """The device asked for; without one, a GPU where there is one, else the CPU.
+    """The given device; without one, a GPU where there is one, else the CPU.
 
     Raises:
         AnalysisError: nothing can be computed there.
@@ -43,10 +43,12 @@ def usable(device: str | torch.device | None) -> str:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model of transformers reads its input."""
+    """The device of a model's inputs."""
     device = model.device
     if device.type == "meta":  # Its first weights lie elsewhere until they are used.
-        device = next((found for module in model.modules() for found in _computing(module)), device)
+        for module in model.modules():
+            for device in _computing(module):
+                return device
     return device
 
 
@@ -67,9 +69,10 @@ def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for path, module in model.named_modules():
         with align_module_device(module):
             packed = getattr(module, "weight", None)
-            found = {"weight": packed().dequantize()} if callable(packed) else {}
-            found |= {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
-            for name, tensor in found.items():
+            tensors = {"weight": packed().dequantize()} if callable(packed) else {}
+            tensors |= dict(module.named_parameters(recurse=False))
+            tensors |= dict(module.named_buffers(recurse=False))
+            for name, tensor in tensors.items():
                 if tensor.is_meta:
                     raise AnalysisError(f"{path}.{name} has no values, on torch's meta device: load the weights")
                 yield f"{path}.{name}".removeprefix("."), unpacked(tensor)
@@ -96,15 +99,18 @@ def without_gradients(model: nn.Module) -> AbstractContextManager:
 
 def embedded_words(model: nn.Module) -> int | float:
     """How many token ids a model embeds; infinitely many where they are hashed, or no text is read."""
-    try:
-        embeddings = model.get_input_embeddings()
-    except NotImplementedError:  # CANINE's are of hashes.
-        return math.inf
-    if embeddings is None:
-        return math.inf
+    embeddings = input_embeddings(model)
     # Adapters wrap them, and others are quantised.
-    for module in embeddings.modules():
+    for module in [] if embeddings is None else embeddings.modules():
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.dim() == 2:
             return len(weight)
     return math.inf
+
+
+def input_embeddings(model: nn.Module) -> nn.Module | None:
+    """The embeddings of token ids, if a model has any: CANINE embeds hashes."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None

@@ -221,16 +221,18 @@ def _stack(name: str, trace: Trace, processor: Callable, pattern: str, blocks: l
         # Where vectors are padded, attention reads the padding, too.
         own = [_attentions(block, trace, is_stage=kind != "text", tokens_first=tokens_first) for block in blocks]
     each = tuple(attentions[0] if attentions else None for attentions in own)
-    most_common = Counter(attention for attention in each if attention).most_common(1)
+    counts = Counter(attention for attention in each if attention)
+    most_common = counts.most_common(1)[0][0] if counts else None
+    different = each if len({*each}) > 1 else ()
     cross = ()
     if is_decoder:
         cross = _common([tuple(_attentions(block, trace, cross=True)) for block in blocks])
     stack = Stack(
         pattern,
-        most_common[0][0] if most_common else None,
+        most_common,
         label,
         _token_kind(kind, is_decoder, processor, vectors),
-        each=() if len({*each}) == 1 else each,
+        each=different,
         cross=next((attention for attention in cross if attention.key), None),
         further=_common([tuple(attentions[1:]) for attentions in own]),
         # BigBird pads long texts.
@@ -348,5 +350,8 @@ def _uncaptured(trace: Trace, stacks: Sequence[Stack], blocks: Mapping[str, Sequ
     attending = {*trace.softmaxes, *(call.module for call in trace.calls)}
     if not attending and not captured:
         named = [module for module in trace.runs if "attention" in type(module).__name__.lower()]
-        attending = {module for module in named if not any(is_inside(other, [module]) for other in named)}
+        # The innermost ones.
+        for module in named:
+            if not any(is_inside(other, [module]) for other in named):
+                attending.add(module)
     return tuple(path for module, path in trace.names.items() if module in attending - captured)

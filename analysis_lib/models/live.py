@@ -83,7 +83,7 @@ def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
         return bare
     with torch.device("meta"):
         whole = known(model.config)
-    parts = {name: part for name, part in whole.named_children() if any(True for _ in part.parameters())}
+    parts = [name for name, part in whole.named_children() if [*part.parameters()]]
     if not all(hasattr(model, name) for name in parts):
         return model
     for name in parts:
@@ -92,7 +92,7 @@ def bare_model(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
 
 
 def _weights_hash(model: nn.Module) -> str:
-    """What identifies the weights, and what adapters and hooks make of them, as far as that can be told."""
+    """A hash of the weights, and of adapters and hooks as far as these can be described."""
     digest = hashlib.sha256(f"{type(model).__qualname__} {model.config!r}".encode())
     for name, module in model.named_modules():
         settings = [getattr(module, part, None) for part in ("scaling", "active_adapters", "disable_adapters")]

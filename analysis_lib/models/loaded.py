@@ -31,7 +31,7 @@ TOKEN_TYPES = ("cls", "sep", "register", "detection", "first", "punct", "other")
 ENDS = {"cls": ("cls", "bos"), "sep": ("sep", "eos")}
 # A comma or a full stop, in Latin, CJK, Arabic or Devanagari script.
 PUNCTUATION = frozenset(",.，．、。،।")
-# Under these names a configuration says how many tokens its model reads.
+# Settings that limit how many tokens a model reads.
 _LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_length_inputs"),
     *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
@@ -61,19 +61,19 @@ class LoadedModel:
     """A model with what prepares its input, ready to be measured.
 
     Attributes:
-        name: the name, hub id or folder it was asked for by.
+        name: the name, hub id or folder that it was loaded by.
         revision: what identifies its weights: a package's hash, a hub commit, or the hash of the files.
         model: the transformers model that is measured, without a head; while it is measured, it is in evaluation mode.
         processor: its tokenizer, image processor or feature extractor.
         spec: how another process loads it; None for a model that lives in this process alone.
         files: sha256 of the files it was read from, by name.
-        part: the path of the part of ``model`` that was asked for, if it was.
+        part: the path of the part of a model that was loaded alone, if it was.
         outer: what is called: the outermost model that the user has, such as one with a head or with adapters, inside
             which ``model`` runs; ``model`` itself where nothing is around it.
         layout: where its parts are.
-        headed: the language model that it is the body of, once that has been asked for.
+        headed: the language model that it is the body of, once it has been used.
         transcriber: the tokenizer of a decoder that reads the text of a sound.
-        lacking: what cannot be captured of it, of what metrics need, and why; known once it has been checked.
+        unsupported: what cannot be captured of it, and why, by need of metrics; known once it has been checked.
     """
 
     name: str
@@ -85,13 +85,33 @@ class LoadedModel:
     part: str = ""
     outer: nn.Module | None = None
     layout: Layout = field(init=False)
-    lacking: dict[str, str] = field(default_factory=dict, init=False)
+    unsupported: dict[str, str] = field(default_factory=dict, init=False)
     headed: transformers.PreTrainedModel | None = field(default=None, init=False)
     transcriber: Tokenizer | None = field(default=None, init=False)
     # One pass at a time: hooks are on the modules, which threads of a worker share, and a plain pass would meet them.
     lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._choose_layout()
+        if self.outer is None:
+            self.outer = self.model
+        for stack, blocks in self.stacks.items():
+            if not blocks:
+                raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
+        shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
+        if shifted and self.layout.listed and getattr(self.model.config, "decoder_start_token_id", None) is None:
+            raise AnalysisError(
+                f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
+                f"with, such as T5's padding"
+            )
+        _refuse_non_finite(self)
+        _refuse_strange_tokens(self)
+        rate = getattr(self.processor, "sampling_rate", MOST_SAMPLES)
+        if not isinstance(rate, int) or not 1 <= rate <= MOST_SAMPLES:
+            raise AnalysisError(f"{self.name}: its processor reads {rate!r} samples per second: mend its settings")
+
+    def _choose_layout(self) -> None:
+        """Set the layout, the part of the model that is measured, and what prepares its input."""
         listed = listed_layout(self.model.config.model_type, self.part)
         if self.part and not (listed and listed.reads_texts_too):
             self.model = model_part(self.name, self.model, self.part)
@@ -109,36 +129,20 @@ class LoadedModel:
             listed = None
         if self.outer is not None:
             self._wake()
-        self.layout = listed or find_layout(self.name, self.model, self.processor)
-        # A part may be listed as one of a whole.
-        inside = dict(self.model.named_modules())
-        self.model = inside.get(self.layout.part, self.model)
-        if self.outer is None:
-            self.outer = self.model
+        layout = listed or find_layout(self.name, self.model, self.processor)
+        # The layout may be that of a part.
+        modules = dict(self.model.named_modules())
+        self.model = modules.get(layout.part, self.model)
         # Some heads stand on an encoder alone.
-        known = dict(self.model.named_modules())
-        there = [stack for stack in self.layout.stacks if stack.blocks.partition(".*")[0] in known]
-        self.layout = replace(self.layout, stacks=tuple(there or self.layout.stacks))
-        for stack, blocks in self.stacks.items():
-            if not blocks:
-                raise AnalysisError(f"{self.name} has no transformer block ({stack.name}): its config.json says so")
-        shifted = any(stack.tokens == "shifted" for stack in self.layout.stacks)
-        if shifted and self.layout.listed and getattr(self.model.config, "decoder_start_token_id", None) is None:
-            raise AnalysisError(
-                f"{self.name}: its config.json has no decoder_start_token_id: give the token that its decoder starts "
-                f"with, such as T5's padding"
-            )
-        _refuse_non_finite(self)
-        _refuse_strange_tokens(self)
-        rate = getattr(self.processor, "sampling_rate", MOST_SAMPLES)
-        if not isinstance(rate, int) or not 1 <= rate <= MOST_SAMPLES:
-            raise AnalysisError(f"{self.name}: its processor reads {rate!r} samples per second: mend its settings")
+        paths = dict(self.model.named_modules())
+        stacks = tuple(stack for stack in layout.stacks if stack.blocks.partition(".*")[0] in paths)
+        self.layout = replace(layout, stacks=stacks or layout.stacks)
 
     def _wake(self) -> None:
-        """Let hooks around the body do what they do once, such as unpacking quantised weights."""
+        """Run once the hooks around the body that act in the first pass, such as those that unpack weights."""
         if self.outer is self.model or is_plain_head(self.model, self.outer):
             return
-        # Of an outermost model that cannot read this, the first batch says so.
+        # If the outermost model cannot read this, the first batch reports it.
         with suppress(Exception), evaluated(self.outer), without_gradients(self.outer):
             self.answer(example(self.model, self.processor))
 
@@ -156,7 +160,7 @@ class LoadedModel:
         """The same with modules of its own.
 
         Args:
-            memo: what takes the place of objects inside the modules, by their ids, as in ``copy.deepcopy``.
+            memo: replacements of objects inside the modules, by their ids, as in ``copy.deepcopy``.
         """
         other = copy.copy(self)
         for known in ("stacks", "paths"):
@@ -185,10 +189,10 @@ class LoadedModel:
     @cached_property
     def stacks(self) -> dict[Stack, list[nn.Module]]:
         """The blocks of each stack, in order. A block that runs several times, as in ALBERT, is there once."""
-        found = {}
+        blocks = {}
         for stack in self.layout.stacks:
-            found[stack] = [module for module, name in self.paths.items() if stack.holds(name)]
-        return found
+            blocks[stack] = [module for module, path in self.paths.items() if stack.holds(path)]
+        return blocks
 
     @cached_property
     def paths(self) -> dict[nn.Module, str]:
@@ -199,9 +203,9 @@ class LoadedModel:
     def attending(self) -> Iterator[tuple[nn.Module, Attention]]:
         """The blocks that have attention, and where in them it is."""
         for stack, blocks in self.stacks.items():
-            for place, block in enumerate(blocks):
-                if spec := stack.attention_of(place):
-                    yield block, spec
+            for index, block in enumerate(blocks):
+                if attention := stack.attention_of(index):
+                    yield block, attention
 
     @property
     def device(self) -> torch.device:
@@ -223,16 +227,18 @@ class LoadedModel:
     @cached_property
     def max_length(self) -> int:
         """How many tokens of a text the model reads at once, special tokens included."""
-        config = self.model.config
         limits = {"model_max_length": self.tokenizer.model_max_length}
-        stated = {name: getattr(config, name, None) for name in _LENGTHS}
-        # XLNet says -1, for as many as there are.
-        limits |= {name: math.inf if length in (None, 0, -1) else length for name, length in stated.items()}
-        for name, module in self.model.named_modules():
-            if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
-                # RoBERTa counts positions from the padding index on, which its table leaves unused.
-                offset = 0 if module.padding_idx is None else module.padding_idx + 1
-                limits[name] = module.num_embeddings - offset
+        for name in _LENGTHS:
+            limits[name] = getattr(self.model.config, name, None)
+            if limits[name] in (None, 0, -1):
+                # XLNet says -1, for no limit.
+                limits[name] = math.inf
+        for path, module in self.model.named_modules():
+            if path.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
+                limits[path] = module.num_embeddings
+                if module.padding_idx is not None:
+                    # RoBERTa counts positions from the padding index on, which its table leaves unused.
+                    limits[path] -= module.padding_idx + 1
         for name, length in limits.items():
             if not isinstance(length, int | float) or not length >= 1:
                 raise AnalysisError(f"{self.name}: its {name} is {length!r}: give a number of tokens")
@@ -244,23 +250,28 @@ class LoadedModel:
     def length_boundaries(self) -> list[int]:
         """The lengths beyond which a text is rotated by other angles (``longrope``)."""
         parameters = getattr(self.model.config, "rope_parameters", None) or {}
-        every = [parameters] if "rope_type" in parameters else [each for each in parameters.values() if each]
+        # One for all layers, or one for each type of layers.
+        every = [parameters] if "rope_type" in parameters else filter(None, parameters.values())
         return [each["original_max_position_embeddings"] for each in every if each.get("rope_type") == "longrope"]
 
     @cached_property
     def pad_id(self) -> int:
-        """What stands after the end of a text in a batch; it is masked, so that any id that is embedded will do."""
+        """A token id to put after the end of a text; it is masked, so that any id with an embedding will do."""
         words = embedded_words(self.model)
-        wanted = (getattr(owner, "pad_token_id", None) for owner in (self.tokenizer, self.model.config))
-        return next((index for index in wanted if isinstance(index, int) and 0 <= index < words), 0)
+        for owner in (self.tokenizer, self.model.config):
+            index = getattr(owner, "pad_token_id", None)
+            if isinstance(index, int) and 0 <= index < words:
+                return index
+        return 0
 
     @cached_property
     def _typed_ids(self) -> dict[str, list]:
         """The ids of tokens that can be punctuation, or begin or end what the model reads."""
-        tokenizer = self.tokenizer
-        named = {end: [getattr(tokenizer, f"{name}_token_id", None) for name in ENDS[end]] for end in ENDS}
-        found = {end: [index for index in ids if index is not None] for end, ids in named.items()}
-        return {**found, "punct": _punctuation_ids(tokenizer)}
+        ids = {"punct": _punctuation_ids(self.tokenizer)}
+        for end, names in ENDS.items():
+            candidates = [getattr(self.tokenizer, f"{name}_token_id", None) for name in names]
+            ids[end] = [index for index in candidates if index is not None]
+        return ids
 
     def token_types(
         self, ids: Int[Tensor, "utterance token *character"], special: Bool[Tensor, "utterance token"]
@@ -277,7 +288,7 @@ class LoadedModel:
         types[known["punct"]] = TOKEN_TYPES.index("punct")
         types[:, 0] = TOKEN_TYPES.index("first")
         types[special & known["sep"]] = TOKEN_TYPES.index("sep")
-        # Where one token stands at both ends, its place decides.
+        # Where one token stands at both ends, its position decides.
         types[special & known["cls"] & (leading | ~known["sep"])] = TOKEN_TYPES.index("cls")
         return types
 
@@ -307,16 +318,19 @@ def _refuse_non_finite(loaded: LoadedModel) -> None:
     for name, weight in weights(loaded.model):
         # A sum takes a tenth of the time, and is finite only if all is.
         if not weight.sum().isfinite() and not weight.isfinite().all():
-            places = (
-                f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
-                for stack, blocks in loaded.stacks.items()
-                for layer, block in enumerate(blocks, 1)
-                if loaded.model.get_submodule(name.rpartition(".")[0]) in set(block.modules())
-            )
+            module = loaded.model.get_submodule(name.rpartition(".")[0])
             raise AnalysisError(
-                f"{loaded.name}: the weights {name} ({next(places, 'outside the blocks')}) hold NaN or infinity: "
+                f"{loaded.name}: the weights {name} ({_layer_of(loaded, module)}) hold NaN or infinity: "
                 f"repair the checkpoint"
             )
+
+
+def _layer_of(loaded: LoadedModel, module: nn.Module) -> str:
+    for stack, blocks in loaded.stacks.items():
+        for layer, block in enumerate(blocks, 1):
+            if module in {*block.modules()}:
+                return f"layer {layer}" if len(loaded.stacks) == 1 else f"layer {layer} of the stack {stack.name}"
+    return "outside the blocks"
 
 
 def _refuse_strange_tokens(loaded: LoadedModel) -> None:
@@ -326,11 +340,12 @@ def _refuse_strange_tokens(loaded: LoadedModel) -> None:
         return
     words, remedy = embedded_words(loaded.model), "give the tokenizer that belongs to the weights"
     if words == math.inf:
-        # How many it embeds is not known, as of a model of texts and images.
+        # Unknown, as in models of texts and images.
         return
     # Padding is masked.
     ids = {*tokenizer.get_vocab().values()} - {tokenizer.pad_token_id}
-    if (largest := max(ids, default=-1)) >= words:
+    largest = max(ids, default=-1)
+    if largest >= words:
         raise AnalysisError(
             f"{loaded.name}: its tokenizer has token {largest} and its embeddings end at {words - 1}: {remedy}"
         )

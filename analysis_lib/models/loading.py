@@ -22,7 +22,7 @@ from analysis_lib.errors import (
 )
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
-from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
+from analysis_lib.models.checkpoint import WITHOUT_ADAPTER, Stored, model_class, stored_model
 from analysis_lib.models.configurations import (
     CONFIGS,
     choose_attention,
@@ -144,8 +144,11 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
         model = stored.body
     else:
         model = stored_model(text, files.home, config, spec.dtype, spec.device_map).body
-    _move(model if adapted is None else adapted, model, spec.device)
+    outermost = model if adapted is None else adapted
+    _move(outermost, model, spec.device)
     reader = _read_processors(name, files, kind, config, model, spec.processor)
+    # A part is called alone.
+    outer = None if name.part else adapted
     loaded = LoadedModel(
         text,
         _identity(name, files.identity, spec.processor),
@@ -154,7 +157,7 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
         spec,
         hashes,
         name.part,
-        outer=None if name.part else adapted,
+        outer=outer,
     )
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
@@ -328,8 +331,14 @@ def _head(loaded: LoadedModel, made: type) -> transformers.PreTrainedModel:
         headed = _untrained(config, spec.dtype, name.seed or 0, made)
     else:
         home = _files(name, spec.revision).home
-        with reading(f"{loaded.name} cannot be loaded", home), without_adapters():
-            headed, info = made.from_pretrained(home, dtype=loaded.model.dtype, output_loading_info=True, **LOCALLY)
+        with reading(f"{loaded.name} cannot be loaded", home):
+            headed, info = made.from_pretrained(
+                home,
+                dtype=loaded.model.dtype,
+                output_loading_info=True,
+                **WITHOUT_ADAPTER,
+                **LOCALLY,
+            )
         if missing := sorted(info["missing_keys"]):
             raise AnalysisError(f"{loaded.name} has no weights {missing[0]}: it was saved without its head")
     setattr(headed, headed.base_model_prefix, loaded.model)

@@ -1,6 +1,7 @@
 """The name of a model, the models known by name, and what they are called in figures."""
 
 import csv
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -171,15 +172,15 @@ def multibert(seed: int | str, step: int | str) -> str:
     return f"multiberts-seed_{seed}-step_{step}k"
 
 
-MULTIBERTS = {
-    name: KnownModel("BERT", repository=f"google/{name}", pickled=True)
-    for name in (multibert(seed, step) for seed in MULTIBERTS_SEEDS for step in MULTIBERTS_STEPS)
-}
+MULTIBERTS: dict[str, KnownModel] = {}
+for _seed, _step in itertools.product(MULTIBERTS_SEEDS, MULTIBERTS_STEPS):
+    _name = multibert(_seed, _step)
+    MULTIBERTS[_name] = KnownModel("BERT", repository=f"google/{_name}", pickled=True)
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Models that another part of the library makes when they are asked for, by name.
+    """Models that another part of the library makes when they are first used, by name.
 
     Attributes:
         descriptions: a line on each model, by name, for the list of known models.

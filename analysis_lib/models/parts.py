@@ -118,9 +118,9 @@ class Stack:
         pattern = re.escape(self.blocks).replace(r"\*", r"\d+")
         return path not in self.unused and re.fullmatch(pattern, path) is not None
 
-    def attention_of(self, place: int) -> Attention | None:
-        """That of the block at a place."""
-        return self.each[place] if self.each else self.attention
+    def attention_of(self, index: int) -> Attention | None:
+        """Attention of block ``index``, counted from 0."""
+        return self.each[index] if self.each else self.attention
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,14 @@ class Layout:
         return any(stack.attention for stack in self.stacks)
 
 
-def _stack(attention: dict | None = None, cross: dict | None = None, **row) -> Stack:
-    return Stack(attention=attention and Attention(**attention), cross=cross and Attention(**cross), **row)
-
-
 def _layout(stacks: list[dict], **settings) -> Layout:
     return Layout(tuple(_stack(**row) for row in stacks), **settings)
+
+
+def _stack(**row) -> Stack:
+    for name in {"attention", "cross"} & {*row}:
+        row[name] = Attention(**row[name])
+    return Stack(**row)
 
 
 MODEL_LAYOUTS = entries("architectures.yml", _layout)
@@ -174,7 +176,7 @@ def listed_layout(model_type: str, part: str = "") -> Layout | None:
 
 
 def expected_layout(model_type: str) -> Layout:
-    """That of an architecture, before there is a model of it: what is not listed has attention, and no maps."""
+    """Layout assumed before loading; unlisted types are taken to have attention and no feature maps."""
     if listed := MODEL_LAYOUTS.get(model_type):
         return listed
     kind = "image" if model_type in MODEL_FOR_IMAGE_MAPPING_NAMES else "text"

@@ -80,7 +80,7 @@ def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | b
     placed = {}
     for name, values in inputs.items():
         if name in accepted:
-            dtype = model.dtype if values.is_floating_point() else None
+            dtype = model.dtype if values.is_floating_point() else values.dtype
             placed[name] = values.to(device_of(model), dtype)
     if getattr(model.config, "use_cache", False):
         placed["use_cache"] = False
@@ -93,7 +93,8 @@ def _some_tokens(model: PreTrainedModel) -> dict[str, Tensor]:
     special = set()
     for name, value in {**model.config.to_dict(), **config.to_dict()}.items():
         if name.endswith(("_token_id", "_token_index")):
-            special.update(value if isinstance(value, list) else [value])
+            values = value if isinstance(value, list) else [value]
+            special.update(values)
     longest, count = getattr(config, "max_position_embeddings", None), TOKENS
     if isinstance(longest, int) and longest > 0:
         count = min(TOKENS, longest)

@@ -53,11 +53,12 @@ def refuse_damaged(folder: Path) -> None:
                 tokenizers.Tokenizer.from_file(str(path))
             else:
                 settings = json.loads(path.read_text(encoding="utf-8"))
-                # Others may hold lists, such as the modules of sentence-transformers.
-                told = path.name == "config.json" or path.name.endswith(".index.json")
-                shards = settings.get("weight_map", {}) if told else {}
-                if missing := sorted(name for name in {*shards.values()} if not (folder / name).is_file()):
-                    raise AnalysisError(f"{path} names {missing[0]}, which is not there: {remedy}")
+                # Other files may hold lists, such as the modules of sentence-transformers.
+                is_object = path.name == "config.json" or path.name.endswith(".index.json")
+                shards = settings.get("weight_map", {}) if is_object else {}
+                missing = [name for name in shards.values() if not (folder / name).is_file()]
+                if missing:
+                    raise AnalysisError(f"{path} names {min(missing)}, which is not there: {remedy}")
         except AnalysisError:
             raise
         except Exception as error:

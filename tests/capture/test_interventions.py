@@ -54,7 +54,7 @@ def changed(model: LoadedModel, corpus: Corpus, intervention: object, **settings
     """All layers of all batches, with an intervention."""
     settings, found = Settings(intervention=intervention, **settings), []
     changes, groups = changes_of(model, corpus, settings), corpus.groups(GROUPS)
-    needs = frozenset({"hidden", "query", "key", "weights"} - model.lacking.keys())
+    needs = frozenset({"hidden", "query", "key", "weights"} - model.unsupported.keys())
     for batch in batches(model, corpus.items, groups, settings, Reading()):
         run(model, batch, needs, found.append, "flatten", changes)
     return found

@@ -271,7 +271,7 @@ def test_masses_sum_to_one_and_a_sink_has_its_part(model_type):
 def test_contributions(model_type):
     for layer, of_texts in attended(model_type):
         if "score_contributions" not in tables(model_type):
-            assert "could not be shown" in loaded(model_type).lacking["scores"]
+            assert "could not be shown" in loaded(model_type).unsupported["scores"]
             continue
         rows = tables(model_type)["score_contributions"]
         rows = rows[(rows["layer"] == layer) & (rows["key_type"] == "all")]
