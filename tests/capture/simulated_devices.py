@@ -9,8 +9,10 @@ import json
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import tiny
 import torch
@@ -67,6 +69,11 @@ def moved(loaded: LoadedModel, batch: Batch, devices: tuple[str, ...], mode: Fak
     return replace(batch, inputs=inputs, tokens=tokens, shifted=shifted, lengths=on(first, batch.lengths))
 
 
+def forward_alone(function: Callable, given: Tensor) -> tuple[Tensor, Callable]:
+    """In place of ``torch.func.vjp``: PyTorch's autograd knows one simulated device, and refuses a second one."""
+    return function(given), lambda _: (torch.empty_like(given),)
+
+
 def attempted(name: str, count: int) -> dict[str, object]:
     """What :func:`measured` returns, or the ``error`` that it raises."""
     try:
@@ -101,7 +108,8 @@ def measured(name: str, count: int) -> dict[str, object]:
 
     with FakeTensorMode() as mode:
         batch = moved(loaded, batch, DEVICES[:count], mode)
-        with NothingComesBack():
+        vjp = torch.func.vjp if count == 1 else forward_alone
+        with NothingComesBack(), mock.patch.object(torch.func, "vjp", vjp):
             captured_pass(loaded, batch, frozenset().union(*(metric.needs for metric in metrics)), receive)
         try:
             report.close()
