@@ -88,12 +88,14 @@ def from_ctranslate2(sources: Sequence[str], folder: Path) -> None:
     """A Whisper of CTranslate2."""
     variables = ctranslate2_variables(_content(sources, "*/model.bin*"))
     state = _whisper_state(variables)
-    embedded, convolved = state["model.decoder.embed_tokens.weight"], state["model.encoder.conv1.weight"]
-    heads = int(variables["encoder/num_heads"])
-    sizes = {"d_model": len(convolved), "vocab_size": len(embedded), "num_mel_bins": convolved.shape[1]}
+    words = len(state["model.decoder.embed_tokens.weight"])
+    width, bins, _ = state["model.encoder.conv1.weight"].shape
+    sizes = {"d_model": width, "vocab_size": words, "num_mel_bins": bins}
     for side in ("encoder", "decoder"):
-        layers = sum(name.startswith(f"model.{side}.layers.") and name.endswith("fc1.bias") for name in state)
-        sizes |= {f"{side}_layers": layers, f"{side}_attention_heads": heads, f"{side}_ffn_dim": 4 * len(convolved)}
+        of_side = [name for name in state if name.startswith(f"model.{side}.layers.")]
+        sizes[f"{side}_layers"] = sum(name.endswith("fc1.bias") for name in of_side)
+        sizes[f"{side}_attention_heads"] = int(variables["encoder/num_heads"])
+        sizes[f"{side}_ffn_dim"] = 4 * width
     _save(transformers.WhisperConfig(**sizes), "WhisperForConditionalGeneration", state, folder)
     transformers.WhisperFeatureExtractor(feature_size=sizes["num_mel_bins"]).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(_content(sources[:1], "*/tokenizer.json"))
@@ -183,7 +185,10 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
 
     graph = onnx.load_from_string(_content(sources, "*.onnx")).graph
     arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    state = {n.removeprefix("backbone."): torch.tensor(a) for n, a in arrays.items() if n.startswith("backbone.")}
+    state = {}
+    for name, array in arrays.items():
+        if name.startswith("backbone."):
+            state[name.removeprefix("backbone.")] = torch.tensor(array)
     for node in graph.node:
         # The matrices of linear layers are nameless and transposed: the node says whose they are.
         if node.op_type == "MatMul" and node.name.startswith("/backbone/") and node.input[1] in arrays:
@@ -191,17 +196,20 @@ def from_onnx(sources: Sequence[str], folder: Path) -> None:
             state[f"{module}.weight"] = torch.tensor(arrays[node.input[1]].T)
     width = state["embeddings.cls_token"].shape[-1]
     # Two constants: the position of [CLS], and those of the grid.
-    positions = [a for name, a in arrays.items() if name.startswith("onnx::") and a.ndim == 3 and a.shape[-1] == width]
-    state["embeddings.position_embeddings"] = torch.tensor(np.concatenate(sorted(positions, key=np.size), 1))
+    constants = [array for name, array in arrays.items() if name.startswith("onnx::")]
+    positions = [array for array in constants if array.ndim == 3 and array.shape[-1] == width]
+    positions = torch.tensor(np.concatenate(sorted(positions, key=np.size), 1))
+    state["embeddings.position_embeddings"] = positions
     # Only training masks patches.
     state["embeddings.mask_token"] = torch.zeros(1, width)
     patch = state["embeddings.patch_embeddings.projection.weight"].shape[-1]
+    side = round((positions.shape[1] - 1) ** 0.5)
     config = transformers.Dinov2Config(
         hidden_size=width,
         num_hidden_layers=sum(name.endswith("norm1.weight") for name in state),
         num_attention_heads=width // 64,
         patch_size=patch,
-        image_size=patch * round((state["embeddings.position_embeddings"].shape[1] - 1) ** 0.5),
+        image_size=patch * side,
     )
     _save(config, "Dinov2Model", state, folder)
     _save_image_processor(folder, 256, mean=[0.485, 0.456, 0.406], deviation=[0.229, 0.224, 0.225])

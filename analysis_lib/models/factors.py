@@ -52,7 +52,7 @@ class Product:
 
 @dataclass
 class OwnAttention:
-    """Attention as a module has computed it by itself; the arguments of PyTorch's own, without its output.
+    """The inputs of attention that a module has computed by itself.
 
     Attributes:
         query: utterance x head x token x head_dim, before scaling.
@@ -71,8 +71,7 @@ class OwnAttention:
     scaling: float
 
 
-# Takes what a module has computed, and gives what is to take the place of its output, utterance x head x token x
-# value_dim, or None where nothing is.
+# Takes the attention of a module; returns an output to use instead, utterance x head x token x value_dim, or None.
 Receive = Callable[[OwnAttention], Tensor | None]
 
 
@@ -127,41 +126,45 @@ class AttentionSeen(TorchFunctionMode):
         self._made[id(made)] = made, product
 
     def _pass_on(self, function: Callable, made: Tensor, args: tuple, kwargs: dict) -> None:
-        """What is made of a product, number by number, is still that product, scaled, masked or normalised."""
-        known = [value for value in (*args, *kwargs.values()) if self._product(value) is not None]
-        if not known or made.numel() != known[0].numel():
+        """Note that a tensor is a product still, after being scaled, masked or normalised number by number."""
+        sources = [value for value in (*args, *kwargs.values()) if self._product(value) is not None]
+        if not sources or made.numel() != sources[0].numel():
             return
-        product = self._product(known[0])
+        product = self._product(sources[0])
         if function in _SOFTMAXES:
             read = args[0] if args else kwargs["input"]
             dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            is_over_columns = dim in (-1, read.dim() - 1)
             shape = product.left.shape[-2], product.right.shape[-2]
-            if dim in (-1, read.dim() - 1) and read.shape[-2:] == shape and product.scores is None:
+            if is_over_columns and read.shape[-2:] == shape and product.scores is None:
                 self.softmax()
                 self._keep(made, replace(product, scores=read))
             return
-        scale, by = product.scale, next((value for value in args if _is_number(value)), None)
-        if function in _SCALINGS and by is not None:
-            scale *= float(by) ** _SCALINGS[function]
+        scale = product.scale
+        factors = [value for value in args if _is_number(value)]
+        if function in _SCALINGS and factors:
+            scale *= float(factors[0]) ** _SCALINGS[function]
         added = product.added or function not in _NOT_ADDING
         self._keep(made, replace(product, scale=scale, added=added))
 
     def _weighted(self, weights: Product, factors: "_Factors", plain: Tensor) -> Tensor:
-        """The product of weights and values: attention is done."""
-        query, key, value = weights.left, weights.right, factors.right.transpose(-1, -2)
+        """Receive the attention that a product of weights and values completes."""
         scores = weights.scores
-        of_heads = scores.shape[:-2]
+        heads = scores.shape[:-2]
         if scores.dim() == 3 and scores.shape[0] % self.utterances == 0:
-            of_heads = (self.utterances, scores.shape[0] // self.utterances)
+            heads = (self.utterances, scores.shape[0] // self.utterances)
         self._made.clear()
-        by_head = [_by_head(part, of_heads) for part in (query, key, value)]
-        if len(of_heads) != 2 or any(part is None for part in by_head) or value.shape[-2] != key.shape[-2]:
+        if len(heads) != 2:
             return plain
-        query, key, value = by_head
-        scores = scores.reshape(*of_heads, *scores.shape[-2:])
+        query, key = _by_head(weights.left, heads), _by_head(weights.right, heads)
+        value = _by_head(factors.right.transpose(-1, -2), heads)
+        if query is None or key is None or value is None or value.shape[-2] != key.shape[-2]:
+            return plain
+        scores = scores.reshape(*heads, *scores.shape[-2:])
         added = scores - weights.scale * (query @ key.transpose(-1, -2))
         mask, bias = _mask_and_bias(added)
-        bias = bias if weights.added else None
+        if not weights.added:
+            bias = None
         output = self.receive(OwnAttention(query, key, value, mask, bias, weights.scale))
         return plain if output is None else factors.arranged(output, plain)
 
@@ -243,11 +246,10 @@ def _factors(function: Callable, args: tuple, kwargs: dict) -> _Factors | None:
 def _of_einsum(equation: str, left: Tensor, right: Tensor) -> _Factors | None:
     terms, _, made = equation.replace(" ", "").partition("->")
     first, _, second = terms.partition(",")
-    # The same axes in both, such as blocks of tokens.
-    more = left.dim() + len("...") - len(first) if "..." in first else 0
     if "..." in first:
-        named = string.ascii_uppercase[:more]
-        first, second, made = (part.replace("...", named) for part in (first, second, made))
+        # The same axes in both, such as blocks of tokens.
+        axes = string.ascii_uppercase[: left.dim() + len("...") - len(first)]
+        first, second, made = (part.replace("...", axes) for part in (first, second, made))
     letters = {*first, *second, *made}
     summed = [letter for letter in first if letter in second and letter not in made]
     rows = [letter for letter in first if letter not in second]
@@ -269,13 +271,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
 
 
-def _by_head(part: Tensor, of_heads: tuple[int, ...]) -> Tensor | None:
-    """Utterance x head x token x dim; None if it does not fit."""
-    if part.dim() == 4:
-        fits = part.shape[0] == of_heads[0] and part.shape[1] in (1, *of_heads[1:])
-        return part if fits else None
-    if part.dim() == 3 and part.shape[0] == torch.Size(of_heads).numel():
-        return part.reshape(*of_heads, *part.shape[1:])
+def _by_head(part: Tensor, sizes: tuple[int, int]) -> Tensor | None:
+    """Utterance x head x token x dim; None if it does not fit so many utterances and heads."""
+    utterances, heads = sizes
+    if part.dim() == 4 and part.shape[0] == utterances and part.shape[1] in (1, heads):
+        return part
+    if part.dim() == 3 and part.shape[0] == utterances * heads:
+        return part.reshape(utterances, heads, *part.shape[1:])
     return None
 
 
@@ -286,5 +288,7 @@ def _mask_and_bias(added: Tensor) -> tuple[Tensor | None, Tensor | None]:
     bias = bias if bias.any() else None
     if allowed.all():
         return None, bias
-    first = allowed[:, :1]
-    return (first if (allowed == first).all() else allowed), bias
+    of_first_head = allowed[:, :1]
+    if (allowed == of_first_head).all():
+        return of_first_head, bias
+    return allowed, bias
