@@ -72,28 +72,39 @@ def stored_model(
         AnalysisError: the folder lacks weights of the body, has some that its config.json has no place for, or has
             those of two saves.
     """
-    refuse_strange_weights(name, folder, config)
-    renamed = _unwrapped_weights(name, folder)
+    with reading(f"{name} cannot be loaded", folder):
+        refuse_strange_weights(name, folder, config)
+        return _stored_model(name, folder, config, dtype, device_map, made)
+
+
+def _stored_model(
+    name: str,
+    folder: Path,
+    config: transformers.PreTrainedConfig,
+    dtype: str,
+    device_map: object,
+    made: type | None,
+) -> Stored:
+    renamed = _unwrapped_weights(folder)
 
     def read(made: type) -> tuple[transformers.PreTrainedModel, dict]:
         if renamed is not None and made is transformers.AutoModel:
             made = _automatic_class(config)
         source = folder if renamed is None else None
-        with reading(f"{name} cannot be loaded", folder):
-            return made.from_pretrained(
-                source,
-                state_dict=renamed,
-                config=config,
-                dtype=getattr(torch, dtype),
-                device_map=device_map,
-                # A pickle is read as tensors and nothing else (transformers' default).
-                use_safetensors=bool(safe_files(folder)),
-                output_loading_info=True,
-                # Reported below, with names and shapes.
-                ignore_mismatched_sizes=True,
-                **WITHOUT_ADAPTER,
-                **LOCALLY,
-            )
+        return made.from_pretrained(
+            source,
+            state_dict=renamed,
+            config=config,
+            dtype=getattr(torch, dtype),
+            device_map=device_map,
+            # A pickle is read as tensors and nothing else (transformers' default).
+            use_safetensors=bool(safe_files(folder)),
+            output_loading_info=True,
+            # Reported below, with names and shapes.
+            ignore_mismatched_sizes=True,
+            **WITHOUT_ADAPTER,
+            **LOCALLY,
+        )
 
     if made is not None:
         model, info = read(made)
@@ -216,12 +227,10 @@ def refuse_strange_weights(name: str, folder: Path, config: transformers.PreTrai
         logging.getLogger(__name__).warning(note, name, pickles[0].name)
     refuse_two_saves(name, folder)
     quantised = getattr(config, "quantization_config", None)
-    with reading(f"{name}: its quantization_config cannot be read", folder):
-        if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
-            raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
-    with reading(f"{name} cannot be loaded", folder):
-        for path in folder.glob("*.safetensors"):
-            _refuse_complex(name, path)
+    if quantised is not None and not AutoHfQuantizer.supports_quant_method(quantised):
+        raise AnalysisError(f"{name}: its quantization_config is none that transformers knows: give another model")
+    for path in folder.glob("*.safetensors"):
+        _refuse_complex(name, path)
 
 
 def _refuse_complex(name: str, path: Path) -> None:
@@ -238,9 +247,8 @@ def refuse_two_saves(name: str, folder: Path) -> None:
         return
     shards = sorted(path.name for path in folder.glob(SHARD))
     if index.is_file():
-        with reading(f"{name} cannot be loaded", folder):
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            shards += sorted({*weight_map.values()})
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards += sorted({*weight_map.values()})
     others = [shard for shard in shards if shard != whole.name]
     if others:
         raise AnalysisError(
@@ -248,15 +256,14 @@ def refuse_two_saves(name: str, folder: Path) -> None:
         )
 
 
-def _unwrapped_weights(name: str, folder: Path) -> dict[str, Tensor] | None:
+def _unwrapped_weights(folder: Path) -> dict[str, Tensor] | None:
     """The weights of a model that was saved inside what compiled it, or spread it over devices, by its own names.
 
     None where they have these names already.
     """
-    with reading(f"{name} cannot be loaded", folder):
-        if not any(WRAPPED.search(key) for key in names_of_weights(folder)):
-            return None
-        weights: dict[str, Tensor] = {}
-        for path in weight_files(folder):
-            weights |= {WRAPPED.sub("", key): tensor for key, tensor in tensors_of(path).items()}
-        return weights
+    if not any(WRAPPED.search(key) for key in names_of_weights(folder)):
+        return None
+    weights: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        weights |= {WRAPPED.sub("", key): tensor for key, tensor in tensors_of(path).items()}
+    return weights

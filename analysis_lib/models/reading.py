@@ -11,6 +11,7 @@ import safetensors
 import tokenizers
 import transformers
 
+from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, what_failed
 
 # Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
@@ -23,7 +24,10 @@ ALONE = threading.Lock()
 
 @contextmanager
 def reading(fault: str, folder: Path) -> Iterator[None]:
-    """Around code of other libraries: whatever fails there is a defect of the folder, and becomes one line."""
+    """Around code of other libraries that reads a model: their errors become one line, on a defect of the folder.
+
+    This is the one border at which errors of transformers, safetensors, tokenizers and peft are translated.
+    """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("accelerate.big_modeling").setLevel(logging.ERROR)
@@ -43,26 +47,30 @@ def reading(fault: str, folder: Path) -> Iterator[None]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Raise an AnalysisError that names the file of a model's folder that cannot be read, which libraries may not."""
+    """Name the file of a model's folder that cannot be read; other libraries may not.
+
+    Raises:
+        AnalysisError: there is one.
+    """
     remedy = "copy or save the model again"
-    for path in sorted(path for path in folder.glob("*") if path.suffix in (".json", ".safetensors")):
-        try:
-            if path.suffix == ".safetensors":
-                safetensors.safe_open(path, "pt")
-            elif path.name == "tokenizer.json":
-                tokenizers.Tokenizer.from_file(str(path))
-            else:
-                settings = json.loads(path.read_text(encoding="utf-8"))
-                # Other files may hold lists, such as the modules of sentence-transformers.
-                is_object = path.name == "config.json" or path.name.endswith(".index.json")
-                shards = settings.get("weight_map", {}) if is_object else {}
-                missing = [name for name in shards.values() if not (folder / name).is_file()]
-                if missing:
-                    raise AnalysisError(f"{path} names {min(missing)}, which is not there: {remedy}")
-        except AnalysisError:
-            raise
-        except Exception as error:
-            raise AnalysisError(f"{path} cannot be read ({first_line(error)}): {remedy}") from error
+    for path in sorted(folder.glob("*")):
+        if path.suffix == ".safetensors":
+            packages.read(path, lambda path: safetensors.safe_open(path, "pt"), remedy)
+        elif path.name == "tokenizer.json":
+            packages.read(path, lambda path: tokenizers.Tokenizer.from_file(str(path)), remedy)
+        elif path.suffix == ".json":
+            shards = packages.read(path, _shards, remedy)
+            missing = [name for name in shards if not (folder / name).is_file()]
+            if missing:
+                raise AnalysisError(f"{path} names {min(missing)}, which is not there: {remedy}")
+
+
+def _shards(path: Path) -> list[str]:
+    """The files that an index names."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    # Other files may hold lists, such as the modules of sentence-transformers.
+    is_object = path.name == "config.json" or path.name.endswith(".index.json")
+    return [*settings.get("weight_map", {}).values()] if is_object else []
 
 
 def first_line(error: Exception) -> str:

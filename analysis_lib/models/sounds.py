@@ -1,10 +1,10 @@
 """What a processor makes of a sound that is shorter or longer than the model reads at once, and what vectors stand for.
 
-Some processors, such as those of Whisper and AST, pad every sound to one length and cut it there, without a word. What
-they do is found by giving them sounds: no name of a model is asked for.
+Some processors, such as those of Whisper and AST, pad every sound to one length and cut it there, without a warning.
+Giving them sounds shows what they do; names of models play no part.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,7 +58,7 @@ def window_of(processor: Callable) -> Window | None:
 
     It pads with frames that are all alike, which those of noise are not.
     """
-    short, longer = (int(seconds * processor.sampling_rate) for seconds in (SHORT, LONGER))
+    short, longer = int(SHORT * processor.sampling_rate), int(LONGER * processor.sampling_rate)
     noise = np.random.default_rng(0).normal(scale=0.1, size=longer).astype(np.float32)
     try:
         first, second = _first(processor, noise[:short]), _first(processor, noise)
@@ -67,8 +67,8 @@ def window_of(processor: Callable) -> Window | None:
     if first.shape != second.shape:
         return None
     axis = max(range(1, first.dim()), key=lambda axis: _padding(first, axis))
-    count = first.shape[axis] - _padding(first, axis)
-    more = second.shape[axis] - _padding(second, axis) - count
+    count = _frames(first, axis)
+    more = _frames(second, axis) - count
     if more < 1:
         return None
     hop = getattr(processor, "hop_length", 0)
@@ -76,16 +76,14 @@ def window_of(processor: Callable) -> Window | None:
         hop = round((longer - short) / more)
     if count * hop >= short:
         return Window(first.shape[axis], axis, hop)
-
-    # It makes no frame of the end of a sound that does not fill one.
-    def is_enough(samples: int) -> bool:
-        made = _first(processor, noise[:samples])
-        return made.shape[axis] - _padding(made, axis) == count
-
+    # The processor makes no frame of a rest of a sound that does not fill one.
     too_few, enough = (count - 1) * hop, short
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if is_enough(middle) else (middle, enough)
+        if _frames(_first(processor, noise[:middle]), axis) == count:
+            enough = middle
+        else:
+            too_few = middle
     return Window(first.shape[axis], axis, hop, enough - (count - 1) * hop)
 
 
@@ -95,11 +93,18 @@ def _first(processor: Callable, samples: np.ndarray) -> Tensor:
     return torch.as_tensor(next(iter(made.values())))
 
 
+def _frames(values: Tensor, axis: int) -> int:
+    """How many slices there are before padding."""
+    return values.shape[axis] - _padding(values, axis)
+
+
 def _padding(values: Tensor, axis: int) -> int:
     """How many slices at the end are all the same."""
     slices = values.transpose(0, axis).flatten(1)
     differs = (slices != slices[-1]).any(1).nonzero().flatten()
-    return len(slices) - 1 - int(differs.max()) if len(differs) else len(slices)
+    if not len(differs):
+        return len(slices)
+    return len(slices) - 1 - int(differs.max())
 
 
 @dataclass(frozen=True)
@@ -122,9 +127,9 @@ class Steps:
 
     def padding(self, count: int, lengths: Int[Tensor, " sound"]) -> Bool[Tensor, "sound vector"]:
         """Which of ``count`` vectors stand for padding alone, where sounds have so many samples."""
-        places = torch.arange(count - self.leading, device=lengths.device)
-        per_row = max(1, len(places) // self.rows)
-        steps = places % per_row if self.by_row else places // self.rows
+        indices = torch.arange(count - self.leading, device=lengths.device)
+        per_row = max(1, len(indices) // self.rows)
+        steps = indices % per_row if self.by_row else indices // self.rows
         ends = steps * self.samples + self.least
         return functional.pad(ends > lengths.unsqueeze(1), (self.leading, 0))
 
@@ -132,19 +137,18 @@ class Steps:
 def steps_of(loaded: LoadedModel) -> Steps | None:
     """The steps of the vectors of a model whose processor has a window; None where it has none.
 
-    They are found by changing the first frames, more and more of them, and seeing which vectors change that the first
-    block reads.
+    More and more of the first frames are changed, to see which vectors change that the first block reads.
 
     Raises:
         AnalysisError: the vectors do not follow one another in time.
     """
     if loaded not in _KNOWN:
         window = window_of(loaded.processor)
-        _KNOWN[loaded] = None if window is None else _found_steps(loaded, window)
+        _KNOWN[loaded] = None if window is None else _steps(loaded, window)
     return _KNOWN[loaded]
 
 
-def _found_steps(loaded: LoadedModel, window: Window) -> Steps:
+def _steps(loaded: LoadedModel, window: Window) -> Steps:
     rate = loaded.processor.sampling_rate
     silence = np.zeros(int(LONGER * rate), np.float32)
     made = loaded.processor(silence, sampling_rate=rate, return_tensors="pt")
@@ -172,17 +176,26 @@ def _found_steps(loaded: LoadedModel, window: Window) -> Steps:
         after_second = changing(second)
         third = _more(changing, second, len(after_second), window.frames)
         after_third = after_second if third is None else changing(third)
-    new, newer = sorted({*after_second} - {*first}), sorted({*after_third} - {*after_second})
-    apart = {after - before for before, after in zip(new, newer, strict=False)}
-    if third is not None and (len(new) != len(newer) or len(apart) != 1 or apart.pop() not in (1, len(new))):
+    in_second = sorted({*after_second} - {*first})
+    in_third = sorted({*after_third} - {*after_second})
+    if third is None:
+        frames_per_step = second - 1
+    elif _follow_evenly(in_second, in_third):
+        frames_per_step = third - second
+    else:
         reader, seconds = type(loaded.processor).__name__, window.samples / rate
         raise AnalysisError(
             f"{loaded.name}: its {reader} pads every sound to {seconds:g} seconds, and which vectors stand for padding "
             f"cannot be told: give another model"
         )
-    frames_of_step = second - 1 if third is None else third - second
-    by_row = len(new) > 1 and new[1] - new[0] > 1
-    return Steps(frames_of_step * window.hop, len(new), by_row, min(first), window.least)
+    by_row = len(in_second) > 1 and in_second[1] - in_second[0] > 1
+    return Steps(frames_per_step * window.hop, len(in_second), by_row, min(first), window.least)
+
+
+def _follow_evenly(vectors: Sequence[int], later: Sequence[int]) -> bool:
+    """Whether the vectors of a step follow those of the step before, side by side or as a block."""
+    distances = {after - before for before, after in zip(vectors, later, strict=False)}
+    return len(vectors) == len(later) and distances in ({1}, {len(vectors)})
 
 
 def _more(changing: Callable[[int], list[int]], after: int, known: int, most: int) -> int | None:
@@ -207,11 +220,11 @@ class _Reached(Exception):
 
 def _read_by(model: nn.Module, block: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """The vectors, vector x width, that a block reads first."""
-    found = []
+    read = []
 
     def keep(_block: nn.Module, args: tuple, kwargs: dict) -> None:
         values = args[0] if args else next(iter(kwargs.values()))
-        found.append(values.detach().clone())
+        read.append(values.detach().clone())
         raise _Reached
 
     handle = block.register_forward_pre_hook(keep, with_kwargs=True)
@@ -220,4 +233,4 @@ def _read_by(model: nn.Module, block: nn.Module, inputs: Mapping[str, Tensor]) -
             model(**inputs)
     finally:
         handle.remove()
-    return found[0][0].flatten(0, -2)
+    return read[0][0].flatten(0, -2)
