@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from unittest import mock
 
 import safetensors
 import torch
@@ -101,23 +100,13 @@ class Adapter:
                 f"{self.name}: its adapter cannot be applied: it puts vectors before a text: give one such as LoRA"
             )
         self._make_room_for_tokens(model)
-        results = []
-        set_weights = peft.peft_model.set_peft_model_state_dict
-
-        def remember(*args: object, **given: object) -> object:
-            results.append(set_weights(*args, **given))
-            return results[-1]
-
-        with mock.patch.object(peft.peft_model, "set_peft_model_state_dict", remember):
-            adapted = peft.PeftModel.from_pretrained(model, str(self.folder), torch_device="cpu")
-        (result,) = results
+        adapted = peft.PeftModel.from_pretrained(model, str(self.folder), torch_device="cpu")
+        own = {key.removeprefix(PREFIX) for key in peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         # Besides its own weights, peft saves some of the model twice.
         mark = peft.mapping.PEFT_TYPE_TO_PREFIX_MAPPING[config.peft_type]
-        unplaced = [key for key in result.unexpected_keys if mark in key]
-        missing = sorted([*result.missing_keys, *unplaced])
-        if missing:
-            key = missing[0].removeprefix(PREFIX)
-            raise AnalysisError(f"{self.name}: its adapter does not fit the model ({key}): give its own base")
+        misfits = sorted(key for key in own ^ {*self.shapes} if mark in key)
+        if misfits:
+            raise AnalysisError(f"{self.name}: its adapter does not fit the model ({misfits[0]}): give its own base")
         return adapted
 
     def _make_room_for_tokens(self, model: transformers.PreTrainedModel) -> None:
