@@ -20,6 +20,7 @@ from analysis_lib.models.configurations import (
     choose_attention,
     config_by_weights,
     left_to_sentence_transformers,
+    own_code,
     refuse_named_code,
 )
 from analysis_lib.models.layouts import kind_of, model_part
@@ -144,8 +145,20 @@ def load_model(
     loaded = LoadedModel(name, identity, model.eval(), reader, spec, files, part, outer)
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
+    _say_whose_code_runs(loaded, home, bare)
     _say_what_is_left_out(loaded, home, bare)
     return loaded
+
+
+def _say_whose_code_runs(loaded: LoadedModel, folder: Path, bare: str) -> None:
+    """A note on code beside the weights, which may compute something else than the class that is measured."""
+    code = own_code(folder)
+    if code and not known_model(split_name(bare).model):
+        made = type(loaded.model)
+        said = "note: %s: the code that its settings name (auto_map: %s) is not run: the %s of %s is measured"
+        package = made.__module__.partition(".")[0]
+        called = split_name(bare).model
+        logging.getLogger(__name__).warning(said, called, ", ".join(code), made.__name__, package)
 
 
 def _say_what_is_left_out(loaded: LoadedModel, folder: Path, bare: str) -> None:
