@@ -182,7 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
         add("--out", required=True, type=_folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
-        add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
+        add("--dtype", help="float32 (default), float64, bfloat16 or float16")
         add(
             "--tokenizer",
             type=expanduser,
@@ -213,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workers", **workers)
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
-    add("--worker-timeout", type=_decimal, default=60, help=idle)
+    add("--worker-timeout", type=_decimal, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
     add("--device", **device)
     add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
@@ -332,7 +332,7 @@ def _parser() -> argparse.ArgumentParser:
     known = "list the parameters of the notebook, with their defaults, and do not run it"
     add("--parameters", action="store_true", dest="list_parameters", help=known)
     add("-p", **parameters)
-    add("--out", type=_folder, default=Path("."), help="folder for the executed copy (default: the current folder)")
+    add("--out", type=_folder, help="folder for the executed copy (default: the current folder)")
 
     add = command(
         "book",
@@ -356,7 +356,7 @@ def _parser() -> argparse.ArgumentParser:
         interrupted=BEGINS_ANEW,
     )
     known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
-    add("models", nargs="*", metavar="MODEL", help=known).completer = _known
+    add("models", nargs="*", default=[], metavar="MODEL", help=known).completer = _known
     add("--data", type=expanduser, help="as --data of `measure`").completer = _known
     add("--title", help="of the report (default: what its models are called)")
     add("--out", type=_folder, help="folder of the site; a report on the same models and data is replaced")
@@ -368,7 +368,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", type=expanduser, help=known)
     add("--workers", **workers)
     add("--device", **device)
-    add("--index", type=_folder, metavar="FOLDER", help="list the reports in a folder, and build none")
+    known = "list the reports in a folder, and build none"
+    add("--index", type=_folder, action=_Instead, metavar="FOLDER", help=known)
 
     add = command(
         "claims",
@@ -408,28 +409,33 @@ def _measure(options: argparse.Namespace) -> None:
 
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
+    if options.worker_timeout is not None and not options.scheduler:
+        raise AnalysisError("--worker-timeout is of a cluster: give --scheduler, or leave it out")
+    if options.device_map is not None and options.device is not None:
+        raise AnalysisError("--device and --device-map exclude each other: give one of them")
     # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
     output = _output_of_measure(options)
     output.check(table_files([metric.name for metric in resolve(options.metrics)], output.last, options.format))
     if options.vectors is not None:
-        for name, default in options.defaults.items():
-            if name not in OF_VECTORS and getattr(options, name, default) != default:
-                raise AnalysisError(f"--vectors are measured as they are: leave --{name.replace('_', '-')} out")
+        _refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
         with _sole_writer(output):
             found = measure_vectors(
                 options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
             )
             _save(found, output, options.format)
         return
-    checked_options(options.dtype, options.device, options.device_map)
+    dtype = _dtype(options, [options.model])
+    checked_options(dtype, options.device, options.device_map)
     settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
     draw = _draw(options)
     corpus = load_corpus(options.data, **draw, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
     with _sole_writer(output):
-        given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
-        work = {name: getattr(options, name) for name in ("workers", "scheduler", "worker_timeout")}
-        model = load_model(options.model, processor=options.tokenizer, **given)
+        given = {name: getattr(options, name) for name in ("revision", "device", "device_map")}
+        work = {"workers": options.workers, "scheduler": options.scheduler}
+        if options.worker_timeout is not None:
+            work["worker_timeout"] = options.worker_timeout
+        model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
         tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
         tables.run.update(draw)
         _save(tables, output, options.format)
@@ -447,10 +453,32 @@ def _output_of_measure(options: argparse.Namespace) -> "Output":
     return Output(options.out, "measure", tuple(map(str, inputs)), "run.json")
 
 
+def _refuse_others(options: argparse.Namespace, kept: set[str], reason: str) -> None:
+    """Refuse the options that an option of :class:`_Instead` leaves without an effect."""
+    for name, default in options.defaults.items():
+        if name not in kept and getattr(options, name, default) != default:
+            called = "the models" if name == "models" else f"--{name.replace('_', '-')}"
+            raise AnalysisError(f"{reason}: leave {called} out")
+
+
+def _dtype(options: argparse.Namespace, models: list[str]) -> str:
+    """The precision of the models that do not name their own; one that no model takes is refused."""
+    from analysis_lib.models import ModelName
+
+    dtypes = [ModelName.parse(name).dtype for name in models]
+    if options.dtype is not None and all(own not in (None, options.dtype) for own in dtypes):
+        raise AnalysisError(f"every model names its own dtype, as {models[0]} does: leave --dtype out")
+    return options.dtype or "float32"
+
+
 def _draw(options: argparse.Namespace) -> dict[str, int | None]:
     """Which items are measured, as ``load_corpus`` takes it: without a seed, the first."""
     if options.first and options.seed is not None:
         raise AnalysisError("--first and --seed exclude each other: give one of them")
+    if options.limit is None:
+        for name, draws in (("--first", options.first), ("--seed", options.seed)):
+            if draws:
+                raise AnalysisError(f"{name} says which items --limit keeps: give --limit, or leave it out")
     seed = None if options.first else options.seed or 0
     return {"limit": options.limit, "seed": seed}
 
@@ -519,7 +547,8 @@ def _compare(options: argparse.Namespace) -> None:
     output.check(table_files(names, output.last, options.format))
     settings = _settings(options)
     draw = _draw(options)
-    settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "dtype", "tokenizer")}
+    settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "tokenizer")}
+    settings["dtype"] = _dtype(options, options.models)
     settings |= {"workers": options.workers, "device": options.device}
     with _sole_writer(output):
         found = compare({options.data: options.models}, options.metrics, **settings)
@@ -603,12 +632,16 @@ def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
 def _run(options: argparse.Namespace) -> None:
     from analysis_lib import book
 
+    given = {"NOTEBOOK": options.notebook, "--parameters": options.list_parameters}
+    given |= {"-p": options.parameters, "--out": options.out}
     if options.list_notebooks:
+        _refuse_given(given, "--list lists the notebooks, and runs none")
         _print_names(book.titles())
         return
     if options.notebook is None:
         raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
     if options.list_parameters:
+        _refuse_given({"-p": options.parameters, "--out": options.out}, "--parameters lists them, and runs nothing")
         rows = [["parameter", "type", "default", ""]]
         for name, declared in book.commented(book.located(options.notebook)).items():
             rows.append([name, *declared])
@@ -616,13 +649,20 @@ def _run(options: argparse.Namespace) -> None:
         return
     notebook = book.located(options.notebook)
     spec = book.notebook_parameters(notebook)
-    parameters = book.coerce(options.parameters, spec)
-    with _made(options.out):
+    parameters, folder = book.coerce(options.parameters, spec), options.out or Path(".")
+    with _made(folder):
         # Misspelt models and corpora, before a kernel starts.
         book.inputs(book.complete(parameters, spec, str(notebook)))
         name = notebook.name if options.notebook.is_file() else "-".join(options.notebook.parts) + ".ipynb"
-        executed = book.run_notebook(notebook, parameters, options.out / name)
+        executed = book.run_notebook(notebook, parameters, folder / name)
     _say(f"executed notebook: {executed}")
+
+
+def _refuse_given(given: dict[str, object], reason: str) -> None:
+    """Refuse the first argument that is given, and has no effect for a reason."""
+    for name, value in given.items():
+        if value:
+            raise AnalysisError(f"{reason}: leave {name} out")
 
 
 def _book(options: argparse.Namespace) -> None:
@@ -635,8 +675,7 @@ def _book(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     if options.index is not None:
-        if options.models:
-            raise AnalysisError("--index lists the reports that are there: leave the models out")
+        _refuse_others(options, {"index", "quiet", "debug", "help"}, "--index lists the reports that are there")
         from analysis_lib.book.reports import build_index
 
         _say(f"the index is at {build_index(options.index)}")
@@ -647,10 +686,11 @@ def _report(options: argparse.Namespace) -> None:
     from analysis_lib.book.reports import build_report, report_output
     from analysis_lib.models import ModelName
 
-    models = []
-    for given in options.models:
-        name = ModelName.parse(expanduser(given))
-        models.append(str(dataclasses.replace(name, dtype=name.dtype or options.dtype)))
+    models = [expanduser(name) for name in options.models]
+    _dtype(options, models)
+    for index, given in enumerate(models):
+        name = ModelName.parse(given)
+        models[index] = str(dataclasses.replace(name, dtype=name.dtype or options.dtype))
     draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
     work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
     with _sole_writer(report_output(models, options.data, options.out)):

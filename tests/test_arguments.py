@@ -118,13 +118,18 @@ def test_measure(place, name, value):
 
 
 def test_measure_takes_numbers_of_numpy(place):
-    tables = _measured(place, tokens_per_batch=np.int64(64), workers=np.int32(1), worker_timeout=np.float32(1))
+    tables = _measured(place, tokens_per_batch=np.int64(64), workers=np.int32(1), worker_timeout=np.float32(60))
     assert type(tables.run["settings"]["tokens_per_batch"]) is int
 
 
 def test_measure_is_given_one_who_prepares_and_one_who_works(place):
     assert "give one of them" in refused(measure, place[0] / "bert", TEXTS, tokenizer="a", processor="b")
     assert "give one of them" in refused(_measured, place, workers=2, scheduler="tcp://localhost:1")
+
+
+def test_a_setting_without_an_effect_is_refused(place):
+    assert "none: leave maps out" in refused(_measured, place, maps="positions")
+    assert "of a cluster: give scheduler=" in refused(_measured, place, worker_timeout=5)
 
 
 def test_what_an_intervention_changes_needs_one(place):

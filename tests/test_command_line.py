@@ -90,6 +90,52 @@ def test_a_limit_draws_items_unless_the_first_are_asked_for(run, tiny_folder, tm
     assert_refused(run(*asked, "--first", "--seed", 1), "--first", "--seed", "give one of them")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "--first"], ["--first", "give --limit"]),
+        (["measure", "--seed", "3"], ["--seed", "give --limit"]),
+        (["compare", "--seed", "3"], ["--seed", "give --limit"]),
+        (["measure", "--worker-timeout", "5"], ["--worker-timeout", "give --scheduler"]),
+        (["measure", "--worker-timeout", "60"], ["--worker-timeout", "give --scheduler"]),
+        (["measure", "--device", "cpu", "--device-map", "auto"], ["exclude each other"]),
+        (["measure", "--maps", "positions"], ["maps is positions", "convolutional", "leave maps out"]),
+        (["measure", "--units", "doc"], ["no column of a table", "leave doc out"]),
+        (["measure", "--units", "doc", "--data", "-"], ["lines of text", "leave doc out"]),
+        (["measure", "--units", "doc", "--data", "news"], ["leave units= out"]),
+        (["compare", "--units", "doc"], ["no column of a table", "leave doc out"]),
+        (["report", "--units", "doc"], ["no column of a table", "leave doc out"]),
+        (["report", "--index", "."], ["--index lists the reports", "leave"]),
+        (["measure@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
+        (["compare@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
+        (["report@dtype=float64", "--dtype", "bfloat16"], ["own dtype", "leave --dtype out"]),
+        (["pretrain", "--tokenizer", "minilm", "--cased"], ["cased", "tokenizer that is learned", "leave it out"]),
+        (["pretrain", "--tokenizer", "minilm", "--vocabulary", "9"], ["vocabulary", "leave it out"]),
+        (["run", "--list", "-p", "a", "b"], ["--list", "leave -p out"]),
+        (["run", "outliers/attention", "--list"], ["--list", "leave NOTEBOOK out"]),
+        (["run", "--list", "--parameters"], ["--list", "leave --parameters out"]),
+        (["run", "outliers/attention", "--parameters", "-p", "a", "b"], ["--parameters", "leave -p out"]),
+    ],
+)
+def test_an_option_without_an_effect_is_refused(run, tiny_folder, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a girl")))
+    (tmp_path / "lines.txt").write_text("a girl is styling her hair\nthe cat sat\n")
+    (name, *others), out = arguments, tmp_path / "out"
+    command, _, dtype = name.partition("@")
+    model = f"{tiny_folder('bert')}{'@' * bool(dtype)}{dtype}"
+    models = {"measure": ["--model", model], "compare": [model], "report": [model]}.get(command, [])
+    data = [] if command == "run" else ["--data", tmp_path / "lines.txt", "--out", out]
+    assert_refused(run(command, *models, *data, *others), *words)
+    assert not out.exists()
+
+
+def test_options_at_their_defaults_are_taken(run, tiny_folder, tmp_path):
+    (tmp_path / "lines.txt").write_text("a girl is styling her hair\nthe cat sat\n")
+    asked = ["measure", "--model", tiny_folder("bert"), "--data", tmp_path / "lines.txt", "--out", tmp_path / "out"]
+    asked += ["--metrics", "mean_vector", "--seed", 0, "--dtype", "float32", "--maps", "flatten"]
+    assert run(*asked)[0] == 0
+
+
 def test_some_metrics_only(run, tiny_folder, tmp_path):
     status, _, _ = run(
         "measure", "--model", tiny_folder("bert"), "--data", "news", "--limit", 4,

@@ -117,13 +117,15 @@ COMMANDS = {
 PLACED = {"compare": ["{model}"], "train": ["digits-vti"], "dynamics": ["bert-44"], "run": ["{tmp}/n.ipynb"]}
 OPTIONS = {
     "measure": "--model --data --vectors --metrics --limit --seed --first --format --workers --revision --dtype "
-    "--device --long-texts --special-tokens --maps --tokens-per-batch --scheduler",
-    "compare": "--data --metrics --limit --seed --first --format --twins",
+    "--device --device-map --long-texts --special-tokens --tokens --maps --tokens-per-batch --worker-timeout --units "
+    "--tokenizer --intervention",
+    "compare": "--data --metrics --limit --seed --first --format --twins --units --dtype --tokenizer --intervention",
     "pretrain": "--data --model-type --config --batch --length --vocabulary --learning-rate --warmup --weight-decay "
     "--seeds --workers --device",
     "train": "",
-    "dynamics": "--data --limit --seed --seeds",
-    "classifiers": "--data --layers --entropy-weights --limit --utterances --patience --sensitivity --seeds",
+    "dynamics": "--data --limit --seed --seeds --tokenizer",
+    "classifiers": "--data --layers --entropy-weights --limit --utterances --patience --sensitivity --seeds "
+    "--sensitivity-layers --epochs --test",
     "run": "",
 }
 
@@ -180,3 +182,98 @@ def test_a_command_writes_all_or_nothing_and_one_line(place, drawn):
     else:
         assert json.loads((tmp / "out" / "run.json").read_text(encoding="utf-8"))["tables"]
         shutil.rmtree(tmp / "out")
+
+
+# --- What was once mishandled, and its like -------------------------------------------------------
+
+NESTED = "[" * 100_000
+# What a file holds, by its name.
+ODD_FILES = {
+    "nested.json": NESTED,
+    "list.json": "[1, 2]",
+    "digits.json": '{"hidden_size": ' + "9" * 5000 + "}",
+    "nested.yml": NESTED[:2000],
+    "alias.yml": "&a [*a]",
+    "twice.yml": "where: residual\nwhere: key\nlayers: [1]",
+    "tag.yml": "!!python/object/apply:os.getcwd []",
+    "number.yml": "3",
+    "layers.yml": "{where: residual, layers: [99999999999999999999]}",
+    "nan.yml": "{where: residual, layers: [1], by: nan}",
+    "report.json": NESTED,
+    "nul.csv": "text\na\0b\n",
+    "header.csv": "text,text\na,b\n",
+}
+MEASURE = ["measure", "--model={model}", "--data={tmp}/lines.txt", "--metrics=mean_vector", "--out={tmp}/out"]
+PRETRAIN = ["pretrain", "--data={tmp}/lines.txt", "--steps=1", "--out={tmp}/out"]
+ODD_COMMANDS = [
+    *[[*MEASURE, f"--seed={seed}"] for seed in ("9" * 20, "-1", "1_0", "0x1", "٣", "1.0", " 1")],
+    *[[*MEASURE, f"--limit={limit}"] for limit in ("0", "-1", "9" * 20, "1e3", "nan")],
+    *[[*MEASURE, f"--device={device}"] for device in ("", "cpu:7", "cuda:99", "meta", "CPU ", "tpu")],
+    *[
+        [*MEASURE, f"--model={{model}}{end}"]
+        for end in ("@part=", "@part=.", "@dtype=", "@seed=1", ":untrained@seed=-1")
+    ],
+    *[
+        [*MEASURE, f"--model={{model}}{end}"]
+        for end in ("+", "+{model}", ":untrained:untrained", "@", "@steps=1@steps=2")
+    ],
+    *[
+        [*MEASURE, f"--metrics={names}"]
+        for names in (",", "mean_vector,", "mean_vector,,", "output_change", "*", "a" * 999)
+    ],
+    *[[*MEASURE, f"--intervention={{tmp}}/{name}"] for name in ODD_FILES if name.endswith(("json", "yml"))],
+    *[[*MEASURE, f"--tokens={words}"] for words in ("norm<0x", "norm<x", "norm<1e9x", "norm<-1x", "norm<10", "none")],
+    *[
+        [*MEASURE, f"--data={{tmp}}/{name}"]
+        for name in ("nul.csv:text", "header.csv:text", "lines.txt:a", ".", "..", "%00")
+    ],
+    *[
+        [*MEASURE, f"--out={out}"]
+        for out in ("{tmp}/lines.txt", "/proc/out", "/dev/null", "{tmp}/" + "a" * 300, "~no-such-user/x")
+    ],
+    *[[*PRETRAIN, f"--config={{tmp}}/{name}"] for name in ODD_FILES if name.endswith(("json", "yml"))],
+    *[[*PRETRAIN, f"--seeds={seeds}"] for seeds in ("", ",", "0,", "1;2", "-1", "9" * 20)],
+    ["measure", "--vectors={tmp}/vectors", "--out={tmp}/out"],
+    ["measure", "--vectors={tmp}/vectors", "--seed=3", "--out={tmp}/out"],
+    ["measure", "--vectors={tmp}/lines.txt", "--out={tmp}/out"],
+    ["compare", "{model}", "{model}/.", "--data={tmp}/lines.txt", "--out={tmp}/out"],
+    ["compare", "{model}", "{tmp}/link", "--data={tmp}/lines.txt", "--out={tmp}/out"],
+    ["classifiers", "--data={tmp}/table.csv:text:label", "--layers=100000", "--out={tmp}/out"],
+    ["classifiers", "--data={tmp}/table.csv:text:label", "--sensitivity-layers=0", "--out={tmp}/out"],
+    ["train", "digits-vit@steps=1@steps=2", "--out={tmp}/out"],
+    ["train", "digits-vit@steps=" + "9" * 30, "--out={tmp}/out"],
+    ["claims", "--require=,"],
+    ["claims", "{tmp}/report.json"],
+    ["report", "--index={tmp}"],
+    ["report", "--index={tmp}", "--title=x"],
+    ["report", "{model}", "--data={tmp}/absent.txt", "--out={tmp}/out"],
+    ["run", "--list", "-p", "a", "b"],
+    ["run", "../../etc/passwd"],
+]
+
+
+@pytest.fixture
+def odd_place(place):
+    tmp, model = place
+    for name, content in ODD_FILES.items():
+        (tmp / name).write_text(content, encoding="utf-8")
+    (tmp / "vectors").mkdir()
+    np.save(tmp / "vectors" / ("layer_" + "9" * 20 + ".npy"), np.ones((3, 2)))
+    (tmp / "link").symlink_to(model)
+    return tmp, model
+
+
+@pytest.mark.parametrize("asked", ODD_COMMANDS, ids=lambda asked: " ".join(asked)[:70].replace("/", "_"))
+def test_an_odd_input_is_one_line_and_leaves_nothing(odd_place, capsys, asked):
+    tmp, model = odd_place
+    before = files(tmp)
+    try:
+        status = main([word.replace("{tmp}", str(tmp)).replace("{model}", str(model)) for word in [*asked, "--quiet"]])
+    except SystemExit as left:
+        status = left.code
+    err = capsys.readouterr().err
+    assert status in (1, 2)
+    assert files(tmp) == before
+    assert status == 2 or len(err.splitlines()) == 1
+    assert "--debug shows where" not in err
+    assert "Traceback" not in err

@@ -46,7 +46,9 @@ def located(spec: str, known: Iterable[str], units: str | None = None) -> Locate
         known: the names to offer where there is none.
         units: of a table, the column of what each text is a part of.
     """
-    if spec == "-" and units is None:
+    if spec == "-":
+        if units is not None:
+            raise AnalysisError(f"- is lines of text, and no table: leave {units} out, which names the units of one")
         return Located("text", lambda: lines_of(decoded_text("-", sys.stdin.buffer.read())), lambda: "lines of stdin")
     path, column = _path_and_column(spec, known)
     if units is not None and column is None:

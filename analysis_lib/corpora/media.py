@@ -3,7 +3,6 @@
 import hashlib
 import io
 import logging
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from analysis_lib.corpora.containers import is_cut_short, recordings, with_length
 from analysis_lib.errors import AnalysisError, require_whole, shown
 
 if TYPE_CHECKING:
@@ -225,29 +225,13 @@ def _image(file: BinaryIO, name: str, page: int) -> "Image":
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
 
 
-# libsndfile plays what is left of a WAV file that was cut short; only its log tells.
-_CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)$", re.MULTILINE)
-# Programs that write to a pipe cannot know the length and declare about the largest there is.
-_UNKNOWN_LENGTH = 0x7FFF0000
 _MPEG_FRAME = 1152
 _LOUDEST = 16
 
 
-# What a recording begins with, in formats whose files may be joined.
-_BEGINNINGS = {
-    b"fLaC": re.compile(rb"fLaC[\x00\x80]\x00\x00\x22"),
-    b"RIFF": re.compile(rb"RIFF.{4}WAVE", re.DOTALL),
-}
-# An MP3 has no header, but most encoders put a frame before the sound, with Xing or Info behind one of three numbers of
-# zeros.
-_FIRST_OF_MP3 = re.compile(rb"\xff[\xe0-\xff]..(?:\0{9}|\0{17}|\0{32})(?:Xing|Info)", re.DOTALL)
-# In a page of an OGG, the mark of one that begins a stream.
-_OGG, _OGG_BEGINNING = b"OggS", 2
-
-
 def _sound(content: bytes, name: str) -> Sound:
     """The recordings of a file, one after another, as one sound."""
-    starts = _recordings(content)
+    starts = recordings(content)
     sounds = [_recording(content[start:end], name) for start, end in pairwise([*starts, len(content)])]
     rates = {sound.rate for sound in sounds}
     if len(rates) > 1:
@@ -256,38 +240,11 @@ def _sound(content: bytes, name: str) -> Sound:
     return Sound(samples, sounds[0].rate)
 
 
-def _recordings(content: bytes) -> list[int]:
-    """Where in a file the recordings begin that were joined to it; the first is at 0."""
-    if content.startswith(_OGG):
-        return _ogg_recordings(content)
-    if pattern := _BEGINNINGS.get(content[:4]):
-        return [match.start() for match in pattern.finditer(content)] or [0]
-    is_tagged = content.startswith(b"ID3")
-    if not is_tagged and content[:1] != b"\xff":
-        return [0]
-    # The length of a tag is written in groups of seven bits.
-    tag = 10 + sum(bits << 7 * place for place, bits in enumerate(content[9:5:-1])) if is_tagged else 0
-    starts = [match.start() for match in _FIRST_OF_MP3.finditer(content)]
-    return [0, *(start for start in starts if content[tag:start].strip(b"\0"))]
-
-
-def _ogg_recordings(content: bytes) -> list[int]:
-    """Where pages of an OGG begin a stream after other pages: several streams may begin side by side."""
-    starts, place, begins = [], 0, False
-    while content[place : place + 4] == _OGG and place + 27 <= len(content):
-        before, begins = begins, bool(content[place + 5] & _OGG_BEGINNING)
-        if begins and not before:
-            starts.append(place)
-        segments = content[place + 26]
-        place += 27 + segments + sum(content[place + 27 : place + 27 + segments])
-    return starts or [0]
-
-
 def _recording(content: bytes, name: str) -> Sound:
     import soundfile
 
     try:
-        with soundfile.SoundFile(io.BytesIO(_with_length(content))) as sound:
+        with soundfile.SoundFile(io.BytesIO(with_length(content))) as sound:
             # In blocks: a damaged header may declare more samples than memory holds.
             blocks = [np.zeros(0, np.float32)]
             while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
@@ -298,35 +255,13 @@ def _recording(content: bytes, name: str) -> Sound:
         raise AnalysisError(
             f"{name} is no sound, or is damaged or of a format that cannot be read: mend or remove it"
         ) from error
-    declared = _CUT_SHORT.search(log)
-    lost = declared is not None and int(declared[2]) < int(declared[1]) < _UNKNOWN_LENGTH
     # Encoders of MP3 disagree about the padding of the last frame.
-    if lost or len(samples) + _MPEG_FRAME < frames:
+    if is_cut_short(log) or len(samples) + _MPEG_FRAME < frames:
         raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")
     if not len(samples):
         raise AnalysisError(f"{name} holds no sound: remove it")
     _refuse_samples(name, samples)
     return Sound(samples, rate)
-
-
-def _with_length(content: bytes) -> bytes:
-    """A WAV whose header gives 0 bytes of sound, as programs that write to a pipe may leave it, with the true number.
-
-    In an empty one, another chunk or nothing follows.
-    """
-    place = 12
-    while content.startswith(b"RIFF") and place + 8 <= len(content):
-        name, size = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
-        place += 8
-        if name == b"data":
-            rest = len(content) - place
-            follows, length = content[place : place + 4], int.from_bytes(content[place + 4 : place + 8], "little")
-            is_chunk = follows.isascii() and follows.decode("ascii").isprintable() and length <= rest - 8
-            if size == 0 and rest and not is_chunk:
-                return content[: place - 4] + rest.to_bytes(4, "little") + content[place:]
-            break
-        place += size + size % 2
-    return content
 
 
 def _refuse_samples(name: str, samples: np.ndarray) -> None:

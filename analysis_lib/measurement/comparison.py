@@ -222,6 +222,8 @@ def compare(
                 if not known:
                     with interruption(kept=bool(runs and measurements_directory())):
                         loaded = load_model(whole, **given)
-                        known = measure(loaded, corpus, metrics, **settings)
+                        # Networks stand beside other models, to which it means nothing.
+                        maps = of_vectors.maps if loaded.layout.maps else Settings.maps
+                        known = measure(loaded, corpus, metrics, **{**settings, "maps": maps})
                 runs[name, twin] = known
     return Comparison(runs)

@@ -46,6 +46,8 @@ from analysis_lib.models.names import architecture_to_make
 from analysis_lib.models.parts import Layout, expected_layout
 from analysis_lib.progress import bar
 
+# In seconds.
+WORKER_TIMEOUT = 60
 # The share of unknown tokens from which they are worth a note, and from which they spoil the numbers.
 SOME_UNKNOWN, MUCH_UNKNOWN = 0.01, 0.1
 # What the checkpoints of a run are called: by Trainer, by ``pretrain``, and those of the MultiBERTs.
@@ -69,7 +71,7 @@ def measure(
     tokens: str = Settings.tokens,
     workers: int = 1,
     scheduler: str | None = None,
-    worker_timeout: float = 60,
+    worker_timeout: float = WORKER_TIMEOUT,
     checkpoints: Path | str | None = None,
     progress: bool = True,
 ) -> Tables:
@@ -134,6 +136,7 @@ def measure(
         raise AnalysisError(f"{model.name} is loaded with its tokenizer: give another one to load_model")
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
+    _refuse_without_effect(model, settings)
     lacking = _lacking(model, corpus, settings)
     if any(one.where == "key" for one in settings.intervention):
         lacking = lacking | {
@@ -157,7 +160,7 @@ def measure_sensible(
     wanted, lacking = resolve(metrics), _lacking(model, corpus, settings)
     senseless = _senseless(wanted, model.layout, settings, lacking)
     sensible = [metric for metric in wanted if metric.name not in senseless]
-    tables = _tables(model, corpus, sensible, settings, {}, (workers, None, 60), None, progress, started)
+    tables = _tables(model, corpus, sensible, settings, {}, (workers, None, WORKER_TIMEOUT), None, progress, started)
     tables.run["left_out"] = senseless | tables.leave_out_what_fails()
     return tables
 
@@ -212,7 +215,7 @@ def measure_vectors(
     [0.333]
     """
     started, metrics = time.monotonic(), wanted(metrics)
-    _refuse_work(workers, None, 60, checkpoints, progress)
+    _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths, mask)
     units = given.told["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
@@ -222,7 +225,9 @@ def measure_vectors(
     spaces = {source.space for source in given.sources}
     reason = f"it needs more than the {', '.join(sorted(spaces))} vectors that are given"
     senseless = {metric.name: reason for metric in resolve(metrics) if metric.needs.isdisjoint(spaces)}
-    return _tables(given, corpus, metrics, Settings(), senseless, (workers, None, 60), checkpoints, progress, started)
+    return _tables(
+        given, corpus, metrics, Settings(), senseless, (workers, None, WORKER_TIMEOUT), checkpoints, progress, started
+    )
 
 
 def _tables(
@@ -296,6 +301,8 @@ def _refuse_work(
         require_text("the scheduler", scheduler, "its address, as in tcp://HOST:PORT")
         if workers != 1:
             raise AnalysisError("both workers= and scheduler= are given: give one of them")
+    elif worker_timeout != WORKER_TIMEOUT:
+        raise AnalysisError("worker_timeout= is of a cluster: give scheduler=, or leave it out")
 
 
 def refuse_senseless(
@@ -382,6 +389,18 @@ def _refuse_kind(model: str, layout: Layout, corpus: Corpus) -> None:
         raise AnalysisError(
             f"{model} reads {PLURAL[layout.kind]} and {corpus.name} holds {PLURAL[corpus.kind]}: "
             f"give {PLURAL[layout.kind]}, or a model that reads {PLURAL[corpus.kind]}"
+        )
+
+
+def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
+    """Refuse what is asked for of a model, and changes nothing of what it gives."""
+    if settings.maps != Settings.maps and not model.layout.maps:
+        raise AnalysisError(
+            f"maps is {settings.maps}, which is of convolutional networks, and {model.name} is none: leave maps out"
+        )
+    if settings.long_texts != Settings.long_texts and model.kind == "image":
+        raise AnalysisError(
+            f"long_texts is {settings.long_texts}, and {model.name} reads images, which are not cut: leave it out"
         )
 
 

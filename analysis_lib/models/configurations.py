@@ -57,6 +57,14 @@ def refuse_named_code(name: str, folder: Path) -> None:
                 )
 
 
+def own_code(folder: Path) -> list[str]:
+    """The code of its own that the settings of a folder name (``auto_map``), such as ``modeling.Model``."""
+    code = set()
+    for path in folder.glob("*config.json"):
+        code |= {value for _, value in _strings(_settings(path).get("auto_map"))}
+    return sorted(code)
+
+
 def _strings(settings: object, key: str = "") -> Iterator[tuple[str, str]]:
     """All texts of nested settings, with the path of each."""
     if isinstance(settings, str):

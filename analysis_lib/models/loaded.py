@@ -224,27 +224,32 @@ class LoadedModel:
             raise AnalysisError(f"{self.name} reads {self.kind}s and has no tokenizer: use its processor")
         return self.processor
 
-    @cached_property
+    @property
     def max_length(self) -> int:
         """How many tokens of a text the model reads at once, special tokens included."""
-        limits = {"model_max_length": self.tokenizer.model_max_length}
-        for name in _LENGTHS:
-            limits[name] = getattr(self.model.config, name, None)
-            if limits[name] in (None, 0, -1):
-                # XLNet says -1, for no limit.
-                limits[name] = math.inf
-        for path, module in self.model.named_modules():
-            if path.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
-                limits[path] = module.num_embeddings
-                if module.padding_idx is not None:
-                    # RoBERTa counts positions from the padding index on, which its table leaves unused.
-                    limits[path] -= module.padding_idx + 1
+        # Not kept: a user may set the tokenizer's limit at any time.
+        limits = {"model_max_length": self.tokenizer.model_max_length, **self._positions}
         for name, length in limits.items():
             if not isinstance(length, int | float) or not length >= 1:
                 raise AnalysisError(f"{self.name}: its {name} is {length!r}: give a number of tokens")
         longest = min(limits.values())
         # Tokenizers without a limit say so with a number like 1e30.
         return int(longest) if longest < 1e9 else LONGEST_TEXT
+
+    @cached_property
+    def _positions(self) -> dict[str, float]:
+        """How many positions the configuration and the tables of positions have, by their names."""
+        limits = {}
+        for name in _LENGTHS:
+            length = getattr(self.model.config, name, None)
+            # XLNet says -1, for as many as there are.
+            limits[name] = math.inf if length in (None, 0, -1) else length
+        for name, module in self.model.named_modules():
+            if name.endswith("embeddings.position_embeddings") and isinstance(module, nn.Embedding):
+                # RoBERTa counts positions from the padding index on, which its table leaves unused.
+                offset = 0 if module.padding_idx is None else module.padding_idx + 1
+                limits[name] = module.num_embeddings - offset
+        return limits
 
     @cached_property
     def length_boundaries(self) -> list[int]:

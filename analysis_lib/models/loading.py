@@ -28,6 +28,7 @@ from analysis_lib.models.configurations import (
     choose_attention,
     config_by_weights,
     left_to_sentence_transformers,
+    own_code,
     refuse_named_code,
 )
 from analysis_lib.models.folders import (
@@ -161,8 +162,20 @@ def _loaded(name: ModelName, spec: ModelSpec) -> LoadedModel:
     )
     if adapted is not None and stored.has_head and predicts_tokens(stored.whole):
         loaded.headed = adapted
+    _note_own_code(loaded, files.home, name.base)
     _note_sentence_transformers(loaded, files.home, name)
     return loaded
+
+
+def _note_own_code(loaded: LoadedModel, folder: Path, base: str) -> None:
+    """Note code beside the weights, which may compute something else than the class that is measured."""
+    code = own_code(folder)
+    if not code or known_model(base):
+        return
+    made = type(loaded.model)
+    package = made.__module__.partition(".")[0]
+    note = "note: %s: the code that its settings name (auto_map: %s) is not run: the %s of %s is measured"
+    logging.getLogger(__name__).warning(note, base, ", ".join(code), made.__name__, package)
 
 
 def _move(outermost: nn.Module, model: nn.Module, device: str) -> None:

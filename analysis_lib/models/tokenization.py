@@ -99,9 +99,12 @@ def encoded(
     """
     pairs = isinstance(texts[0], Pair)
     sides = [[*side] for side in zip(*texts, strict=True)] if pairs else [[*texts]]
-    if cut and not pairs:
+    if cut and pairs:
+        begun = [_long_enough_pair(name, tokenizer, pair, length) for pair in texts]
+        sides = [[*side] for side in zip(*begun, strict=True)]
+    elif cut:
         sides = [[_long_enough(name, tokenizer, text, length) for text in sides[0]]]
-    if (letters := max(map(len, sides[0]))) > MANY_LETTERS:
+    if (letters := max(map(len, chain.from_iterable(sides)))) > MANY_LETTERS:
         logging.getLogger(__name__).warning("note: %s: a text of %d letters takes a while to tokenise", name, letters)
     with _readable(name):
         found = dict(tokenizer(*sides, return_special_tokens_mask=True))
@@ -143,17 +146,52 @@ def _long_enough(name: str, tokenizer: Tokenizer, text: str, length: int) -> str
     Where a text ends changes how the last few of its tokens are made, and no others: as many again are left after those
     that are read, and a word is not cut in two.
     """
-    letters = LETTERS_PER_TOKEN * length
+    return _begun(name, tokenizer, text, 2 * length)
+
+
+def _long_enough_pair(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> Pair:
+    """A pair, or so much of the beginning of its texts that the first ``length`` tokens are those of the whole.
+
+    Where both texts lose their ends, and there is room for an odd number of tokens, the longer one has one more: then
+    as much is tokenised as tells which one that is.
+    """
+    least = 2 * length
+    while True:
+        parts = Pair(*(_begun(name, tokenizer, text, least) for text in pair))
+        whole = [part for part, text in zip(parts, pair, strict=True) if len(part) == len(text)]
+        if len(whole) == 2 or not _is_room_odd(name, tokenizer, pair, length):
+            return parts
+        tokens = max((_count(name, tokenizer, text) for text in whole), default=4 * least)
+        if tokens + length <= least:
+            return parts
+        least = tokens + length
+
+
+def _is_room_odd(name: str, tokenizer: Tokenizer, pair: Pair, length: int) -> bool:
+    """Whether an odd number of the tokens that are read are of the texts."""
+    first, second = (text[:LETTERS_PER_TOKEN] for text in pair)
+    with _readable(name):
+        special = tokenizer(first, second, return_special_tokens_mask=True)["special_tokens_mask"]
+    return bool((length - sum(special)) % 2)
+
+
+def _begun(name: str, tokenizer: Tokenizer, text: str, least: int) -> str:
+    """A text, or a beginning of it that has more tokens than ``least``."""
+    letters = LETTERS_PER_TOKEN * least // 2
     while letters < len(text):
         beginning = text[:letters]
         *whole_words, _ = beginning.rsplit(maxsplit=1) or [""]
         beginning = whole_words[0] if whole_words else beginning
-        with _readable(name):
-            tokens = len(tokenizer(beginning)["input_ids"])
-        if tokens > 2 * length:
+        if _count(name, tokenizer, beginning) > least:
             return beginning
         letters *= 4
     return text
+
+
+def _count(name: str, tokenizer: Tokenizer, text: str) -> int:
+    """How many tokens a text has."""
+    with _readable(name):
+        return len(tokenizer(text)["input_ids"])
 
 
 def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tensor]:

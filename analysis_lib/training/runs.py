@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MULTIBERTS = "multiberts"
+# What Trainer keeps with each checkpoint, and in its folder when `save_state` is called; and what it calls our columns.
+TRAINER_STATE = "trainer_state.json"
+LOGGED = {
+    "num_input_tokens_seen": "tokens",
+    "learning_rate": "learning_rate",
+    "loss": "loss",
+    "eval_loss": "held_out",
+}
+NO_LOSSES = "remove it, and the losses are left out"
 
 
 class Checkpoint(NamedTuple):
@@ -137,11 +146,16 @@ def _trained_elsewhere(run: str) -> bool:
 def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
     """The losses of a finished run: columns seed and those of ``seed_s.csv``, see :func:`pretrain`.
 
-    The MultiBERTs have no rows: theirs were not published.
+    Those of Trainer are what it has logged: ``loss`` is the mean since the loss before it, ``held_out`` is its
+    ``eval_loss``, and ``tokens`` is known where it has counted them (``include_num_input_tokens_seen``).
+
+    The MultiBERTs have no rows, since theirs were not published; nor have revisions on the hub.
     """
     import pandas as pd
 
     columns = ["seed", *COLUMNS]
+    if state := _trainer_state(run):
+        return packages.read(state, _logged, NO_LOSSES).assign(seed=0)[columns]
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=columns, dtype=float)
     folder = _find(run)[0]
@@ -153,6 +167,33 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
 
     parts = [packages.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds]
     return pd.concat(parts, ignore_index=True)
+
+
+def _trainer_state(run: str) -> Path | None:
+    """Where Trainer has logged the most steps: in its folder, or in its last checkpoint."""
+    folders = [*_of_trainer(run).values()][-1:]
+    if folders:
+        folders.insert(0, Path(run))
+    states = [state for folder in folders if (state := folder / TRAINER_STATE).is_file()]
+
+    def last_step(state: Path) -> int:
+        return int(json.loads(state.read_text("utf-8"))["global_step"])
+
+    return max(states, key=lambda state: packages.read(state, last_step, NO_LOSSES), default=None)
+
+
+def _logged(state: Path) -> "pd.DataFrame":
+    """The losses that Trainer has logged, one row per step that has any."""
+    import pandas as pd
+
+    steps: dict[int, dict[str, float]] = {}
+    for entry in json.loads(state.read_text("utf-8"))["log_history"]:
+        row = steps.setdefault(int(entry["step"]), {})
+        row |= {column: float(entry[name]) for name, column in LOGGED.items() if name in entry}
+    rows = [{"step": step, **steps[step]} for step in sorted(steps)]
+    table = pd.DataFrame(rows, columns=COLUMNS, dtype=float)
+    has_loss = table[["loss", "held_out"]].notna().any(axis="columns")
+    return table[has_loss].astype({"step": int}).reset_index(drop=True)
 
 
 def baselines(run: str) -> "pd.DataFrame":

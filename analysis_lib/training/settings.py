@@ -157,6 +157,11 @@ class Pretraining:
         if not isinstance(self.tokenizer, str):
             raise AnalysisError(f"tokenizer is {shown(self.tokenizer)}: give a name or folder, or leave it out")
         require_flag("cased", self.cased)
+        for name in ("vocabulary", "cased"):
+            if self.tokenizer and getattr(self, name) != getattr(Pretraining, name):
+                raise AnalysisError(
+                    f"{name} is of a tokenizer that is learned, and {self.tokenizer} has one: leave it out"
+                )
         require_sizes(self, steps=1, batch=1, length=8, vocabulary=len(SPECIAL))
         require_rates(self)
         if require_number("warmup", self.warmup, least=0) >= 1:

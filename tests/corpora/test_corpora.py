@@ -879,10 +879,17 @@ RATE = 16_000
 TONE = (0.5 * np.sin(2 * np.pi * 220 * np.arange(RATE) / RATE)).astype(np.float32)
 
 
-def recorded(samples: np.ndarray, kind: str = "WAV", subtype: str | None = None, rate: int = RATE) -> bytes:
+def recorded(
+    samples: np.ndarray, kind: str = "WAV", subtype: str | None = None, rate: int = RATE, endian: str | None = None
+) -> bytes:
     out = io.BytesIO()
-    soundfile.write(out, samples, rate, format=kind, subtype=subtype)
+    soundfile.write(out, samples, rate, format=kind, subtype=subtype, endian=endian)
     return out.getvalue()
+
+
+def samples_of(content: bytes) -> np.ndarray:
+    """What soundfile gives, its channels averaged."""
+    return soundfile.read(io.BytesIO(content), dtype="float32", always_2d=True)[0].mean(axis=1)
 
 
 def test_a_folder_of_sounds_of_every_format(write, tmp_path):
@@ -949,7 +956,8 @@ def test_samples_beyond_full_scale_are_those_of_soundfile(write, kind, subtype):
 
 
 JOINED = [("OGG", "VORBIS", RATE), ("OGG", "OPUS", 48_000), ("MP3", None, RATE), ("MP3", None, 44_100)]
-JOINED += [("FLAC", None, RATE), ("WAV", None, RATE)]
+JOINED += [("FLAC", None, RATE), ("WAV", None, RATE), ("AU", None, RATE), ("CAF", None, RATE), ("RF64", None, RATE)]
+JOINED += [("W64", None, RATE), ("AIFF", None, RATE)]
 
 
 @pytest.mark.parametrize(("kind", "subtype", "rate"), JOINED)
@@ -1008,6 +1016,59 @@ def test_a_wave_file_written_to_a_pipe(write, length, whole):
     content[start : start + 4] = struct.pack("<I", length)
     (item,) = load_corpus(write("x.wav", bytes(content))).items
     np.testing.assert_allclose(item.load().samples, TONE, atol=2**-15)
+
+
+@pytest.mark.parametrize("rate", [RATE, 44_100, 12_345])
+@pytest.mark.parametrize("count", [1, 100, 4096, 4097, 3 * RATE])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_a_flac_written_to_a_pipe_is_read_to_its_end(write, rate, count, channels):
+    """Its header says that it has 0 samples, of which soundfile makes as many as there can be."""
+    samples = np.random.default_rng(0).normal(scale=0.1, size=(count, channels)).astype(np.float32)
+    whole = recorded(samples, "FLAC", rate=rate)
+    content = bytearray(whole)
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    (item,) = load_corpus(write("x.flac", bytes(content))).items
+    np.testing.assert_array_equal(item.load().samples, samples_of(whole))
+    if count > 4097:
+        write("x.flac", bytes(content[: len(content) * 6 // 10]))
+        unreadable(str(item.path), str(item.path))
+
+
+LENGTHS = {
+    ("AU", "BIG"): (8, ">I", [0, 0xFFFFFFFF, 0x7FFFF000]),
+    ("AU", "LITTLE"): (8, "<I", [0, 0xFFFFFFFF]),
+    ("CAF", None): (b"data", ">q", [0, -1]),
+    ("RF64", None): (28, "<q", [0, -1]),
+    ("W64", None): (b"data\xf3\xac\xd3\x11\x8c\xd1\x00\xc0\x4f\x8e\xdb\x8a", "<q", [0, -1, 24]),
+    ("WAV", "BIG"): (b"data", ">I", [0, 0xFFFFFFFF, 0x7FFFF000]),
+    ("WAVEX", None): (b"data", "<I", [0, 0xFFFFFFFF, 0x7FFFF000]),
+    ("AIFF", None): (b"SSND", ">I", [0, 0xFFFFFFFF]),
+}
+
+
+@pytest.mark.parametrize(("kind", "endian"), LENGTHS)
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT"])
+def test_a_sound_of_any_format_whose_header_gives_no_length(write, kind, endian, subtype):
+    whole = recorded(TONE, kind, subtype, endian=endian)
+    place, form, lengths = LENGTHS[kind, endian]
+    place = place if isinstance(place, int) else whole.index(place) + len(place)
+    for length in lengths:
+        content = bytearray(whole)
+        struct.pack_into(form, content, place, length)
+        (item,) = load_corpus(write(f"x.{kind.lower().removesuffix('ex')}", bytes(content))).items
+        np.testing.assert_array_equal(item.load().samples, samples_of(whole), err_msg=str(length))
+
+
+@pytest.mark.parametrize("kind", ["AU", "CAF", "RF64", "W64", "AIFF", "WAV", "WAVEX", "SVX", "VOC"])
+def test_a_sound_of_any_length_is_read_whole_and_a_cut_one_refused(write, kind):
+    for count in (*range(1, 20), RATE):
+        whole = recorded(TONE[-count:], kind, "PCM_U8" if kind == "VOC" else "PCM_16")
+        name = f"x.{kind.lower().removesuffix('ex')}"
+        (item,) = load_corpus(write(name, whole)).items
+        np.testing.assert_array_equal(item.load().samples, samples_of(whole))
+    write(name, whole[: len(whole) * 6 // 10])
+    unreadable(str(item.path), str(item.path))
 
 
 def test_an_empty_sound_before_another_chunk(write):

@@ -220,6 +220,8 @@ def test_a_bad_file_is_one_line(tiny_folder, texts, tmp_path, capsys, command, c
         path.write_text(content)
     chosen = ["--model", name] if command == "measure" else [name, "--twins", "0"]
     more = ["--data", str(texts), "--metrics", "anisotropy", "--out", str(tmp_path / "out"), "--quiet"]
+    # What was said while the model was saved.
+    capsys.readouterr()
     assert main([command, *chosen, *more, "--intervention", str(path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(words, line), line
@@ -231,9 +233,10 @@ WRONG = {
     "where: [residual]": "where is a list: give one of residual",
     "where: residual, by: [mean]": "by is a list",
     "where: residual, layers: 1.5": "layers is 1.5: give whole numbers",
-    "where: residual, layers: {1: 2}, seed: x": "the seed of an intervention is 'x'",
-    "where: residual, but: 3": "but is 3: give one of False, True",
-    "where: residual, directions: 1.5": "directions are 1.5: give mean",
+    "where: residual, layers: {1: 2}": "layers is a dict: give whole numbers",
+    "where: residual, seed: x": "the seed of an intervention is 'x'",
+    "where: residual, but: 3": "but is 3: give True or False",
+    "where: residual, directions: 1.5": "directions is 1.5: give mean",
     "where: residual, tokens: 3": "tokens are 3: give types of tokens",
 }
 

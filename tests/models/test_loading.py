@@ -279,6 +279,22 @@ def test_code_beside_the_weights_does_not_run(name, file, key, auto, tmp_path, m
     assert not evidence.exists()
 
 
+def test_a_note_says_that_code_beside_the_weights_is_not_run(tmp_path, caplog):
+    folder = tiny.save(tmp_path / "model", "bert")
+    load_model(folder)
+    assert "auto_map" not in caplog.text
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling.py").write_text("raise SystemExit")
+    load_model(folder)
+    notes = [record.getMessage() for record in caplog.records if "auto_map" in record.getMessage()]
+    (note,) = notes
+    assert note.startswith(f"note: {folder}: ")
+    assert "configuration.Config, modeling.Model" in note
+    assert "is not run: the BertModel of transformers is measured" in note
+
+
 def test_weights_are_compared_by_shape(tmp_path):
     """A folder that two models were saved to."""
     tiny.save(tmp_path, "bert")

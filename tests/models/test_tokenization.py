@@ -88,11 +88,34 @@ def test_a_short_text_is_tokenised_once():
     assert counting.letters == len("a girl" + "her hair" + "a girl")
 
 
-def test_a_pair_is_read_whole():
-    text, tokenizer = "a girl is styling her hair " * 100, tiny.tokenizer("wordpiece")
-    pairs = [Pair(text, "the men"), Pair("the men", text), Pair(text, text)]
-    whole, begun = (encoded("it", tokenizer, pairs, 33, cut=cut) for cut in (False, True))
-    assert [pair.beginning(33) for pair in begun] == [pair.beginning(33) for pair in whole]
+@pytest.mark.parametrize("length", [33, 34])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_beginning_of_a_pair_is_that_of_the_whole(kind, length):
+    """Above all where both texts are cut: with room for an odd number of tokens, the longer one has one more."""
+    tokenizer, words = tiny.tokenizer(kind), article().split()
+    texts = [" ".join(words[:count]) for count in (2, 65, 600, 601)]
+    texts += ["a girl " * 700, "[SEP] <s> a girl [MASK] " * 100]
+    pairs = [Pair(first, second) for first in texts for second in texts]
+    whole, begun = (encoded("it", tokenizer, pairs, length, cut=cut) for cut in (False, True))
+    for pair, part, all_of_it in zip(pairs, begun, whole, strict=True):
+        sizes = [len(text) for text in pair]
+        assert part.beginning(length) == all_of_it.beginning(length), sizes
+        assert (len(part) > length) == (len(all_of_it) > length), sizes
+        given = tokenizer(*pair, truncation="longest_first", max_length=length)["input_ids"]
+        assert part.beginning(length).ids == given, sizes
+
+
+@pytest.mark.parametrize("length", [63, 64])
+def test_what_comes_long_after_in_a_pair_is_not_tokenised(length):
+    long, short = "a girl is styling her hair " * 10_000, "the men are at work " * 50
+    # Of two long ones, that is known without their ends only where either has as much.
+    pairs = [Pair(long, short), Pair(short, long), Pair(long, "the men")]
+    pairs += [Pair(long, long)] if (length - 3) % 2 == 0 else []
+    for pair in pairs:
+        counting = Counting(tiny.tokenizer("wordpiece"))
+        (begun,) = encoded("it", counting, [pair], length, cut=True)
+        assert len(begun.beginning(length)) == length
+        assert counting.letters <= 0.2 * len(long)
 
 
 def test_a_tokenizer_that_fails_on_the_beginning_is_told_in_one_line():

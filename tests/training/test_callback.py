@@ -14,6 +14,7 @@ import transformers
 from analysis_lib import AnalysisError, measure
 from analysis_lib.papers.godey import dynamics
 from analysis_lib.training import GeometryCallback, checkpoints
+from analysis_lib.training.runs import losses
 
 TEXTS = ["the cat sat on the mat , and slept .", "a dog barked at it", "where is the other one ?"] * 4
 
@@ -94,7 +95,7 @@ def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer,
     lines.write_text("\n".join(TEXTS))
     tables = dynamics.dynamics(str(run), str(lines), 6, progress=False)
     assert tables.steps == [2, 4, 6]
-    assert tables["losses"].empty
+    assert tables["losses"]["step"].tolist() == [1, 2, 3, 4, 5, 6]
     texts = tables["anisotropy"].query("step == 6 and space == 'hidden'")["cosine"]
     last = measure(
         trained.model, dynamics.corpora.load_corpus(str(lines), 6, 0), "anisotropy", tokenizer=trained.processing_class
@@ -105,6 +106,51 @@ def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer,
         assert checkpoints(str(run), [0, 1]) == found
         assert dynamics.dynamics(str(run), str(lines), 6, seeds=[1, 2], progress=False).seeds == [0]
     assert "is one run, which is shown for all seeds" in caplog.text
+
+
+def test_the_losses_of_trainer_are_those_that_it_has_logged(trainer, tmp_path, monkeypatch):
+    monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path / "packages")
+    trained = trainer()
+    trained.eval_dataset = trained.train_dataset[:3]
+    trained.args.eval_strategy, trained.args.eval_steps = "steps", 3
+    trained.args.include_num_input_tokens_seen = "all"
+    trained.add_callback(GeometryCallback(trained, TEXTS, every=2))
+    trained.train()
+    table = losses(str(tmp_path / "run"))
+    assert table.columns.tolist() == ["seed", "step", "tokens", "learning_rate", "loss", "held_out"]
+    assert {*table["seed"]} == {0}
+    for column, name in (("loss", "loss"), ("learning_rate", "learning_rate"), ("held_out", "eval_loss")):
+        known = table.dropna(subset=column)
+        assert [*zip(known["step"], known[column], strict=True)] == logged(trained, name), name
+    assert table.dropna(subset="held_out")["step"].tolist() == [3, 6]
+    assert table["tokens"].is_monotonic_increasing
+    assert table["tokens"].iloc[-1] == trained.state.num_input_tokens_seen > 0
+
+
+def test_the_losses_of_trainer_are_of_the_state_that_went_furthest(trainer, tmp_path):
+    trained, run = trainer(), tmp_path / "run"
+    trained.args.save_steps, trained.args.max_steps = 4, 5
+    trained.train()
+    (run / "checkpoint-5" / "trainer_state.json").unlink()
+    assert losses(str(run)).empty
+    trained.save_state()
+    assert losses(str(run))["step"].tolist() == [1, 2, 3, 4, 5]
+    shutil.rmtree(run / "checkpoint-5")
+    assert losses(str(run))["step"].tolist() == [1, 2, 3, 4, 5]
+    # What an earlier run has left there.
+    (run / "trainer_state.json").write_text('{"global_step": 2, "log_history": []}')
+    assert losses(str(run))["step"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("state", ["", "[]", "{}", '{"global_step": 9}', '{"global_step": 9, "log_history": [{}]}'])
+def test_a_damaged_state_of_trainer_is_named_before_anything_is_measured(tmp_path, state):
+    folder = tmp_path / "run" / "checkpoint-2"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text(state)
+    with pytest.raises(
+        AnalysisError, match=r"trainer_state\.json cannot be read .*: remove it, and the losses are left"
+    ):
+        losses(str(tmp_path / "run"))
 
 
 def test_revisions_of_a_model_of_the_hub_are_a_run():

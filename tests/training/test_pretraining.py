@@ -644,7 +644,7 @@ def test_a_tokenizer_of_ones_own(tiny, tmp_path):
     pieces += ["[CLS]", "[PAD]", "[MASK]", "[UNK]", "[SEP]"]
     backend = transformers.BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)})
     backend.save_pretrained(tmp_path / "words")
-    settings = replace(tiny, tokenizer=str(tmp_path / "words"), steps=2)
+    settings = replace(tiny, tokenizer=str(tmp_path / "words"), vocabulary=Pretraining.vocabulary, steps=2)
     run = pretrain(tmp_path / "run", settings)
     config = load_model(run / "seed_0-step_2").model.config
     assert (config.vocab_size, config.pad_token_id) == (58, 54)
@@ -663,7 +663,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tiny, tmp_path):
     import tiny as models
 
     models.tokenizer("gpt2").save_pretrained(tmp_path / "gpt2")
-    settings = replace(tiny, tokenizer=str(tmp_path / "gpt2"))
+    settings = replace(tiny, tokenizer=str(tmp_path / "gpt2"), vocabulary=Pretraining.vocabulary)
     refused("has no mask token", folder=tmp_path / "run", settings=settings)
 
 

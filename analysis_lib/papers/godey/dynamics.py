@@ -171,6 +171,7 @@ def dynamics(
         raise AnalysisError(f"{run} reads texts and {data} holds {corpora.PLURAL[corpus.kind]}: give texts")
     found = checkpoints(run, asked["seeds"])
     refuse_unloadable(checkpoint.model for checkpoint in found if os.path.isdir(checkpoint.model))
+    joined = {"losses": losses(run, asked["seeds"]), "baselines": baselines(run)}
     last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
@@ -187,7 +188,6 @@ def dynamics(
         raise AnalysisError(
             f"{odd[0].model} has other layers or heads than {last.model}: give the checkpoints of one run"
         )
-    joined = {"losses": losses(run, asked["seeds"]), "baselines": baselines(run)}
     for name in (*METRICS, "vectors"):
         joined[name] = pd.concat([tables[c][name] for c in found if name in tables[c]], ignore_index=True)
     return Dynamics(joined, about)
