@@ -242,8 +242,8 @@ def score_sums(
 ) -> ScoreSums:
     """The sums of scores of a module, which may share each head of keys between several heads of queries."""
     heads, of_keys, keys = query.shape[1], key_heads // spec.tiled, visibility.keys.mask.shape[1]
-    made = call.key_input, call.projected["key"]
-    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *made)
+    seen = call.key_input, call.projected["key"]
+    weight, bias = key_projection(module.get_submodule(spec.key), spec.fused, heads, of_keys, *seen)
     # The head of keys that each head of queries meets.
     meets = torch.arange(heads, device=query.device) // (heads // key_heads) % of_keys
     weight = weight.index_select(0, meets)
@@ -257,22 +257,23 @@ def score_sums(
         parts = _norm_of_keys(module, spec, call, (len(query), keys, of_keys))
         norm = [part.index_select(1, meets) for part in parts]
     projected = weight.new_zeros(len(query), heads, keys, weight.shape[1])
-    if bias is not None:
-        projected = projected + bias.unsqueeze(1)
-    # T_n is affine: its transpose is that of its derivative, and its value at b_K is the part of a key that does not
-    # depend on x_n.
-    offset, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
-    adds = bias is not None or ((spec.centred or spec.latent) and offset.any())
+    is_affine = spec.centred or spec.latent
+    if is_affine and bias is not None:
+        projected, bias = projected + bias.unsqueeze(1), None
+    # Tᵀ is the transpose of the derivative of T, and where T_n adds something, too, its value at b_K is the part of a
+    # key that does not depend on x_n.
+    made, back = torch.func.vjp(_chain(module, spec, call, norm, query), projected)
+    offset = made if is_affine and made.any() else None
     return ScoreSums(
         query,
         inputs,
         weight,
-        None,
+        bias,
         visibility,
-        lambda vectors: back(vectors.expand_as(offset))[0],
+        lambda vectors: back(vectors.expand_as(made))[0],
         position,
         position_query,
-        offset if adds else None,
+        offset,
     )
 
 

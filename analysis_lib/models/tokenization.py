@@ -45,41 +45,47 @@ class Encoded:
 
     @property
     def body(self) -> range:
-        """The places between what frames a text; the separator of a pair is among them."""
+        """The indices between the special tokens that frame a text; the separator of a pair is among them."""
         before, after = (len([*takewhile(bool, marks)]) for marks in (self.special, reversed(self.special)))
         return range(before, max(before, len(self) - after))
 
-    def take(self, places: Sequence[int]) -> "Encoded":
+    def take(self, indices: Sequence[int]) -> "Encoded":
         """Some of the tokens."""
-        columns = {name: [values[i] for i in places] for name, values in self.columns.items()}
-        return Encoded(columns, [self.special[i] for i in places])
+        columns = {}
+        for name, values in self.columns.items():
+            columns[name] = [values[index] for index in indices]
+        return Encoded(columns, [self.special[index] for index in indices])
 
     def windows(self, length: int) -> list["Encoded"]:
         """The whole, framed anew in every ``length`` tokens; itself if it is no longer."""
         if len(self) <= length:
             return [self]
-        body, room = self.body, length - len(self) + len(self.body)
+        body, frame = self.body, len(self) - len(self.body)
+        before, after = range(body.start), range(body.stop, len(self))
+        room = length - frame
         parts = [body[start : start + room] for start in range(0, len(body), room)]
-        return [self.take([*range(body.start), *part, *range(body.stop, len(self))]) for part in parts]
+        return [self.take([*before, *part, *after]) for part in parts]
 
     def beginning(self, length: int) -> "Encoded":
         """The first ``length`` tokens with their frame; of a pair, the longer text loses its end first."""
         if len(self) <= length:
             return self
         runs: list[list[int]] = [[]]
-        for place, special in enumerate(self.special):
+        for index, special in enumerate(self.special):
             if special and runs[-1]:
                 runs.append([])
             elif not special:
-                runs[-1].append(place)
-        runs, room = [run for run in runs if run], length - sum(self.special)
+                runs[-1].append(index)
+        runs = [run for run in runs if run]
+        room = length - sum(self.special)
+        sizes = [room]
         if len(runs) == 2:
-            short = min(*map(len, runs), room // 2)
-            sizes = (short, room - short) if len(runs[0]) <= len(runs[1]) else (room - short, short)
-        else:
-            sizes = (room,)
-        kept = {place for run, size in zip(runs, sizes, strict=True) for place in run[:size]}
-        return self.take([i for i, special in enumerate(self.special) if special or i in kept])
+            shorter = min(*map(len, runs), room // 2)
+            sizes = [shorter, room - shorter]
+            if len(runs[0]) > len(runs[1]):
+                sizes.reverse()
+        kept = {*chain(*(run[:size] for run, size in zip(runs, sizes, strict=True)))}
+        return self.take([index for index, special in enumerate(self.special) if special or index in kept])
 
 
 def encoded(
@@ -107,11 +113,11 @@ def encoded(
     if (letters := max(map(len, chain.from_iterable(sides)))) > MANY_LETTERS:
         logging.getLogger(__name__).warning("note: %s: a text of %d letters takes a while to tokenise", name, letters)
     with _readable(name):
-        found = dict(tokenizer(*sides, return_special_tokens_mask=True))
+        columns = dict(tokenizer(*sides, return_special_tokens_mask=True))
         alone = sum(tokenizer(sides[0][0], return_special_tokens_mask=True)["special_tokens_mask"])
-    special = [[*map(bool, marks)] for marks in found.pop("special_tokens_mask")]
+    special = [[*map(bool, marks)] for marks in columns.pop("special_tokens_mask")]
     # A mask of our own goes with the padding.
-    found.pop("attention_mask", None)
+    columns.pop("attention_mask", None)
     if pairs and sum(special[0]) <= alone:
         raise AnalysisError(
             f"{name}: its tokenizer puts nothing between the texts of a pair: give a model whose tokenizer does"
@@ -122,10 +128,10 @@ def encoded(
             f"{name} reads {length} tokens at once, and its tokenizer puts {most} around a text: mend the length in "
             f"its tokenizer_config.json"
         )
-    return [
-        Encoded(dict(zip(found, columns, strict=True)), marks)
-        for *columns, marks in zip(*found.values(), special, strict=True)
-    ]
+    every = []
+    for index, marks in enumerate(special):
+        every.append(Encoded({name: values[index] for name, values in columns.items()}, marks))
+    return every
 
 
 @contextmanager
@@ -206,11 +212,12 @@ def padded(texts: Sequence[Mapping[str, Sequence]], pad: int) -> dict[str, Tenso
     """
     lengths = torch.tensor([len(text["input_ids"]) for text in texts])
     mask = torch.arange(int(lengths.max())) < lengths.unsqueeze(1)
-    found = {}
+    arguments = {}
     for name in texts[0]:
         parts = [text[name] for text in texts]
         # Of all texts at once: a tensor of each takes as long as all else that is done here.
         values = torch.cat(parts) if isinstance(parts[0], Tensor) else torch.tensor([*chain.from_iterable(parts)])
-        found[name] = values.new_full((*mask.shape, *values.shape[1:]), pad if name == "input_ids" else 0)
-        found[name][mask] = values
-    return found | {"attention_mask": mask.long()}
+        filler = pad if name == "input_ids" else 0
+        arguments[name] = values.new_full((*mask.shape, *values.shape[1:]), filler)
+        arguments[name][mask] = values
+    return arguments | {"attention_mask": mask.long()}
