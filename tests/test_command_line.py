@@ -150,7 +150,7 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
     [
         (["--data", "news", "--limit", "0"], ["limit is 0"]),
         (["--data", "news", "--limit", "-3"], ["limit is -3"]),
-        (["--data", "news", "--seed", "-1"], ["seed is -1"]),
+        (["--data", "news", "--limit", "5", "--seed", "-1"], ["seed is -1"]),
         (["--data", "newz"], ["newz", "news"]),
         (["--data", "news:sentence"], ["sentences"]),
         (["--data", "absent.csv:text"], ["absent.csv"]),
