@@ -9,12 +9,12 @@
 
 from typing import TYPE_CHECKING
 
+# For the models that it gives a name.
+from analysis_book.training import recipes
+
 # First of all, since what follows takes its time.
 from analysis_lib import errors
 from analysis_lib.lazy import lazily
-
-# For the models that it gives a name.
-from analysis_lib.training import recipes
 
 if TYPE_CHECKING:
     from analysis_lib import metrics

@@ -14,8 +14,8 @@ import transformers
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from analysis_book.architectures import CharacterBertTokenizer
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
 from analysis_lib.models.layouts import evaluated, example, found_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer, is_plain_head

@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from analysis_book.architectures import CharacterBertTokenizer
 from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # Tokenising so many takes a minute.
 MANY_LETTERS = 5_000_000

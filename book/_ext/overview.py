@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from analysis_lib.book.parameters import read_notebook
+from analysis_book.build.parameters import read_notebook
+from analysis_book.figures import Table, code, cone, plain
+from analysis_book.training.recipes import RECIPES
+from analysis_book.training.settings import RUNS
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.figures import Table, code, cone, plain
 from analysis_lib.models import known_models, title
-from analysis_lib.training.recipes import RECIPES
-from analysis_lib.training.settings import RUNS
 
 CARD = """\
 ::::{{card}} {title}

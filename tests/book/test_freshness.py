@@ -4,8 +4,8 @@ import nbformat
 import pytest
 from planted_notebooks import write
 
-from analysis_lib.book import freshness
-from analysis_lib.book.freshness import notebook_key
+from analysis_book.build import freshness
+from analysis_book.build.freshness import notebook_key
 from analysis_lib.errors import AnalysisError
 
 
@@ -18,7 +18,7 @@ def test_an_edit_of_the_library_changes_the_key(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["reference", "claims", "measurements"])
 def test_data_of_the_papers_count_where_papers_are_imported(tmp_path, name):
-    papers = write(tmp_path / "papers.ipynb", "from analysis_lib.papers import claims\nclaims.load('maruta')")
+    papers = write(tmp_path / "papers.ipynb", "from analysis_book.papers import claims\nclaims.load('maruta')")
     plain = write(tmp_path / "plain.ipynb", "from analysis_lib import load_corpus\nload_corpus('news')")
     keys = []
     for content in ("a", "b"):
@@ -43,9 +43,9 @@ def test_a_corpus_that_does_not_exist_is_refused(tmp_path):
 
 def test_the_key_holds_the_model_and_the_data(monkeypatch):
     models = {"a": "1", "b": "1"}
-    monkeypatch.setattr("analysis_lib.book.freshness.weights_identity", lambda name: models[name])
+    monkeypatch.setattr("analysis_book.build.freshness.weights_identity", lambda name: models[name])
     monkeypatch.setattr("analysis_lib.corpora.data_identity", lambda spec: models["b"])
-    monkeypatch.setattr("analysis_lib.book.freshness.run_identity", lambda run: models[run])
+    monkeypatch.setattr("analysis_book.build.freshness.run_identity", lambda run: models[run])
     parameters = {"model": "a", "models": ["b"], "data": "x", "run": "b", "runs": ["a"]}
     first = freshness.inputs(parameters)
     models["b"] = "2"
@@ -56,7 +56,9 @@ def test_the_key_holds_the_model_and_the_data(monkeypatch):
 def test_what_ships_is_known_by_its_content(monkeypatch, tmp_path):
     """On a page: measurements that its parameters name, and what the modules on the papers read."""
     monkeypatch.setattr(freshness, "data_directory", lambda: tmp_path)
-    notebook = nbformat.read(write(tmp_path / "n.ipynb", "from analysis_lib.papers import claims\nclaims.load('x')"), 4)
+    notebook = nbformat.read(
+        write(tmp_path / "n.ipynb", "from analysis_book.papers import claims\nclaims.load('x')"), 4
+    )
     seen = []
     for text in ("a", "b"):
         for folder in ("measurements/one", "measurements/two", "claims", "reference"):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from planted_notebooks import write
 
-from analysis_lib.book import listing
-from analysis_lib.book.listing import located
-from analysis_lib.book.notebook import run_notebook
-from analysis_lib.book.parameters import Parameter, coerce, notebook_parameters
+from analysis_book.build import listing
+from analysis_book.build.listing import located
+from analysis_book.build.notebook import run_notebook
+from analysis_book.build.parameters import Parameter, coerce, notebook_parameters
 from analysis_lib.errors import AnalysisError
 
 

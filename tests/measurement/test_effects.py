@@ -5,8 +5,8 @@ import tiny
 import torch
 from transformers import BertForMaskedLM
 
+from analysis_book.papers.effects import Effects
 from analysis_lib import Replace, load_corpus, load_model, measure
-from analysis_lib.measurement.effects import Effects
 from analysis_lib.models import LoadedModel
 
 QUERY = Replace("query", by="zero")

@@ -10,8 +10,7 @@ import pytest
 import tiny
 import torch
 
-from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.measurement.geometry import (
+from analysis_book.papers.geometry import (
     METRICS,
     QUANTITIES,
     VERSION,
@@ -21,6 +20,7 @@ from analysis_lib.measurement.geometry import (
     headlines,
     numbers,
 )
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "geometry.schema.json").read_text())
 

@@ -35,8 +35,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from waiting import PATIENCE, wait_until
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
-from analysis_lib.__main__ import main
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus, loading
 from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report

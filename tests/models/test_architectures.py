@@ -11,8 +11,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import (
+from analysis_book.architectures import (
     CharacterBertConfig,
     CharacterBertModel,
     CharacterBertTokenizer,
@@ -21,6 +20,7 @@ from analysis_lib.models.architectures import (
     VanConfig,
     VanModel,
 )
+from analysis_lib.errors import AnalysisError
 
 TEXTS = ["The cone of vectors points one way.", "Hi"]
 

@@ -75,7 +75,7 @@ def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
 
 STAGED = """
 import sys
-from analysis_lib.book import reports
+from analysis_book.build import reports
 
 def staged(*_, root, out):
     print(*sorted(path.name for path in [*root.iterdir(), *(root / "book").iterdir()]))
@@ -98,7 +98,7 @@ def test_a_report_has_all_that_it_is_made_of_outside_a_clone(installed, tiny_fol
 
 
 def test_the_command_is_installed(installed):
-    assert "analysis_lib.__main__ import main" in (installed / "bin" / "analysis-lib").read_text()
+    assert "analysis_lib.cli import main" in (installed / "bin" / "analysis-lib").read_text()
 
 
 def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):

@@ -16,23 +16,23 @@ from transformers import (
 )
 from transformers.models.convnext.image_processing_pil_convnext import ConvNextImageProcessorPil
 
-from analysis_lib.models.architectures.character_bert import (
+from analysis_book.architectures.character_bert import (
     CharacterBertConfig,
     CharacterBertModel,
     CharacterBertTokenizer,
 )
+from analysis_book.architectures.manta import MantaConfig, MantaModel
+from analysis_book.architectures.van import VanConfig, VanModel
 from analysis_lib.models.architectures.efficientnet_lite import (
     EfficientNetLiteConfig,
     EfficientNetLiteForImageClassification,
     EfficientNetLiteModel,
 )
-from analysis_lib.models.architectures.manta import MantaConfig, MantaModel
 from analysis_lib.models.architectures.self_attention import (
     SelfAttentionConfig,
     SelfAttentionForSequenceClassification,
     SelfAttentionModel,
 )
-from analysis_lib.models.architectures.van import VanConfig, VanModel
 
 for _config, _model in (
     (CharacterBertConfig, CharacterBertModel),
