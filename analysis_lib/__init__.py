@@ -9,9 +9,6 @@
 
 from typing import TYPE_CHECKING
 
-# For the models that it gives a name.
-from analysis_book.training import recipes
-
 # First of all, since what follows takes its time.
 from analysis_lib import errors
 from analysis_lib.lazy import lazily

@@ -1,37 +1,36 @@
 # PYTHON_ARGCOMPLETE_OK
-"""The command line, ``analysis-lib COMMAND``: measure, train, execute notebooks, list what is known."""
+"""The command line, ``analysis-lib COMMAND``: measure, compare, and list what is known.
+
+Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function that is called with
+what adds one, :meth:`Commands.add`.
+"""
 
 import argparse
 import ast
-import dataclasses
 import errno
 import logging
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
+from importlib.metadata import entry_points
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import argcomplete
-
 from analysis_lib import __version__
 from analysis_lib.errors import (
     BEGINS_ANEW,
-    CONTINUES,
     AnalysisError,
     decimal_number,
     one_line,
+    require_extra,
     whole_number,
 )
 from analysis_lib.progress import Once
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from analysis_lib import Tables
     from analysis_lib.files import Output
 
@@ -48,7 +47,12 @@ OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug"
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status is 0 only if everything asked for is there."""
-    argcomplete.autocomplete(parser := _parser())
+    parser = _parser()
+    # It completes names where it is installed; without it, nothing else is missing.
+    with suppress(ImportError):
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     return carry_out(parser.parse_args(arguments))
 
 
@@ -62,6 +66,8 @@ def carry_out(options: argparse.Namespace) -> int:
     try:
         with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
             _refuse_empty(options)
+            if options.requires:
+                require_extra(*options.requires)
             options.command(options)
         status = 0
         if sys.stdout:
@@ -128,59 +134,92 @@ class _Instead(argparse.Action):
             action.required &= action.dest not in ("model", "data")
 
 
+def whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 100") from None
+
+
+def decimal(text: str) -> float:
+    try:
+        return decimal_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.001") from None
+
+
+def folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give the name of a folder")
+    if (path := expanduser(text)).startswith("~"):
+        raise argparse.ArgumentTypeError(f"there is no home folder {text.partition('/')[0]}")
+    return Path(path)
+
+
+# Options that several commands have.
+DEVICE = {"help": "torch device; by default a GPU where there is one"}
+WORKERS = {"type": whole, "default": 1, "help": "processes on this machine (default 1)"}
+
+
+class Commands:
+    """The commands of the command line; each is added with its options."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._common = argparse.ArgumentParser(add_help=False)
+        self._common.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+        self._common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        self,
+        name: str,
+        function: Callable[[argparse.Namespace], None],
+        words: str,
+        more: str = "",
+        *examples: str,
+        interrupted: str = "interrupted",
+        requires: tuple[str, ...] = (),
+    ) -> Callable[..., argparse.Action]:
+        """Add a command; returns what adds its options, as ``add_argument`` of argparse.
+
+        Args:
+            words: what it does; more, and examples of its arguments, are for its own help.
+            interrupted: what a Ctrl-C says, unless it is known better where the work is done.
+            requires: an extra and the modules that it brings, as ``require_extra`` takes them.
+        """
+        shown = [f"  analysis-lib {name} {example}".rstrip() for example in examples or ("",)]
+        parser = self._parsers.add_parser(
+            name,
+            parents=[self._common],
+            help=words,
+            description=f"{words[0].upper()}{words[1:]}. {more}",
+            epilog="\n".join(["example:" if len(shown) == 1 else "examples:", *shown]),
+            formatter_class=_Help,
+        )
+        parser.set_defaults(command=function, interrupted=interrupted, requires=requires)
+        return parser.add_argument
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="analysis-lib",
         description="Measure the geometry of self-attention, and build the book about it.",
     )
     parser.add_argument("--version", action="version", version=f"analysis_lib {__version__}")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--quiet", action="store_true", help="show no progress and no notes")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(
-        name: str,
-        function: Callable,
-        words: str,
-        more: str = "",
-        *examples: str,
-        interrupted: str = "interrupted",
-    ) -> Callable:
-        """Add a command.
-
-        Args:
-            words: what it does; more, and examples of its arguments, are for its own help.
-            interrupted: what a Ctrl-C says, unless it is known better where the work is done.
-        """
-        shown = [f"  analysis-lib {name} {example}".rstrip() for example in examples or ("",)]
-        subparser = commands.add_parser(
-            name,
-            parents=[common],
-            help=words,
-            description=f"{words[0].upper()}{words[1:]}. {more}",
-            epilog="\n".join(["example:" if len(shown) == 1 else "examples:", *shown]),
-            formatter_class=_Help,
-        )
-        subparser.set_defaults(command=function, interrupted=interrupted)
-        return subparser.add_argument
-
-    device = {"help": "torch device; by default a GPU where there is one"}
-    workers = {"type": _whole, "default": 1, "help": "processes on this machine (default 1)"}
-    parameters = {"nargs": 2, "action": "append", "default": [], "metavar": ("NAME", "VALUE"), "dest": "parameters"}
-    parameters["help"] = "set a parameter (may be repeated)"
+    commands = Commands(parser)
+    command = commands.add
 
     def add_measurement(metrics: str) -> None:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
-        add("--data", required=True, type=expanduser, help=known).completer = _known
+        add("--data", required=True, type=expanduser, help=known).completer = known_names
         known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
         add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
-        add("--limit", type=_whole, help="measure at most this many items, drawn at random")
-        add("--seed", type=_whole, help="with which they are drawn (default 0)")
+        add("--limit", type=whole, help="measure at most this many items, drawn at random")
+        add("--seed", type=whole, help="with which they are drawn (default 0)")
         add("--first", action="store_true", help="take the first --limit items instead of drawing them")
         add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
-        add("--out", required=True, type=_folder, help="folder for the tables and run.json")
+        add("--out", required=True, type=folder, help="folder for the tables and run.json")
         add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
         add("--dtype", default="float32", help="float32 (default), float64, bfloat16 or float16")
         add(
@@ -206,19 +245,19 @@ def _parser() -> argparse.ArgumentParser:
         interrupted=BEGINS_ANEW,
     )
     known = "a name listed by `models`, a Hub id, or a folder"
-    add("--model", required=True, type=expanduser, help=known).completer = _known
+    add("--model", required=True, type=expanduser, help=known).completer = known_names
     given = "a folder of vectors (safetensors, npy, npz) that are measured instead of those of --model on --data"
     add("--vectors", type=expanduser, action=_Instead, help=given)
     add_measurement("all")
-    add("--workers", **workers)
+    add("--workers", **WORKERS)
     add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
     idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
-    add("--worker-timeout", type=_decimal, default=60, help=idle)
+    add("--worker-timeout", type=decimal, default=60, help=idle)
     add("--revision", help="commit, branch or tag of a Hub model")
-    add("--device", **device)
+    add("--device", **DEVICE)
     add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
     add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
-    add("--tokens-per-batch", type=_whole, default=2048, help="default 2048")
+    add("--tokens-per-batch", type=whole, default=2048, help="default 2048")
 
     add = command(
         "compare",
@@ -229,159 +268,17 @@ def _parser() -> argparse.ArgumentParser:
         "minilm smollm2-135m --data wikipedia --limit 100 --out results/both",
         interrupted=BEGINS_ANEW,
     )
-    add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = _known
+    add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = known_names
     add_measurement("anisotropy")
     add(
         "--twins",
-        type=_whole,
+        type=whole,
         default=1,
         help="untrained twins of each model, with other random weights (default 1)",
     )
-    add("--workers", **workers)
-    add("--device", **device)
+    add("--workers", **WORKERS)
+    add("--device", **DEVICE)
 
-    add = command(
-        "pretrain",
-        _pretrain,
-        "pretrain a BERT, or its like, of your own and keep checkpoints",
-        "Once for each seed, by masked language modelling. A run that was stopped goes on with the same command.",
-        "--data lines.txt --config config.json --steps 2000 --out runs/mine",
-        interrupted="interrupted: no state of the training is kept yet, and the same command begins it anew",
-    )
-    add("--out", required=True, type=_folder, help="folder for the checkpoints, losses and settings")
-    add("--data", type=expanduser, help="texts: a name listed by `datasets`, file.csv:COLUMN or lines.txt")
-    add("--model-type", help="architecture, as transformers names it (default bert)")
-    add("--config", type=Path, help="JSON file with what differs from the defaults of its configuration")
-    add("--steps", type=_whole, help="number of batches")
-    add("--batch", type=_whole, help="sequences in a batch")
-    add("--length", type=_whole, help="tokens in a sequence")
-    add("--vocabulary", type=_whole, help="largest number of word pieces")
-    add("--cased", action="store_true", default=None, help="keep capital letters, and accents")
-    add("--tokenizer", type=expanduser, help="a name or folder whose tokenizer to take, instead of learning one")
-    add("--learning-rate", type=_decimal, help="its largest value")
-    add("--warmup", type=_decimal, help="share of the steps during which the learning rate rises")
-    add("--weight-decay", type=_decimal, help="of the weight matrices")
-    add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
-    add("--workers", type=_whole, default=1, help="seeds to train at once (default 1)")
-    add("--device", **device)
-
-    add = command(
-        "train",
-        _train,
-        "train one of the small models anew",
-        "Its score on held-out data is printed beside that of the model that comes with the book.",
-        "digits-vit --out results/digits-vit",
-        interrupted=BEGINS_ANEW,
-    )
-    add("name", metavar="NAME", help="a small model of `models`, with other settings as in digits-vit@steps=50@seed=1")
-    add("--out", type=_folder, help="a new folder for the model (default: NAME, in the current folder)")
-
-    add = command(
-        "dynamics",
-        _dynamics,
-        "measure every checkpoint of a run, as Parquet tables",
-        "Queries, keys, attention and hidden states along a training, with the losses.",
-        "runs/mine --out results/dynamics",
-        interrupted=CONTINUES,
-    )
-    add("run", metavar="RUN", help="a run, such as bert-4 or multiberts, or a folder that pretrain wrote")
-    add("--out", required=True, type=_folder, help="folder for the tables and dynamics.json")
-    add("--data", type=expanduser, default="wikipedia:held-out", help="texts (default wikipedia:held-out)")
-    add("--limit", type=_whole, default=128, help="number of texts (default 128)")
-    add("--seed", type=_whole, default=0, help="for the draw of texts and vectors (default 0)")
-    add("--seeds", default="0", help="seeds of the run, comma-separated (default 0)")
-    add("--tokenizer", type=expanduser, help="where the tokenizer is, if not with the run: a name or folder")
-
-    add = command(
-        "classifiers",
-        _classifiers,
-        "train self-attention classifiers and measure them, as CSV tables",
-        "Of several depths, weights on entropy and seeds, on texts with classes.",
-        "--data reviews --layers 1,2 --entropy-weights 0.1 --seeds 0,1,2 --out results/reviews",
-        interrupted=CONTINUES,
-    )
-    known = "a corpus with classes: reviews, FOLDER/hatexplain, reviews.csv:text:label"
-    add("--data", required=True, type=expanduser, help=known)
-    add("--out", required=True, type=_folder, help="folder for the tables and results.json")
-    add("--layers", default="1,2,3,4,5", help="depths, without a weight on entropy (default 1,2,3,4,5)")
-    add("--entropy-weights", default="0.1,1,10,100", help="for one layer each: 1000 λ (default 0.1,1,10,100)")
-    add("--test", type=expanduser, help="texts with classes to test on, where a split was published")
-    add("--limit", type=_whole, default=0, help="texts to train on (default 0: all)")
-    add("--utterances", type=_whole, default=1000, help="texts of the test split to measure on (default 1000)")
-    add("--epochs", type=_whole, default=50, help="at most (default 50)")
-    add("--patience", type=_whole, default=5, help="epochs without a gain after which training stops (default 5)")
-    add("--sensitivity", metavar="SEEDS", help="also vary, with these seeds, what the paper leaves open")
-    add("--sensitivity-layers", default="1", help="depths of these (default 1)")
-    add("--seeds", default="0,1,2,3,4", help="comma-separated (default 0,1,2,3,4)")
-
-    kept = "interrupted: no copy was written; the same command runs all cells again, which find what they measured"
-    add = command(
-        "run",
-        _run,
-        "execute one notebook with new parameters",
-        "The copy holds what its cells print and draw. --list says which notebooks there are, --parameters what one of "
-        "them can be given.",
-        "--list",
-        "outliers/attention --parameters",
-        "outliers/attention -p model path/to/model -p data reviews.csv:text --out results/notebooks",
-        interrupted=kept if os.environ.get("ANALYSIS_LIB_MEASUREMENTS") != "" else BEGINS_ANEW,
-    )
-    known = "a file, or a page of the book such as anisotropy/layers"
-    add("notebook", nargs="?", type=Path, metavar="NOTEBOOK", help=known).completer = _pages
-    add("--list", action="store_true", dest="list_notebooks", help="list the notebooks, and run none")
-    known = "list the parameters of the notebook, with their defaults, and do not run it"
-    add("--parameters", action="store_true", dest="list_parameters", help=known)
-    add("-p", **parameters)
-    add("--out", type=_folder, default=Path("."), help="folder for the executed copy (default: the current folder)")
-
-    add = command(
-        "book",
-        _book,
-        "execute every notebook and build the site",
-        "Only what has changed is executed again. It runs in a clone, and the site is in _build/html.",
-        "--profile paper",
-        "-p model path/to/model -p data reviews.csv:text",
-        interrupted=CONTINUES,
-    )
-    add("--profile", default="default", help="smoke, default, paper or local")
-    add("-p", **parameters)
-
-    add = command(
-        "report",
-        _report,
-        "build a site about a model, or about several side by side",
-        "Each model is measured once; pages, tables as CSV, geometry.json and a model card say what was found.",
-        'path/to/model --data reviews.csv:text --title "My model" --out reports/mine',
-        "path/to/base path/to/tuned --data reviews.csv:text --out reports/tuned",
-        interrupted=BEGINS_ANEW,
-    )
-    known = "as --model of `measure`, several for their differences; or a run, a folder with checkpoints"
-    add("models", nargs="*", metavar="MODEL", help=known).completer = _known
-    add("--data", type=expanduser, help="as --data of `measure`").completer = _known
-    add("--title", help="of the report (default: what its models are called)")
-    add("--out", type=_folder, help="folder of the site; a report on the same models and data is replaced")
-    add("--limit", type=_whole, default=1500, help="measure at most this many items (default 1500)")
-    add("--seed", type=_whole, default=0, help="with which they are drawn (default 0)")
-    add("--dtype", help="float32 (default), float64, bfloat16 or float16; of one model, as MODEL@dtype=bfloat16")
-    add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
-    known = "a name or folder to read the tokenizer from, where it is not the models'"
-    add("--tokenizer", type=expanduser, help=known)
-    add("--workers", **workers)
-    add("--device", **device)
-    add("--index", type=_folder, metavar="FOLDER", help="list the reports in a folder, and build none")
-
-    add = command(
-        "claims",
-        _claims,
-        "print the ledger: the published claims that the book tests, and the verdicts",
-        "Those of the last build, or of executed notebooks. --csv has the sentences, sources and bounds in full.",
-        "",
-        "--require maruta-middle-gap",
-        "results/notebooks/outliers-attention.ipynb --csv",
-    )
-    add("executed", nargs="*", type=Path, metavar="EXECUTED", help="executed notebooks (default: those of the book)")
-    add("--csv", action="store_true", help="print the verdicts as CSV")
-    add("--require", metavar="CLAIMS", help="status 1 unless all verdicts on these hold (comma-separated)")
     add = command(
         "cache",
         _cache,
@@ -394,6 +291,8 @@ def _parser() -> argparse.ArgumentParser:
     command("metrics", _metrics, "list the metrics", "Their names are what --metrics takes, separated by commas.")
     command("models", _models, "list the models known by name", "They are what --model takes.")
     command("datasets", _datasets, "list the corpora known by name", "They are what --data takes.")
+    for point in entry_points(group="analysis_lib.commands"):
+        point.load()(commands)
     return parser
 
 
@@ -408,6 +307,8 @@ def _measure(options: argparse.Namespace) -> None:
 
     if options.scheduler and options.workers != 1:
         raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
+    if options.scheduler:
+        require_extra("cluster", "distributed")
     # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
     output = _output_of_measure(options)
     output.check(table_files([metric.name for metric in resolve(options.metrics)], output.last, options.format))
@@ -415,7 +316,7 @@ def _measure(options: argparse.Namespace) -> None:
         for name, default in options.defaults.items():
             if name not in OF_VECTORS and getattr(options, name, default) != default:
                 raise AnalysisError(f"--vectors are measured as they are: leave --{name.replace('_', '-')} out")
-        with _sole_writer(output):
+        with sole_writer(output):
             found = measure_vectors(
                 options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
             )
@@ -426,7 +327,7 @@ def _measure(options: argparse.Namespace) -> None:
     draw = _draw(options)
     corpus = load_corpus(options.data, **draw, units=options.units)
     refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
-    with _sole_writer(output):
+    with sole_writer(output):
         given = {name: getattr(options, name) for name in ("revision", "dtype", "device", "device_map")}
         work = {name: getattr(options, name) for name in ("workers", "scheduler", "worker_timeout")}
         model = load_model(options.model, processor=options.tokenizer, **given)
@@ -455,7 +356,7 @@ def _draw(options: argparse.Namespace) -> dict[str, int | None]:
     return {"limit": options.limit, "seed": seed}
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """Say what is done; that nobody reads it any more does not undo it."""
     with suppress(BrokenPipeError):
         print(line)
@@ -468,8 +369,8 @@ def _save(tables: "Tables", output: "Output", form: str) -> None:
     with suppress(OSError):
         tables.checkpoints.unlink()
     report = tables.report
-    read = f"{_count(report.tokens, 'token')} in {_count(report.utterances, 'utterance')}"
-    _say(f"wrote {_count(len(tables), 'table')} of {read} to {output.folder}")
+    read = f"{count(report.tokens, 'token')} in {count(report.utterances, 'utterance')}"
+    say(f"wrote {count(len(tables), 'table')} of {read} to {output.folder}")
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
@@ -521,192 +422,17 @@ def _compare(options: argparse.Namespace) -> None:
     draw = _draw(options)
     settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "dtype", "tokenizer")}
     settings |= {"workers": options.workers, "device": options.device}
-    with _sole_writer(output):
+    with sole_writer(output):
         found = compare({options.data: options.models}, options.metrics, **settings)
         runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
         differences = {f"{name}_difference": found.differences(name) for name in found}
         tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
         save_tables(tables, output, draw | {"runs": runs}, options.format)
-    _say(f"wrote {_count(len(tables), 'table')} of {_count(len(options.models), 'model')} to {options.out}")
+    say(f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to {options.out}")
 
 
-def _pretrain(options: argparse.Namespace) -> None:
-    from analysis_book.training import Pretraining, pretrain
-    from analysis_lib.corpora import packages
-
-    names = (setting.name for setting in dataclasses.fields(Pretraining))
-    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    if options.config is not None:
-        wanted = 'give a JSON object such as {"hidden_size": 192}'
-        given["configuration"] = packages.read_json(options.config, wanted)
-    seeds = _numbers("--seeds", options.seeds, whole_number)
-    pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
-    _say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")
-
-
-def _train(options: argparse.Namespace) -> None:
-    from analysis_book.training.recipes import train
-
-    folder = options.out or Path(options.name)
-    for row in train(options.name, folder).itertuples():
-        interval = f"95 % interval {row.ci_low:.4f} to {row.ci_high:.4f}"
-        print(f"{row.model}: {row.metric} {row.score:.4f} on held-out data ({interval}; baseline {row.baseline:.4f})")
-    _say(f"wrote the model to {folder}")
-
-
-def _dynamics(options: argparse.Namespace) -> None:
-    from analysis_book.papers.godey.dynamics import TABLES, dynamics, output
-    from analysis_book.training.runs import run_description
-    from analysis_lib import corpora
-    from analysis_lib.measurement.tables import table_files
-
-    seeds = _numbers("--seeds", options.seeds, whole_number)
-    # Misspelt names are refused before anything is written.
-    run_description(options.run)
-    corpora.data_identity(options.data)
-    made = output(options.out, options.run, options.data)
-    made.check(table_files(TABLES, made.last))
-    with _sole_writer(made):
-        chosen = {"seeds": seeds, "tokenizer": options.tokenizer}
-        found = dynamics(options.run, options.data, options.limit, options.seed, **chosen)
-        found.save(options.out)
-    _say(f"wrote {_count(len(found), 'table')} of {_count(len(found.steps), 'step')} to {options.out}")
-
-
-def _classifiers(options: argparse.Namespace) -> None:
-    from analysis_book.papers.fosse import trials
-
-    settings = {
-        "layers": _numbers("--layers", options.layers, whole_number),
-        "entropy_weights": _numbers("--entropy-weights", options.entropy_weights, decimal_number),
-        "seeds": _numbers("--seeds", options.seeds, whole_number),
-        **{name: getattr(options, name) for name in ("limit", "test", "utterances", "epochs", "patience")},
-        "sensitivity_layers": _numbers("--sensitivity-layers", options.sensitivity_layers, whole_number),
-    }
-    if options.sensitivity is not None:
-        settings["sensitivity_seeds"] = _numbers("--sensitivity", options.sensitivity, whole_number)
-    output = trials.output(options.out, options.data)
-    output.check(trials.FILES)
-    with _sole_writer(output):
-        trials.record(options.data, options.out, **settings)
-    _say(f"wrote the measurements of classifiers of {options.data} to {options.out}")
-
-
-def _numbers(option: str, text: str, read: Callable[[str], float]) -> list:
-    try:
-        return [read(part) for part in text.split(",")]
-    except ValueError:
-        wanted = "whole numbers, as in 0,1,2" if read is whole_number else "numbers, as in 0.001,0.1"
-        raise AnalysisError(f"{option} is {text!r}: give {wanted}") from None
-
-
-def _run(options: argparse.Namespace) -> None:
-    from analysis_book import build
-
-    if options.list_notebooks:
-        _print_names(book.titles())
-        return
-    if options.notebook is None:
-        raise AnalysisError("NOTEBOOK is missing: give one of `analysis-lib run --list`, or a file")
-    if options.list_parameters:
-        rows = [["parameter", "type", "default", ""]]
-        for name, declared in book.commented(book.located(options.notebook)).items():
-            rows.append([name, *declared])
-        print(book.in_columns(rows, _width()))
-        return
-    notebook = book.located(options.notebook)
-    spec = book.notebook_parameters(notebook)
-    parameters = book.coerce(options.parameters, spec)
-    with _made(options.out):
-        # Misspelt models and corpora, before a kernel starts.
-        book.inputs(book.complete(parameters, spec, str(notebook)))
-        name = notebook.name if options.notebook.is_file() else "-".join(options.notebook.parts) + ".ipynb"
-        executed = book.run_notebook(notebook, parameters, options.out / name)
-    _say(f"executed notebook: {executed}")
-
-
-def _book(options: argparse.Namespace) -> None:
-    from analysis_book import build
-
-    # Without parameters, no notebook need be read for theirs.
-    parameters = book.coerce(options.parameters, book.book_parameters()) if options.parameters else {}
-    _say(f"the site is at {book.build_book(options.profile, parameters)}")
-
-
-def _report(options: argparse.Namespace) -> None:
-    if options.index is not None:
-        if options.models:
-            raise AnalysisError("--index lists the reports that are there: leave the models out")
-        from analysis_book.build.reports import build_index
-
-        _say(f"the index is at {build_index(options.index)}")
-        return
-    for name, value in (("MODEL", options.models), ("--data", options.data), ("--out", options.out)):
-        if not value:
-            raise AnalysisError(f"{name} is missing: give analysis-lib report MODEL --data DATA --out FOLDER")
-    from analysis_book.build.reports import build_report, report_output
-    from analysis_lib.models.names import DTYPE
-
-    models = [expanduser(name) for name in options.models]
-    models = [f"{name}{DTYPE}{options.dtype}" if options.dtype and DTYPE not in name else name for name in models]
-    draw = {"limit": options.limit, "seed": options.seed, "units": options.units}
-    work = {name: getattr(options, name) for name in ("tokenizer", "device", "workers")}
-    with _sole_writer(report_output(models, options.data, options.out)):
-        page = build_report(models, options.data, options.out, title=options.title or "", **draw, **work)
-    _say(f"the report is at {page}")
-
-
-def _count(number: int, thing: str) -> str:
+def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
-
-
-def _claims(options: argparse.Namespace) -> None:
-    from analysis_book.build.ledger import NOT_RUN, ledger
-    from analysis_book.build.listing import ROOT
-    from analysis_book.papers import claims
-
-    names = [] if options.require is None else options.require.split(",")
-    required = [claims.claim(name.strip()).id for name in names]
-    for path in options.executed:
-        if not path.is_file():
-            raise AnalysisError(f"{path} is no file: give executed notebooks")
-    home = ROOT / "_build" / "executed" / "default"
-    pages = {str(path.relative_to(home).with_suffix("")): path for path in sorted(home.glob("*/*.ipynb"))}
-    rows = ledger({str(path.with_suffix("")): path for path in options.executed} or pages)
-    if options.csv:
-        judged = rows[rows["verdict"] != NOT_RUN]
-        print(judged.to_csv(index=False).rstrip())
-    else:
-        print("\n".join(_ledger(rows, _width())))
-    for name in required:
-        if ((found := rows.loc[rows["id"] == name, "verdict"]) != claims.HOLDS).any():
-            raise AnalysisError(f"not all verdicts on {name} are that it holds: {', '.join(found)}")
-
-
-def _ledger(rows: "pd.DataFrame", width: int) -> Iterator[str]:
-    """The lines of `claims`: each claim by its name and bound, and its verdicts below it."""
-    from analysis_book.build.ledger import NOT_RUN
-    from analysis_book.build.listing import wrapped
-    from analysis_book.figures.verdicts import about, number
-
-    records, cells = rows.to_dict("records"), []
-    for row, on in zip(records, about(rows), strict=True):
-        corrected = f" (corrected: {row['after']})" if row["after"] != row["verdict"] else ""
-        cells.append(["", row["verdict"] + corrected, on, number(row)])
-    last = ""
-    for row, text in zip(records, wrapped(cells, width), strict=True):
-        if row["verdict"] == NOT_RUN:
-            yield f"{row['id']}: {NOT_RUN}"
-            continue
-        if row["id"] != last:
-            yield f"{row['id']} ({row['direction']} {row['bound']:g})"
-        yield text
-        last = row["id"]
-
-
-def _width() -> int:
-    """Of the terminal, in letters."""
-    return shutil.get_terminal_size((100, 24)).columns
 
 
 def _metrics(options: argparse.Namespace) -> None:
@@ -718,7 +444,7 @@ def _metrics(options: argparse.Namespace) -> None:
         match [node.value.value for node in found.body if ast.unparse(node).startswith("name = ")]:
             case [name]:
                 said[name] = ast.get_docstring(found).splitlines()[0]
-    _print_names({name: said[name] for name in METRICS.split()})
+    print_names({name: said[name] for name in METRICS.split()})
 
 
 def _cache(options: argparse.Namespace) -> None:
@@ -738,18 +464,18 @@ def _cache(options: argparse.Namespace) -> None:
 def _models(options: argparse.Namespace) -> None:
     from analysis_lib.models import known_models
 
-    _print_names(known_models())
+    print_names(known_models())
     print("or a Hub id (owner/name), or a folder of save_pretrained; NAME:untrained is the same model, untrained")
 
 
 def _datasets(options: argparse.Namespace) -> None:
     from analysis_lib.corpora import known_corpora
 
-    _print_names(known_corpora())
+    print_names(known_corpora())
     print("or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds")
 
 
-def _known(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
+def known_names(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
     """What completes a name on the command line."""
     from analysis_lib.corpora import known_corpora
     from analysis_lib.models import known_models
@@ -757,43 +483,14 @@ def _known(parsed_args: argparse.Namespace, action: argparse.Action, **_: object
     return [name.partition(":")[0] for name in (known_corpora() if action.dest == "data" else known_models())]
 
 
-def _pages(**_: object) -> list[str]:
-    """What completes the name of a notebook."""
-    from analysis_book import build
-
-    return [*book.titles()]
-
-
-def _whole(text: str) -> int:
-    try:
-        return whole_number(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 100") from None
-
-
-def _decimal(text: str) -> float:
-    try:
-        return decimal_number(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.001") from None
-
-
-def _folder(text: str) -> Path:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("give the name of a folder")
-    if (path := expanduser(text)).startswith("~"):
-        raise argparse.ArgumentTypeError(f"there is no home folder {text.partition('/')[0]}")
-    return Path(path)
-
-
-def _print_names(names: dict[str, str]) -> None:
+def print_names(names: dict[str, str]) -> None:
     width = max(map(len, names))
     for name, description in names.items():
         print(f"{name:{width}}  {description}")
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
+def made(folder: Path) -> Iterator[None]:
     """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing goes again."""
     # Not Path.exists, which raises an error of its own where a name is too long.
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
@@ -812,11 +509,7 @@ def _made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sole_writer(output: "Output") -> Iterator[None]:
+def sole_writer(output: "Output") -> Iterator[None]:
     """Keep a second run out of the folder, where the tables of both would mix."""
-    with _made(output.folder), output.alone():
+    with made(output.folder), output.alone():
         yield
-
-
-if __name__ == "__main__":
-    sys.exit(main())

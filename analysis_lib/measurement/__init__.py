@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
-    from analysis_book.papers.geometry import geometry_of, headline_differences, headlines, references
     from analysis_lib.measurement.comparison import Comparison, compare
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.shipping import Shipped, shipped

@@ -26,6 +26,7 @@ from analysis_lib.errors import (
     AnalysisError,
     in_order,
     refuse_all,
+    require_extra,
     require_flag,
     require_number,
     require_path,
@@ -296,6 +297,7 @@ def _refuse_work(
         require_text("the scheduler", scheduler, "its address, as in tcp://HOST:PORT")
         if workers != 1:
             raise AnalysisError("both workers= and scheduler= are given: give one of them")
+        require_extra("cluster", "distributed")
 
 
 def refuse_senseless(

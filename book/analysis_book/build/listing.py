@@ -9,14 +9,21 @@ from pathlib import Path
 
 from analysis_lib.errors import AnalysisError, near_names
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
+# Of a clone; a wheel has its notebooks in the package.
+ROOT = PACKAGE.parents[1]
 # Where the notebooks of reports lie, which are named ``report/NAME``.
 REPORT = Path(__file__).with_name("report")
 
 
+def is_clone() -> bool:
+    """Whether this is a clone, where the book can be built, and not an installed wheel."""
+    return (ROOT / "_toc.yml").is_file()
+
+
 def home() -> Path:
     """The folder of the book's notebooks, in a clone or installed."""
-    return ROOT / "book" if (ROOT / "_toc.yml").is_file() else ROOT / "analysis_lib" / "notebooks"
+    return ROOT / "book" if is_clone() else PACKAGE / "notebooks"
 
 
 def located(notebook: Path) -> Path:

@@ -23,7 +23,7 @@ import nbformat
 import pandas as pd
 import yaml
 
-from analysis_book.build import front_page
+from analysis_book.build import front_page, listing
 from analysis_book.build.parameters import ROOT, read_notebook
 from analysis_book.build.site import build_book, require_jupyter_book
 from analysis_book.figures.markup import address, code, plain
@@ -299,8 +299,7 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     leave |= set() if scores else {"scores"}
     spiking = any(len(tables["spike_dimensions"]) for tables in models if "spike_dimensions" in tables)
     leave |= set() if spiking else {"spiking"}
-    clone = (ROOT / "_toc.yml").is_file()
-    home, book = ROOT / "book" if clone else ROOT / "analysis_lib" / "notebooks", root / "book"
+    home, book = listing.home(), root / "book"
     for folder in ("_ext", "_static", "_templates"):
         (book / folder).mkdir(parents=True)
         # One by one: of a full disk, copytree would say so for each file.
@@ -327,7 +326,8 @@ def _stage(root: Path, found: dict, comparison: Comparison, tables: Iterable[str
     (book / "index.md").write_text(FIRST.format(**texts, geometry=GEOMETRY, card=CARD), encoding="utf-8")
     chapters = [{"file": f"report/{page}"} for page in pages] + [{"file": "status"}]
     _yaml(root / "_toc.yml", {"format": "jb-book", "root": "index", "chapters": chapters})
-    config = yaml.safe_load(((ROOT if clone else home) / "_config.yml").read_text(encoding="utf-8"))
+    configured = ROOT if listing.is_clone() else home
+    config = yaml.safe_load((configured / "_config.yml").read_text(encoding="utf-8"))
     sphinx = config["sphinx"]
     sphinx["config"]["extensions"] = [name for name in sphinx["config"]["extensions"] if name not in OF_THE_BOOK]
     for name in OF_THE_BOOK:

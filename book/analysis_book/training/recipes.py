@@ -12,7 +12,7 @@ from analysis_lib import corpora
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, in_order, near_names, require_path, require_text
 from analysis_lib.files import Output
-from analysis_lib.models import Maker, register
+from analysis_lib.models import Maker
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,4 +138,5 @@ def _key(identity: dict) -> str:
 
 
 _DESCRIPTIONS = {name: f"{recipe.description} (trained here, shipped)" for name, recipe in RECIPES.items()}
-register(Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity, lambda name: _recipe(name)[0].model_type))
+# Found by the library: an entry point of the group ``analysis_lib.models``.
+MAKER = Maker(_DESCRIPTIONS, _is_recipe, trained, model_identity, lambda name: _recipe(name)[0].model_type)
