@@ -4,12 +4,12 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import re
 from pathlib import Path
 
 from nbformat import NotebookNode
 
 from analysis_book.build.parameters import ROOT, Parameters, read_notebook
+from analysis_book.sources import NAME, PACKAGE, imported_sources, source_hash
 from analysis_book.training.runs import run_identity
 from analysis_lib import corpora
 from analysis_lib.corpora.packages import data_directory, file_hash
@@ -17,15 +17,18 @@ from analysis_lib.measurement.versions import library_hash
 from analysis_lib.models.names import weights_identity
 
 # What the modules of ``papers`` read beside their own sources.
+PAPERS = PACKAGE / "papers"
 PAPER_DATA = ("reference", "claims", "measurements")
-IMPORTS_PAPERS = re.compile(r"^\s*(from|import)\b.*\bpapers\b", re.MULTILINE)
+# What every kernel loads.
+OF_KERNELS = f"from {NAME}.build import recording"
 
 
 def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
     """A hash of all that the outputs of ``notebook`` with ``parameters`` depend on.
 
-    These are its cells, its parameters, the library, the models and data that its parameters name, the published
-    tables, claims and stored measurements if it imports ``analysis_book.papers``, and the installed versions.
+    These are its cells, its parameters, the library, the sources of the book that it imports, the models and data
+    that its parameters name, the published tables, claims and stored measurements if it imports
+    ``analysis_book.papers``, and the installed versions.
 
     Raises:
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
@@ -36,6 +39,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
         library_hash(),
+        source_hash(imported_sources([*_code(content), OF_KERNELS])),
         inputs(parameters),
         paper_data(content, root / "data"),
         installed(),
@@ -47,10 +51,13 @@ def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
 
     Only notebooks import ``analysis_book.papers``: everything else lies below it.
     """
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    if not IMPORTS_PAPERS.search(code):
+    if not any(path.is_relative_to(PAPERS) for path in imported_sources(_code(notebook))):
         return {}
     return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA}
+
+
+def _code(notebook: NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def digest(*parts: object) -> str:

@@ -23,6 +23,7 @@ from analysis_book.build.notebook import carried_out, cores, execute
 from analysis_book.build.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_book.build.sharing import to_share
 from analysis_book.build.watching import watched
+from analysis_book.sources import NAME, book_hash
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
@@ -109,10 +110,9 @@ def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> No
         stage = scratch / "stage"
         _stage(root, tasks, stage)
         claims = file_hashes(packages.data_directory() / "claims")
-        library = file_hashes(root / "analysis_lib"), file_hashes(root / "book")
-        key = digest(
-            file_hashes(stage), claims, profile, platform.python_version(), installed(), library_hash(), library
-        )
+        # What the wheel of the site is made of.
+        sources = library_hash(), book_hash(), file_hashes(root / "analysis_lib"), file_hashes(root / "book")
+        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), sources)
         stamp = site.folder / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():
@@ -163,7 +163,7 @@ async def _execute(tasks: list[Task]) -> None:
 
 def _stage(root: Path, tasks: list[Task], stage: Path) -> None:
     """Pages, executed notebooks and configuration, as one folder for Sphinx."""
-    leave = shutil.ignore_patterns("*.ipynb", "parameters", ".ipynb_checkpoints", "__pycache__")
+    leave = shutil.ignore_patterns("*.ipynb", NAME, "parameters", ".ipynb_checkpoints", "__pycache__")
     shutil.copytree(root / "book", stage, ignore=leave)
     for task in tasks:
         (stage / task.name).parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy import special, stats
 
+from analysis_book.sources import book_hash
 from analysis_book.training import predict
 from analysis_lib import capture
 from analysis_lib.corpora import Corpus, Pair
@@ -57,7 +58,7 @@ def class_vectors(model: LoadedModel, corpus: Corpus) -> Vectors:
 
 def _kept(name: str, beside: StoredMeasurements, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What this module makes of each text, kept beside the measurements: several pages ask for it."""
-    return beside.array(name, make)
+    return beside.array(f"{name}-{book_hash()[:16]}", make)
 
 
 def cosines(vectors: Vectors) -> Cosines:

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
+from analysis_book.sources import book_hash
 from analysis_book.training.runs import (
     RUNS,
     Checkpoint,
@@ -179,7 +180,7 @@ def dynamics(
         ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
         for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False):
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
-            known = [about, library_hash(), checkpoint.seed, checkpoint.step]
+            known = [about, library_hash(), book_hash(), checkpoint.seed, checkpoint.step]
             folder = packages.derived(json.dumps(known), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     sizes = {c: tables[c]["qk_alignment"][["layer", "head"]].to_numpy().tolist() for c in found}
