@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = "book", "figures", "measurement", "metrics", "models", "training"
-LAZY = ("analysis_lib", *(f"analysis_lib.{name}" for name in PACKAGES))
+OF_LIBRARY = "measurement", "metrics", "models"
+OF_BOOK = "build", "figures", "training"
+LAZY = (
+    "analysis_lib",
+    "analysis_book",
+    *(f"analysis_lib.{name}" for name in OF_LIBRARY),
+    *(f"analysis_book.{name}" for name in OF_BOOK),
+)
 
 
 @pytest.mark.parametrize("package", LAZY)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from joblib.externals import cloudpickle
+import cloudpickle
 
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes

@@ -105,9 +105,10 @@ def test_run_refuses_a_parameter_before_it_runs(tmp_path, given, complaint):
     assert not (tmp_path / "out.ipynb").exists()
 
 
-@pytest.mark.parametrize("home", ["book", "analysis_lib/notebooks"])
+@pytest.mark.parametrize("home", ["book", "notebooks"])
 def test_a_page_is_found_by_its_name_in_a_clone_or_installed(tmp_path, monkeypatch, home):
     monkeypatch.setattr(listing, "ROOT", tmp_path)
+    monkeypatch.setattr(listing, "PACKAGE", tmp_path)
     if home == "book":
         (tmp_path / "_toc.yml").write_text("")
     page = write(tmp_path / home / "part" / "one.ipynb")
