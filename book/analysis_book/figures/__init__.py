@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from analysis_lib.errors import require_extra
 from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
@@ -14,5 +15,7 @@ if TYPE_CHECKING:
     from analysis_book.figures.verdicts import OUTCOMES, Verdicts
     from analysis_book.figures.view import View
     from analysis_book.figures.words import Markdown
+
+require_extra("book", "IPython", "altair", "matplotlib", "seaborn", "vl_convert")
 
 __getattr__, __dir__ = lazily(__name__)

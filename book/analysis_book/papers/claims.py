@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import yaml
-from IPython.display import display
 
 from analysis_book.figures import OUTCOMES, Verdicts
 from analysis_lib import corpora, measurement
@@ -243,6 +242,9 @@ def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
 
 def show(verdicts: pd.DataFrame) -> None:
     """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script as text."""
+    # Imported here, so that whoever lacks it is told by the figures which extra brings it.
+    from IPython.display import display
+
     display(Verdicts(verdicts.assign(after=corrected(verdicts))))
 
 
