@@ -75,6 +75,6 @@ def verdicts_on_page(page: str, *containing: str, **names) -> list[str]:
 
 def shown(verdicts: pd.DataFrame) -> Verdicts:
     """What ``claims.show`` shows."""
-    with mock.patch.object(claims, "display") as display:
+    with mock.patch("IPython.display.display") as display:
         claims.show(verdicts)
     return display.call_args.args[0]

@@ -4,9 +4,12 @@ import nbformat
 import pytest
 from planted_notebooks import write
 
+from analysis_book import sources
 from analysis_book.build import freshness
 from analysis_book.build.freshness import notebook_key
 from analysis_lib.errors import AnalysisError
+
+CLAIMS = sources.PACKAGE / "papers" / "claims.py"
 
 
 def test_an_edit_of_the_library_changes_the_key(tmp_path, monkeypatch):
@@ -14,6 +17,34 @@ def test_an_edit_of_the_library_changes_the_key(tmp_path, monkeypatch):
     before = notebook_key(notebook, {})
     monkeypatch.setattr(freshness, "library_hash", lambda: "edited")
     assert notebook_key(notebook, {}) != before
+
+
+def test_what_the_cells_import_of_the_book_counts_and_nothing_else():
+    def imported(*cells: str) -> set[str]:
+        return {path.relative_to(sources.PACKAGE).as_posix() for path in sources.imported_sources(cells)}
+
+    alone = imported("from analysis_lib import measure", "%matplotlib inline\nimport analysis_book.papers")
+    assert not alone
+    one = imported("from analysis_book.papers import maruta")
+    assert {"papers/maruta.py", "figures/tables.py"} <= one
+    assert "papers/claims.py" not in one
+    # By the name that the whole package offers, and with all that it imports.
+    assert {"papers/claims.py", "figures/views.js"} <= imported("from analysis_book import claims")
+    assert "figures/theme.mplstyle" in imported("from analysis_book import figures")
+    assert "papers/godey/dynamics.py" in imported("from analysis_book.papers.godey.alignment import alignment")
+
+
+def test_an_edit_of_what_a_notebook_imports_changes_the_key(tmp_path, monkeypatch):
+    with_claims = write(tmp_path / "one.ipynb", "from analysis_book import claims")
+    without = write(tmp_path / "two.ipynb", "from analysis_lib import measure")
+    keys = []
+    for text in ("a", "b"):
+        # As if the file of claims had another text.
+        edited = {True: text, False: ""}
+        monkeypatch.setattr(freshness, "source_hash", lambda paths, edited=edited: edited[CLAIMS in paths])
+        keys.append([notebook_key(notebook, {}) for notebook in (with_claims, without)])
+    assert keys[0][0] != keys[1][0]
+    assert keys[0][1] == keys[1][1]
 
 
 @pytest.mark.parametrize("name", ["reference", "claims", "measurements"])
