@@ -290,7 +290,7 @@ def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, del
     started = [path] if script else ["-m", "analysis_lib"]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *started, *arguments],
-        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
+        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     read = []
     # Python's own start is not ours.
@@ -312,11 +312,11 @@ def interrupts(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("place", "arguments", "words"),
     [
-        ("measurement.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
-        ("measurement.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
-        ("book.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
-        ("training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
-        ("book.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
+        ("analysis_lib.measurement.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        ("analysis_lib.measurement.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
+        ("analysis_book.build.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        ("analysis_book.training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
+        ("analysis_book.build.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
     ],
 )  # fmt: skip
 def test_an_interruption_says_that_the_command_begins_anew(
@@ -324,7 +324,7 @@ def test_an_interruption_says_that_the_command_begins_anew(
 ):
     """In the tests, no finished measurement is kept."""
     (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
-    monkeypatch.setattr(f"analysis_lib.{place}", interrupts)
+    monkeypatch.setattr(place, interrupts)
     given = {"bert": tiny_folder("bert"), "gpt2": tiny_folder("gpt2"), "lines": tmp_path / "lines.txt"}
     arguments = [argument.format(**given) for argument in arguments]
     status, _, err = run(*arguments, "--out", tmp_path / "out")

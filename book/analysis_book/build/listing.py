@@ -47,7 +47,9 @@ def pages() -> dict[str, Path]:
     found = {}
     for folder, prefix in ((home(), ""), (REPORT, "report/")):
         for path in sorted(folder.rglob("*.ipynb")):
-            if ".ipynb_checkpoints" not in path.parts:
+            # In a clone, the second folder lies in the first.
+            is_listed = folder == REPORT or not path.is_relative_to(REPORT)
+            if is_listed and ".ipynb_checkpoints" not in path.parts:
                 found[f"{prefix}{path.relative_to(folder).with_suffix('').as_posix()}"] = path
     return found
 
