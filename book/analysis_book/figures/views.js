@@ -1,4 +1,4 @@
-// Views that a reader moves, as analysis_lib/figures/view.py writes them: fields give their values to the parameters of
+// Views that a reader moves, as book/analysis_book/figures/view.py writes them: fields give their values to the parameters of
 // Vega, the address keeps them, and what they choose is said.
 (() => {
   const STEPS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] };
