@@ -290,7 +290,8 @@ def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, del
     started = [path] if script else ["-m", "analysis_lib"]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *started, *arguments],
-        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     read = []
     # Python's own start is not ours.
@@ -309,11 +310,14 @@ def interrupts(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+MEASUREMENT = "analysis_lib.measurement"
+
+
 @pytest.mark.parametrize(
     ("place", "arguments", "words"),
     [
-        ("analysis_lib.measurement.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
-        ("analysis_lib.measurement.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
+        (f"{MEASUREMENT}.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        (f"{MEASUREMENT}.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
         ("analysis_book.build.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
         ("analysis_book.training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
         ("analysis_book.build.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
