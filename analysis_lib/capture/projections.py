@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -21,7 +20,7 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.devices import unpacked
+from analysis_lib.models.devices import in_place, unpacked
 from analysis_lib.models.layouts import (
     angles_of,
     arguments_of,
@@ -177,7 +176,7 @@ def is_plain(projection: nn.Module) -> bool:
 
 
 def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
-    with align_module_device(projection):
+    with in_place(projection):
         weight = unpacked(projection.weight)
         return weight.T if isinstance(projection, Conv1D) else weight, projection.bias
 

@@ -1,8 +1,8 @@
 """A model by name, folder, hub id or object, and where its architecture keeps its parts.
 
 Most architectures of transformers show where their parts are (``layouts``); one that does not is an entry of
-``data/architectures.yml``, and one that transformers lacks is a file in ``architectures/``, registered in
-``architectures/__init__.py``. A tiny random model of it in
+``data/architectures.yml``, and one that transformers lacks is a file in ``architectures/``, or a plug-in, see there.
+A tiny random model of it in
 ``tests/tiny.py``, with its entry of ``FAMILIES`` in ``tests/reference.py``, is then checked in every way that the
 others are. A model known by name is a row of ``data/models.csv``.
 """
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         Maker,
         known_models,
         multibert,
-        register,
         split_dtype,
         split_twin,
         title,

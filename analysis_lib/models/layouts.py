@@ -19,7 +19,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -366,6 +365,9 @@ def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor]:
     if kind == "text":
         made = _some_tokens(model)
     elif kind == "image":
+        # Imported here: a model of texts needs no pictures.
+        from PIL import Image
+
         mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
         made = processor(Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert(mode), return_tensors="pt")
     else:

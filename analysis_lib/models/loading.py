@@ -11,9 +11,18 @@ import torch
 import transformers
 from torch import nn
 
-from analysis_lib.errors import AnalysisError, refuse_all, require_choice, require_path, require_text, shown
+from analysis_lib.errors import (
+    AnalysisError,
+    refuse_all,
+    require_choice,
+    require_extra,
+    require_path,
+    require_text,
+    shown,
+)
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
+from analysis_lib.models.architectures import plug_in
 from analysis_lib.models.checkpoint import Stored, model_class, stored_model, without_adapters
 from analysis_lib.models.configurations import (
     CONFIGS,
@@ -175,6 +184,7 @@ def _adapted(
     name: str, home: Path, folder: Path, config: transformers.PreTrainedConfig, dtype: str, device_map: object
 ) -> tuple[nn.Module, Stored]:
     """The model of a folder with the adapter of another, as peft makes it; and that model."""
+    require_extra("adapters", "peft")
     # Until the weights of the adapter take their places, random ones stand there.
     with torch.random.fork_rng(devices=[]):
         with reading(f"{name}: its adapter cannot be applied", folder):
@@ -192,6 +202,8 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     sensible = places and all(isinstance(place, str | int) and place != "meta" for place in places)
     if not sensible and device_map not in (None, "auto"):
         raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
+    if device_map is not None:
+        require_extra("cluster", "accelerate")
     return devices.usable(device)
 
 
@@ -318,6 +330,8 @@ def read_processor(
             f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: save its processor to the same "
             f"folder with save_pretrained"
         )
+    if kind == "image":
+        require_extra("packages", "PIL")
     autos = {"text": "AutoTokenizer", "image": "AutoImageProcessor", "audio": "AutoFeatureExtractor"}
     with reading(f"{name} cannot be loaded", folder):
         if kind == "text" and config is not None and not _says_type(folder):
@@ -364,6 +378,8 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         model_type = settings.get("model_type")
         if model_type is None:
             return config_by_weights(name, folder, settings)
+        if model_type not in CONFIGS:
+            plug_in(model_type)
         if model_type not in CONFIGS:
             raise AnalysisError(
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): write its type into its "

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,7 +157,7 @@ MULTIBERTS = {
 
 @dataclass(frozen=True)
 class Maker:
-    """Models that another part of the library makes when they are asked for, by name.
+    """Models that another package makes when they are asked for, by name.
 
     Attributes:
         descriptions: a line on each model, by name, for the list of known models.
@@ -172,16 +174,14 @@ class Maker:
     architecture: Callable[[str], str]
 
 
-_makers: list[Maker] = []
-
-
-def register(maker: Maker) -> None:
-    """Let ``load_model`` and ``known_models`` know the models of a maker."""
-    _makers.append(maker)
+@cache
+def _makers() -> list[Maker]:
+    """Those of the packages that are installed: the entry points of the group ``analysis_lib.models``."""
+    return [point.load() for point in entry_points(group="analysis_lib.models")]
 
 
 def _maker(name: str) -> Maker | None:
-    return next((maker for maker in _makers if maker.makes(name)), None)
+    return next((maker for maker in _makers() if maker.makes(name)), None)
 
 
 def architecture_to_make(name: str) -> str | None:
@@ -201,7 +201,7 @@ def known_models() -> dict[str, str]:
         else:
             unpinned = "" if known.revision else "; no pinned revision"
             on_hub[name] = f"{known.description} (hub: {known.repository}{unpinned})"
-    made = {name: text for maker in _makers for name, text in maker.descriptions.items()}
+    made = {name: text for maker in _makers() for name, text in maker.descriptions.items()}
     return found | made | on_hub
 
 
