@@ -61,7 +61,7 @@ setup: .venv/.installed packages
 .venv/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed (make PYTHON=/path/to/python3.11)"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[all,test]'
 	@touch $@
 
 # The library downloads what it needs when it needs it; here, so that no test or notebook waits for the network.

@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: a wheel holds data/ as analysis_lib/data, and of book/ the notebooks and the look."""
+"""What pyproject.toml cannot say: where the two packages lie, and what a wheel holds besides.
+
+It has data/ as analysis_lib/data, and of book/ the notebooks and the look as analysis_book/notebooks.
+"""
 
 import shutil
 from pathlib import Path
@@ -13,11 +16,16 @@ class WithConfiguration(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copy("_config.yml", Path(self.build_lib, "analysis_lib", "notebooks"))
+            shutil.copy("_config.yml", Path(self.build_lib, "analysis_book", "notebooks"))
 
 
+LIBRARY, BOOK = find_packages(include=["analysis_lib*"]), find_packages("book", include=["analysis_book*"])
 setup(
-    packages=[*find_packages(include=["analysis_lib*"]), "analysis_lib.data", "analysis_lib.notebooks"],
-    package_dir={"analysis_lib.data": "data", "analysis_lib.notebooks": "book"},
+    packages=[*LIBRARY, *BOOK, "analysis_lib.data", "analysis_book.notebooks"],
+    package_dir={
+        "analysis_book": "book/analysis_book",
+        "analysis_lib.data": "data",
+        "analysis_book.notebooks": "book",
+    },
     cmdclass={"build_py": WithConfiguration},
 )

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING
 from analysis_lib import errors
 from analysis_lib.lazy import lazily
 
-# For the models that it gives a name.
-from analysis_lib.training import recipes
-
 if TYPE_CHECKING:
     from analysis_lib import metrics
     from analysis_lib.capture.interventions import Replace

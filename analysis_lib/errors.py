@@ -1,6 +1,7 @@
 """What ends a command before its end: the one error type of the library, what its messages need, and Ctrl-C."""
 
 import difflib
+import importlib.util
 import math
 import os
 import re
@@ -61,6 +62,21 @@ def decimal_number(text: str) -> float:
     if not re.fullmatch(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]{1,3})?", text, re.IGNORECASE):
         raise ValueError(f"{text!r} is no number")
     return float(text)
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Refuse to go on without packages that only an extra of the library installs; imports none of them.
+
+    Args:
+        extra: one of those in ``pyproject.toml``, such as ``adapters``.
+        modules: what is imported of its packages, such as ``peft``.
+
+    Raises:
+        AnalysisError: one of them is not installed; it names the extra.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise AnalysisError(f'{module} is not installed: run pip install "analysis_lib[{extra}]"')
 
 
 # --- What is given to a public function is checked where it comes in. ---

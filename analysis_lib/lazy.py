@@ -22,10 +22,19 @@ def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str
         if known[name] == package:
             return importlib.import_module(f"{package}.{name}")
         # Kept in the package, so that it is asked for once.
-        vars(sys.modules[package])[name] = found = getattr(importlib.import_module(known[name]), name)
-        return found
+        value = _value(known[name], name)
+        vars(sys.modules[package])[name] = value
+        return value
 
     return named, lambda: sorted({*vars(sys.modules[package]), *known})
+
+
+def _value(module: str, name: str) -> object:
+    """What a package or module calls by a name: one of its modules, or whatever is in it."""
+    home = importlib.import_module(module)
+    if hasattr(home, name):
+        return getattr(home, name)
+    return importlib.import_module(f"{module}.{name}")
 
 
 def homes(package: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ import os
 import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-from analysis_lib.book.kernels import IMPORTED, start_server
+from analysis_book.build.kernels import IMPORTED, start_server
 
 DASK = ["analysis_lib.measurement.execution", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
 

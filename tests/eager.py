@@ -20,7 +20,7 @@ def write_and_stop(*given, **more):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 stored._write = write_and_stop
-from analysis_lib.__main__ import main
+from analysis_lib.cli import main
 sys.exit(main())"""
 EAGER = [sys.executable, "-c", _CODE]
 

@@ -19,10 +19,10 @@ import pandas as pd
 import tiny
 import torch
 
+from analysis_book.papers.geometry import geometry_of
 from analysis_lib import Corpus, load_corpus, load_model, measure, measure_vectors
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.errors import AnalysisError
-from analysis_lib.measurement import geometry_of
 from analysis_lib.measurement.tables import Tables
 
 MEASURED = ("all", "isotropy")

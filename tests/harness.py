@@ -54,8 +54,8 @@ import copies  # noqa: E402
 import tiny  # noqa: E402
 from waiting import PATIENCE  # noqa: E402
 
+from analysis_book.build import build_book  # noqa: E402
 from analysis_lib import LoadedModel, load_corpus, load_model  # noqa: E402
-from analysis_lib.book import build_book  # noqa: E402
 from analysis_lib.capture import checked_pass  # noqa: E402
 from analysis_lib.measurement import interventions, processes, shards, stored  # noqa: E402
 

@@ -10,11 +10,11 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 
-from analysis_lib.figures import Verdicts
+from analysis_book.figures import Verdicts
+from analysis_book.papers import claims
 from analysis_lib.measurement import Chosen, Ratio, Tables
 from analysis_lib.measurement.tables import LazyTables, Plain, Statistic
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import claims
 
 BOOK = Path(__file__).resolve().parents[1] / "book"
 
@@ -75,6 +75,6 @@ def verdicts_on_page(page: str, *containing: str, **names) -> list[str]:
 
 def shown(verdicts: pd.DataFrame) -> Verdicts:
     """What ``claims.show`` shows."""
-    with mock.patch.object(claims, "display") as display:
+    with mock.patch("IPython.display.display") as display:
         claims.show(verdicts)
     return display.call_args.args[0]

@@ -11,6 +11,23 @@ import pytest
 import tiny
 import torch
 
+from analysis_book.papers import claims
+from analysis_book.papers.fosse.splits import splits
+from analysis_book.papers.fosse.trials import trials
+from analysis_book.papers.geometry import geometry_of, headline_differences, headlines, references
+from analysis_book.papers.godey.dynamics import dynamics
+from analysis_book.training import (
+    Pretraining,
+    accuracy,
+    checkpoints,
+    finetune,
+    held_out_scores,
+    predict,
+    pretrain,
+    run_identity,
+    self_attention,
+)
+from analysis_book.training.recipes import train
 from analysis_lib import (
     AnalysisError,
     Corpus,
@@ -25,32 +42,8 @@ from analysis_lib import (
 )
 from analysis_lib.corpora import ArrayImage, Sound, data_identity
 from analysis_lib.errors import LARGEST, require_number, require_whole, shown
-from analysis_lib.measurement import (
-    geometry_of,
-    grouped,
-    headline_differences,
-    headlines,
-    largest,
-    references,
-    shipped,
-)
+from analysis_lib.measurement import grouped, largest, shipped
 from analysis_lib.models import title, weights_identity
-from analysis_lib.papers import claims
-from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.papers.fosse.trials import trials
-from analysis_lib.papers.godey.dynamics import dynamics
-from analysis_lib.training import (
-    Pretraining,
-    accuracy,
-    checkpoints,
-    finetune,
-    held_out_scores,
-    predict,
-    pretrain,
-    run_identity,
-    self_attention,
-)
-from analysis_lib.training.recipes import train
 
 TEXTS = ["a girl is styling her hair", "the men are playing", "two dogs run", "a boy sings"]
 LABELLED = Corpus("labelled", TEXTS, labels=[0, 1, 0, 1], classes=["a", "b"])

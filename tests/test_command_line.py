@@ -23,13 +23,13 @@ from reference import COLUMNS
 from safetensors import SafetensorError
 from waiting import PATIENCE, wait_until
 
+from analysis_book.papers import claims
 from analysis_lib import load_corpus, load_model, measure, metrics
-from analysis_lib.__main__ import METRICS, _parser, main
+from analysis_lib.cli import METRICS, _parser, main
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, INTERRUPTED, AnalysisError
 from analysis_lib.files import LOCK, Output
 from analysis_lib.measurement import execution, shards, stored
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import claims
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_some_metrics_only(run, tiny_folder, tmp_path):
     [
         (["--data", "news", "--limit", "0"], ["limit is 0"]),
         (["--data", "news", "--limit", "-3"], ["limit is -3"]),
-        (["--data", "news", "--seed", "-1"], ["seed is -1"]),
+        (["--data", "news", "--limit", "5", "--seed", "-1"], ["seed is -1"]),
         (["--data", "newz"], ["newz", "news"]),
         (["--data", "news:sentence"], ["sentences"]),
         (["--data", "absent.csv:text"], ["absent.csv"]),
@@ -271,8 +271,8 @@ def test_what_makes_no_sense_is_refused(run, tiny_folder, images, tmp_path, mode
     ],
 )  # fmt: skip
 def test_nothing_is_trained_for_what_cannot_be_measured(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.setattr("analysis_lib.training.recipes._train", lambda *_: pytest.fail("a model was trained"))
-    monkeypatch.setattr("analysis_lib.training.pretraining._train", lambda *_: pytest.fail("a run was trained"))
+    monkeypatch.setattr("analysis_book.training.recipes._train", lambda *_: pytest.fail("a model was trained"))
+    monkeypatch.setattr("analysis_book.training.pretraining._train", lambda *_: pytest.fail("a run was trained"))
     assert_refused(run(*arguments, "--limit", 4, "--out", tmp_path / "out"), *words)
 
 
@@ -331,12 +331,13 @@ def test_an_interrupted_run_is_one_line(tiny_folder, tmp_path):
 @pytest.mark.parametrize(("delay", "script"), [(0, False), (0.1, False), (1, False), (0, True), (0.1, True)])
 def test_an_interruption_while_the_library_is_imported_is_one_line(tmp_path, delay, script):
     path = tmp_path / "analysis-lib"
-    path.write_text("from analysis_lib.__main__ import main; main()")
+    path.write_text("from analysis_lib.cli import main; main()")
     arguments = ["measure", "--model", "minilm", "--data", "wikipedia", "--out", tmp_path / "out"]
     started = [path] if script else ["-m", "analysis_lib"]
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", *started, *arguments],
-        stderr=subprocess.PIPE, text=True, start_new_session=True, env=os.environ | {"PYTHONPATH": os.getcwd()},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     read = []
     # Python's own start is not ours.
@@ -355,14 +356,17 @@ def interrupts(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+MEASUREMENT = "analysis_lib.measurement"
+
+
 @pytest.mark.parametrize(
     ("place", "arguments", "words"),
     [
-        ("measurement.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
-        ("measurement.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
-        ("book.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
-        ("training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
-        ("book.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
+        (f"{MEASUREMENT}.measuring.make_shards", ["measure", "--model", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        (f"{MEASUREMENT}.comparison.measure", ["compare", "{bert}", "{gpt2}", "--data", "{lines}"], BEGINS_ANEW),
+        ("analysis_book.build.reports.measure_sensible", ["report", "{bert}", "--data", "{lines}"], BEGINS_ANEW),
+        ("analysis_book.training.recipes._train", ["train", "digits-vit"], BEGINS_ANEW),
+        ("analysis_book.build.run_notebook", ["run", "anisotropy/layers"], BEGINS_ANEW),
     ],
 )  # fmt: skip
 def test_an_interruption_says_that_the_command_begins_anew(
@@ -370,7 +374,7 @@ def test_an_interruption_says_that_the_command_begins_anew(
 ):
     """In the tests, no finished measurement is kept."""
     (tmp_path / "lines.txt").write_text("a girl is styling\nher hair\n")
-    monkeypatch.setattr(f"analysis_lib.{place}", interrupts)
+    monkeypatch.setattr(place, interrupts)
     given = {"bert": tiny_folder("bert"), "gpt2": tiny_folder("gpt2"), "lines": tmp_path / "lines.txt"}
     arguments = [argument.format(**given) for argument in arguments]
     status, _, err = run(*arguments, "--out", tmp_path / "out")
@@ -392,7 +396,7 @@ def test_an_interruption_after_the_first_of_two_models_says_that_it_is_kept(
             raise KeyboardInterrupt
         return load_model(name, *given, **more)
 
-    module = "analysis_lib.measurement.comparison" if command == "compare" else "analysis_lib.book.reports"
+    module = "analysis_lib.measurement.comparison" if command == "compare" else "analysis_book.build.reports"
     monkeypatch.setattr(f"{module}.load_model", interrupts_the_second)
     models = [tiny_folder("bert"), tiny_folder("gpt2")]
     options = ["--twins", 0] if command == "compare" else []
@@ -963,14 +967,14 @@ def test_a_home_folder_is_one_and_no_folder_has_no_name(run, tiny_folder, tmp_pa
     ],
 )
 def test_a_notebook_is_not_started_on_what_is_not_there(run, tmp_path, monkeypatch, arguments, words):
-    monkeypatch.setattr("analysis_lib.book.run_notebook", lambda *_: pytest.fail("a kernel was started"))
+    monkeypatch.setattr("analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started"))
     assert_refused(run("run", "book/anisotropy/text.ipynb", *arguments, "--out", tmp_path), *words)
 
 
 def test_the_shell_completes_commands_names_and_metrics():
     def completed(line: str) -> list[str]:
         asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": " "}
-        code = "import os, sys; os.dup2(1, 8); from analysis_lib.__main__ import main; main()"
+        code = "import os, sys; os.dup2(1, 8); from analysis_lib.cli import main; main()"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
         return done.stdout.split()
 

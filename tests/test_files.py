@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis_lib.__main__ import _parser, main
+from analysis_lib.cli import _parser, main
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import LOCK, SEAL, Output
 
@@ -183,11 +183,11 @@ def nothing_is_measured(monkeypatch) -> None:
         "analysis_lib.measure",
         "analysis_lib.measure_vectors",
         "analysis_lib.compare",
-        "analysis_lib.papers.godey.dynamics.dynamics",
-        "analysis_lib.papers.fosse.trials.trials",
-        "analysis_lib.book.reports.load_model",
-        "analysis_lib.training.recipes._train",
-        "analysis_lib.training.pretraining._train",
+        "analysis_book.papers.godey.dynamics.dynamics",
+        "analysis_book.papers.fosse.trials.trials",
+        "analysis_book.build.reports.load_model",
+        "analysis_book.training.recipes._train",
+        "analysis_book.training.pretraining._train",
     ):
         monkeypatch.setattr(name, None)
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from analysis_lib import AnalysisError, Corpus, load_corpus
-from analysis_lib.__main__ import main
+from analysis_lib.cli import main
 
 
 def bounded(examples: int) -> settings:
@@ -149,7 +149,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("analysis_lib.book.run_notebook", lambda *_: pytest.fail("a kernel was started"))
+    monkeypatch.setattr("analysis_book.build.run_notebook", lambda *_: pytest.fail("a kernel was started"))
     (tmp_path / "lines.txt").write_text("a girl is styling her hair\n")
     (tmp_path / "table.csv").write_text("text,label\na girl,a\nher hair,b\n")
     (tmp_path / "config.json").write_text("{}")

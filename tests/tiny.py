@@ -10,8 +10,8 @@ import transformers
 from PIL import Image
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from analysis_book.architectures import CharacterBertTokenizer
 from analysis_lib.corpora import ArrayImage, Corpus, Sound
-from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # The texts that tokenizers are made from, and tests measure: punctuation, sub-words, other scripts.
 TEXTS = (

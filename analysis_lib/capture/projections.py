@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
-from accelerate.utils import align_module_device
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
@@ -22,7 +21,7 @@ from analysis_lib.capture.tokens import Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.calls import angles_of, arguments_of, call_with_first, first_of_call, first_vectors
-from analysis_lib.models.devices import unpacked
+from analysis_lib.models.devices import in_place, unpacked
 from analysis_lib.models.keys import rotated, split_keys
 from analysis_lib.models.parts import Attention
 
@@ -170,7 +169,7 @@ def is_plain(projection: nn.Module) -> bool:
 
 
 def _weights(projection: nn.Module) -> tuple[Float[Tensor, "output width"], Float[Tensor, " output"] | None]:
-    with align_module_device(projection):
+    with in_place(projection):
         weight = unpacked(projection.weight)
         return weight.T if isinstance(projection, Conv1D) else weight, projection.bias
 

@@ -17,6 +17,7 @@ from analysis_lib.corpora import packages
 from analysis_lib.corpora.corpus import Example, Labelled, Source
 from analysis_lib.corpora.media import ArrayImage, decoded
 from analysis_lib.corpora.splits import SPLITS, division, held_out
+from analysis_lib.errors import require_extra
 
 _WIKIPEDIA = "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 _NEWS = "gensim/test/test_data/lee_background.cor"
@@ -84,6 +85,7 @@ def _sentences(name: str, parts: Callable[[], Iterable[Sequence[str]]]) -> list[
 
 def _prose(wikitext: str) -> Iterable[str]:
     """The paragraphs of running text in an article: no headings, lists of links, tables or footnotes."""
+    require_extra("packages", "mwparserfromhell")
     import mwparserfromhell as wiki
 
     body = _NOT_PROSE.sub("", _END_MATTER.split(wikitext, maxsplit=1)[0])
@@ -146,13 +148,21 @@ def _article_sentences(split: str) -> list[Labelled]:
 
 
 def _segmented(paragraphs: Iterable[str]) -> list[str]:
+    require_extra("packages", "sentencex")
     import sentencex
 
     parts = (part.strip() for text in paragraphs for part in sentencex.segment("en", text))
     return [part for part in parts if part]
 
 
+def _scikit_learn() -> str:
+    """The version of the package that holds the digits and two of the photographs."""
+    require_extra("packages", "sklearn")
+    return f"scikit-learn=={importlib.metadata.version('scikit-learn')}"
+
+
 def _digits(split: str) -> Iterable[Example]:
+    require_extra("packages", "sklearn")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -172,6 +182,7 @@ _PHOTOGRAPHS = (
 
 def _photographs() -> Iterator[Example]:
     """The pictures, of which each is its own unit."""
+    require_extra("packages", "sklearn")
     from sklearn.datasets import load_sample_images
 
     for name in _PHOTOGRAPHS:
@@ -244,13 +255,13 @@ BUNDLED = {
     "digits": Source(
         "handwritten digits, 8x8 grey images, 897 to train on and 900 to test (bundled, from scikit-learn)",
         {split: partial(_digits, split) for split in ("test", "train")},
-        lambda _: f"scikit-learn=={importlib.metadata.version('scikit-learn')}",
+        lambda _: _scikit_learn(),
         "image",
     ),
     "photographs": Source(
         "20 photographs, or their quarters (bundled, from scikit-image and scikit-learn)",
         {"tiles": _tiles, "pictures": _photographs},
-        lambda _: f"{packages.pin('scikit-image')}, scikit-learn=={importlib.metadata.version('scikit-learn')}",
+        lambda _: f"{packages.pin('scikit-image')}, {_scikit_learn()}",
         "image",
     ),
     "speech-clips": Source(

@@ -14,7 +14,7 @@ from analysis_lib.corpora.media import MediaFile, parts_of, read_bytes
 from analysis_lib.corpora.splits import SPLITS, divided
 from analysis_lib.corpora.tables import ENDINGS, Table, decoded_text, ending, lines_of, text_of
 from analysis_lib.corpora.transcripts import transcripts
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.errors import AnalysisError, near_names, require_extra
 
 # Of each class of a file without a division; of a class of fewer texts, none would be left for validation.
 _VALIDATION_SHARE, _TEST_SHARE, _FEWEST_TEXTS = 0.1, 0.2, 10
@@ -155,6 +155,7 @@ def _drawn_split(path: Path, rows: list[Labelled], split: str) -> list[Labelled]
 def _suffixes() -> dict[str, str]:
     """What the files of images and sounds that can be read hold, by their endings: all that the two libraries know."""
     # Imported here: a corpus of texts needs neither.
+    require_extra("packages", "soundfile", "PIL")
     import soundfile
     from PIL import Image
 

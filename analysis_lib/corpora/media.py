@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from analysis_lib.corpora.containers import is_cut_short, recordings, with_length
-from analysis_lib.errors import AnalysisError, require_whole, shown
+from analysis_lib.errors import AnalysisError, require_extra, require_whole, shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,6 +71,7 @@ class ArrayImage:
 
     def load(self) -> "Image":
         """The image in mode L or RGB."""
+        require_extra("packages", "PIL")
         from PIL import Image
 
         return Image.fromarray(self.pixels)
@@ -201,6 +202,7 @@ def parquet_file(path: Path) -> Iterator["ParquetFile"]:
 
 
 def _image(file: BinaryIO, name: str, page: int) -> "Image":
+    require_extra("packages", "PIL")
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -241,6 +243,7 @@ def _sound(content: bytes, name: str) -> Sound:
 
 
 def _recording(content: bytes, name: str) -> Sound:
+    require_extra("packages", "soundfile")
     import soundfile
 
     try:

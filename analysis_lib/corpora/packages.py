@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import IO, TypeVar
 
-import platformdirs
-import psutil
 import yaml
 
 from analysis_lib.errors import AnalysisError, what_failed
@@ -58,12 +56,14 @@ def entries(file: str, make: Callable[..., Entry]) -> dict[str, Entry]:
 def package_directory() -> Path:
     """Where packages are downloaded to, and what is made from them is kept.
 
-    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder (``~/.cache/analysis_lib`` on
-    Linux) where the library is installed; or in the folder that ``ANALYSIS_LIB_DATA`` names.
+    The folder ``packages`` in ``data/`` of a clone, or in the user's cache folder (``~/.cache/analysis_lib``) where the
+    library is installed; or in the folder that ``ANALYSIS_LIB_DATA`` names.
     """
     home = data_directory()
     if home == _INSTALLED:
-        home = platformdirs.user_cache_path("analysis_lib")
+        # As the hub of transformers has it.
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = Path(caches).expanduser() / "analysis_lib"
     return Path(os.environ.get("ANALYSIS_LIB_DATA") or home) / "packages"
 
 
@@ -316,7 +316,7 @@ def _machine() -> str:
     try:
         known = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     except OSError:
-        known = f"{platform.node()} {psutil.boot_time():.0f}"
+        known = platform.node()
     return hashlib.sha256(known.encode()).hexdigest()[:12]
 
 

@@ -6,7 +6,6 @@ from analysis_lib.lazy import lazily
 
 if TYPE_CHECKING:
     from analysis_lib.measurement.comparison import Comparison, compare
-    from analysis_lib.measurement.geometry import geometry_of, headline_differences, headlines, references
     from analysis_lib.measurement.measuring import measure, measure_vectors
     from analysis_lib.measurement.shipping import Shipped, shipped
     from analysis_lib.measurement.tables import Chosen, Plain, Ratio, Tables, TableSet, grouped, largest

@@ -26,6 +26,7 @@ from analysis_lib.errors import (
     AnalysisError,
     in_order,
     refuse_all,
+    require_extra,
     require_flag,
     require_number,
     require_path,
@@ -301,6 +302,7 @@ def _refuse_work(
         require_text("the scheduler", scheduler, "its address, as in tcp://HOST:PORT")
         if workers != 1:
             raise AnalysisError("both workers= and scheduler= are given: give one of them")
+        require_extra("cluster", "distributed")
     elif worker_timeout != WORKER_TIMEOUT:
         raise AnalysisError("worker_timeout= is of a cluster: give scheduler=, or leave it out")
 

@@ -3,9 +3,9 @@
 ``names`` takes a name apart, ``folders`` gives its files, ``loading`` the model. ``layouts`` finds the blocks of a
 model, their attention and their keys in one traced pass (``probe``, ``blocks``, ``keys``). An architecture that cannot
 be found so is an entry of ``data/architectures.yml``, and one that transformers lacks is a file in ``architectures/``,
-registered in ``architectures/__init__.py``. A tiny random model of it in ``tests/tiny.py``, with its entry of
-``FAMILIES`` in ``tests/reference.py``, is then checked in every way that the others are. A model known by name is a row
-of ``data/models.csv``.
+or a plug-in, see there. A tiny random model of it in ``tests/tiny.py``, with its entry of ``FAMILIES`` in
+``tests/reference.py``, is then checked in every way that the others are. A model known by name is a row of
+``data/models.csv``.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ModelName,
         known_models,
         multibert,
-        register,
         title,
     )
 

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from analysis_lib.corpora import packages
-from analysis_lib.errors import AnalysisError
+from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.architectures import EfficientNetLiteConfig
 
 # Counts changes of what the converters make.
@@ -65,6 +65,7 @@ def from_zip(sources: Sequence[str], folder: Path) -> None:
 
 def from_gguf(sources: Sequence[str], folder: Path) -> None:
     """A file of llama.cpp (GGUF): the weights are dequantised to float32; the tokenizer is in the same file."""
+    require_extra("packages", "gguf")
     import gguf
 
     # transformers reads the whole file for the model, its configuration and its tokenizer, and draws up all names once
@@ -181,6 +182,7 @@ def _whisper_state(variables: dict[str, np.ndarray]) -> State:
 
 def from_onnx(sources: Sequence[str], folder: Path) -> None:
     """A vision transformer in DINOv2's form, out of the graph of a larger network in ONNX."""
+    require_extra("packages", "onnx")
     import onnx
 
     graph = onnx.load_from_string(_content(sources, "*.onnx")).graph

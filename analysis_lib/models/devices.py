@@ -3,10 +3,9 @@
 import math
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError, shown
@@ -61,13 +60,22 @@ def _computing(module: nn.Module) -> Iterator[torch.device]:
             yield torch.device(device)
 
 
+def in_place(module: nn.Module) -> AbstractContextManager:
+    """Inside it the weights of a module are where it computes: with a device map, they lie elsewhere until then."""
+    if not hasattr(module, "_hf_hook"):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    return align_module_device(module)
+
+
 def weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The parameters and buffers by name, one module at a time: with a device map, some lie on disk until then.
 
     The packed weights of quantised layers are unpacked.
     """
     for path, module in model.named_modules():
-        with align_module_device(module):
+        with in_place(module):
             packed = getattr(module, "weight", None)
             tensors = {"weight": packed().dequantize()} if callable(packed) else {}
             tensors |= dict(module.named_parameters(recurse=False))

@@ -15,13 +15,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.devices import device_of, embedded_words, weights, without_gradients
 from analysis_lib.models.layouts import find_layout, is_of, model_part
 from analysis_lib.models.outer import Answer, answer, is_plain_head
 from analysis_lib.models.parts import Attention, Layout, Stack, listed_layout
 from analysis_lib.models.probe import evaluated, example
-from analysis_lib.models.tokenization import Tokenizer
+from analysis_lib.models.tokenization import Tokenizer, WordTokenizer
 
 # The types a token can have, in the order of every table: those of Maruta and Matsuzaki (2024, sec. 2.2); the registers
 # and detection tokens of vision transformers; and the first token where that is no [CLS], which causal models use as a
@@ -306,7 +305,7 @@ def _among(ids: Int[Tensor, "utterance token *character"], values: list) -> Bool
 
 
 def _punctuation_ids(tokenizer: Tokenizer) -> list:
-    if isinstance(tokenizer, CharacterBertTokenizer):
+    if isinstance(tokenizer, WordTokenizer):
         return [tokenizer.word_ids(sign) for sign in PUNCTUATION]
     if isinstance(tokenizer, transformers.CanineTokenizer):
         # Its tokens are code points: a vocabulary of a million.

@@ -16,12 +16,14 @@ from analysis_lib.errors import (
     AnalysisError,
     refuse_all,
     require_choice,
+    require_extra,
     require_path,
     require_text,
     shown,
 )
 from analysis_lib.models import devices
 from analysis_lib.models.adapters import Adapter
+from analysis_lib.models.architectures import plug_in
 from analysis_lib.models.checkpoint import WITHOUT_ADAPTER, Stored, model_class, stored_model
 from analysis_lib.models.configurations import (
     CONFIGS,
@@ -222,6 +224,7 @@ def _adapted(
     name: str, files: "_Files", config: transformers.PreTrainedConfig, spec: ModelSpec
 ) -> tuple[nn.Module, Stored]:
     """The model with its adapter, as peft makes it; and without."""
+    require_extra("adapters", "peft")
     fault = f"{name}: its adapter cannot be applied"
     # Random weights stand in for those of the adapter until these are read.
     with torch.random.fork_rng(devices=[]):
@@ -242,6 +245,8 @@ def checked_options(dtype: str, device: str | None, device_map: object = None) -
     require_choice("the dtype", dtype, DTYPES)
     if device_map not in (None, "auto") and not _is_device_map(device_map):
         raise AnalysisError(f"the device map is {device_map!r}: give auto, or where each part lies, as in transformers")
+    if device_map is not None:
+        require_extra("cluster", "accelerate")
     return devices.usable(device)
 
 
@@ -421,6 +426,8 @@ def read_processor(
             f"{name} has no {PREPARATION}, which says how its {kind}s are prepared: "
             f"save its processor to the same folder with save_pretrained"
         )
+    if kind == "image":
+        require_extra("packages", "PIL")
     with reading(f"{name} cannot be loaded", folder):
         options = {}
         if kind == "text" and config is not None and not _states_type(folder):
@@ -466,6 +473,8 @@ def _read_config(name: str, folder: Path) -> transformers.PreTrainedConfig:
         model_type = settings.get("model_type")
         if model_type is None:
             return config_by_weights(name, folder, settings)
+        if model_type not in CONFIGS:
+            plug_in(model_type)
         if model_type not in CONFIGS:
             raise AnalysisError(
                 f"{name} is of no type that transformers knows (model_type {model_type!r}): "

@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Self
 
@@ -180,7 +182,7 @@ for _seed, _step in itertools.product(MULTIBERTS_SEEDS, MULTIBERTS_STEPS):
 
 @dataclass(frozen=True)
 class Maker:
-    """Models that another part of the library makes when they are first used, by name.
+    """Models that another package makes when they are first used, by name.
 
     Attributes:
         descriptions: a line on each model, by name, for the list of known models.
@@ -197,17 +199,15 @@ class Maker:
     architecture: Callable[[str], str]
 
 
-_makers: list[Maker] = []
-
-
-def register(maker: Maker) -> None:
-    """Let ``load_model`` and ``known_models`` know the models of a maker."""
-    _makers.append(maker)
+@cache
+def _makers() -> list[Maker]:
+    """Those of the packages that are installed: the entry points of the group ``analysis_lib.models``."""
+    return [point.load() for point in entry_points(group="analysis_lib.models")]
 
 
 def maker_of(base: str) -> Maker | None:
-    """Whoever makes a model of this name when it is used; None for other names."""
-    return next((maker for maker in _makers if maker.makes(base)), None)
+    """The package that makes a model of this name when it is used; None for other names."""
+    return next((maker for maker in _makers() if maker.makes(base)), None)
 
 
 def architecture_to_make(name: str) -> str | None:
@@ -234,7 +234,7 @@ def known_models() -> dict[str, str]:
         f"(hub: google/{every}; no pinned revision)"
     )
     made: dict[str, str] = {}
-    for maker in _makers:
+    for maker in _makers():
         made |= maker.descriptions
     return bundled | made | on_hub
 

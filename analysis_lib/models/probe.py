@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -66,6 +65,9 @@ def example(model: PreTrainedModel, processor: Callable) -> dict[str, Tensor | b
     if kind == "text":
         made = _some_tokens(model)
     elif kind == "image":
+        # Imported late: models of text need no images.
+        from PIL import Image
+
         mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
         image = Image.effect_mandelbrot((256, 256), (-2, -1, 1, 1), 50).convert(mode)
         made = processor(image, return_tensors="pt")

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from typing import Protocol, runtime_checkable
 
 import torch
 import transformers
@@ -12,13 +13,22 @@ from torch import Tensor
 
 from analysis_lib.corpora import Pair
 from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import CharacterBertTokenizer
 
 # Tokenising so many takes a minute.
 MANY_LETTERS = 5_000_000
 # How many letters of a text that is cut are tokenised at first, for each token that is read.
 LETTERS_PER_TOKEN = 16
-Tokenizer = transformers.PreTrainedTokenizerBase | CharacterBertTokenizer
+
+
+@runtime_checkable
+class WordTokenizer(Protocol):
+    """A tokenizer of whole words, each a list of character ids: it has no vocabulary."""
+
+    def word_ids(self, word: str) -> list[int]:
+        """The character ids of a word."""
+
+
+Tokenizer = transformers.PreTrainedTokenizerBase | WordTokenizer
 
 
 @dataclass(frozen=True)

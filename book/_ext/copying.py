@@ -16,7 +16,7 @@ from beniget import DefUseChains
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from analysis_lib.book.parameters import read_notebook
+from analysis_book.build.parameters import read_notebook
 
 IMPORT = gast.Import | gast.ImportFrom
 LABEL = "Copy with everything it needs"

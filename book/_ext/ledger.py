@@ -16,9 +16,9 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
-from analysis_lib.book.ledger import NOT_RUN, ledger, outcomes
-from analysis_lib.figures.verdicts import about, claim_line
-from analysis_lib.papers import claims
+from analysis_book.build.ledger import NOT_RUN, ledger, outcomes
+from analysis_book.figures.verdicts import about, claim_line
+from analysis_book.papers import claims
 
 MEASURED = re.compile(r"\[(?P<claim>\w+-[\w-]+)(?: on (?P<on>[^\]:]+): (?P<verdict>[a-z ]+)(?:, (?P<form>\S+))?)?\]")
 JUDGED = (claims.HOLDS, claims.FAILS, claims.UNDECIDED, claims.NO_INTERVAL)

@@ -25,13 +25,13 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-from analysis_lib.book.parameters import parameters_cell, read_notebook
-from analysis_lib.figures.markup import code, code_block, plain
-from analysis_lib.figures.view import SCRIPT, vega
+from analysis_book.build.parameters import parameters_cell, read_notebook
+from analysis_book.figures.markup import code, code_block, plain
+from analysis_book.figures.view import SCRIPT, vega
 
 # The endings of the files of a figure, by the kind of an output.
 KINDS = {"image/png": "png", "image/svg+xml": "svg", "text/csv": "csv"}
-# Of what moves, a slider or a view, as analysis_lib.figures draws it.
+# Of what moves, a slider or a view, as analysis_book.figures draws it.
 MOVING = re.compile(r'<figure id="(?P<name>[^"]+)" class="(?P<kind>slider|view)">(?P<inner>.*)</figure>', re.DOTALL)
 TABLE = re.compile(r'<script class="table" type="application/json" data-key="(\w+)">.*?</script>')
 CAPTION = re.compile(r"<figcaption[^>]*>(?P<caption>.*?)</figcaption>", re.DOTALL)

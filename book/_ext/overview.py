@@ -18,12 +18,12 @@ from packaging.requirements import Requirement
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from analysis_lib.book.parameters import read_notebook
+from analysis_book.build.parameters import read_notebook
+from analysis_book.figures import Table, code, cone, plain
+from analysis_book.training.recipes import RECIPES
+from analysis_book.training.settings import RUNS
 from analysis_lib.corpora.packages import data_directory
-from analysis_lib.figures import Table, code, cone, plain
 from analysis_lib.models import known_models, title
-from analysis_lib.training.recipes import RECIPES
-from analysis_lib.training.settings import RUNS
 
 CARD = """\
 ::::{{card}} {title}
@@ -34,6 +34,8 @@ CARD = """\
 {text}
 ::::
 """
+# What pip is asked for beside the library, to have the book.
+EXTRAS = ("adapters", "book", "cluster", "packages")
 PRETRAINED = "a {} of {num_hidden_layers} layers, {num_attention_heads} heads, width {hidden_size}, pretrained here"
 # Proper names of what is pretrained here.
 FAMILIES = {"bert": "BERT", "modernbert": "ModernBERT"}
@@ -145,14 +147,22 @@ class ExecutionStatus(SphinxDirective):
             rows.append((f"{{doc}}`{page}`", values or "none", *when))
         columns = ["notebook", "parameters", "seconds", "finished (UTC)", "key"]
         wanted = map(Requirement, importlib.metadata.requires("analysis_lib") or [])
-        names = [requirement.name for requirement in wanted if not requirement.marker]
+        names = sorted({requirement.name for requirement in wanted if _is_used(requirement)}, key=str.lower)
         versions = pd.DataFrame({"package": names, "version": map(importlib.metadata.version, names)})
         tables = (
             Table(pd.DataFrame(rows, columns=columns), "tab-status", "Executed notebooks", markup=columns[:2]),
-            Table(versions, "tab-versions", "Versions of the packages on which the library depends"),
+            Table(versions, "tab-versions", "Versions of the packages on which the library and the book depend"),
         )
         where = f"They ran on Python {platform.python_version()}, {platform.system()} on {platform.machine()}."
         return self.parse_text_to_nodes("\n\n".join([where, *(table._repr_markdown_() for table in tables)]))
+
+
+def _is_used(requirement: Requirement) -> bool:
+    """Whether the library or the book needs a package, and not the tests alone."""
+    if requirement.name == "analysis_lib":
+        return False
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in EXTRAS)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -17,17 +17,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis_book.figures.exploring import rows_of
+from analysis_book.papers import causes, cones, maruta, spikes
+from analysis_book.papers.fosse import directions, trials
+from analysis_book.papers.fosse.splits import splits
+from analysis_book.training import finetune
 from analysis_lib import Corpus, load_corpus, load_model, measure
-from analysis_lib.__main__ import main as command_line
+from analysis_lib.cli import main as command_line
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.exploring import rows_of
 from analysis_lib.files import Output
 from analysis_lib.measurement import grouped, shipped, shipping
 from analysis_lib.measurement.tables import save_tables
-from analysis_lib.papers import causes, cones, maruta, spikes
-from analysis_lib.papers.fosse import directions, trials
-from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.training import finetune
 
 HOME = Path(__file__).parent
 CORPORA_BESIDE = HOME.parents[2] / "shared" / "data"

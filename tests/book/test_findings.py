@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from notebooks import Drawn, figures, finding
 
-from analysis_lib.figures import Slider, cone, plain
+from analysis_book.figures import Slider, cone, plain
 
 PICTURE = {"image/png": base64.b64encode(b"png").decode()}
 

@@ -11,10 +11,10 @@ from ledger import Ledger
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from planted import shown
 
-from analysis_lib.book.ledger import NOT_RUN, ledger, outcomes
+from analysis_book.build.ledger import NOT_RUN, ledger, outcomes
+from analysis_book.papers import claims
+from analysis_book.papers.claims import FAILS, HOLDS, UNDECIDED, judged
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import claims
-from analysis_lib.papers.claims import FAILS, HOLDS, UNDECIDED, judged
 
 EARLY, MIDDLE, COSINE = "maruta-early-cls", "maruta-middle-sep", "godey-anisotropic-layer"
 

@@ -14,9 +14,9 @@ import tiny
 import torch
 from huggingface_hub import ModelCard
 
-from analysis_lib.book.front_page import changes, unusual
-from analysis_lib.book.reports import build_index, build_report
-from analysis_lib.measurement.geometry import as_table, beside_references
+from analysis_book.build.front_page import changes, unusual
+from analysis_book.build.reports import build_index, build_report
+from analysis_book.papers.geometry import as_table, beside_references
 
 ROOT = Path(__file__).resolve().parents[2]
 # In the path of all that the report is made of.

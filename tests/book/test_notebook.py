@@ -15,7 +15,7 @@ import pytest
 from planted_notebooks import alive, outputs, write
 from waiting import PATIENCE, wait_until
 
-from analysis_lib.book.notebook import execute, run_notebook
+from analysis_book.build.notebook import execute, run_notebook
 from analysis_lib.errors import AnalysisError
 
 
@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_the_previous_copy(tmp_path, monkeypatch):
         path.write_text("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("analysis_lib.book.notebook.nbformat.write", full)
+    monkeypatch.setattr("analysis_book.build.notebook.nbformat.write", full)
     with pytest.raises(AnalysisError, match=f"^{out.parent} cannot be written .No space left on device.: free some"):
         run_notebook(notebook, {}, out)
     assert [path.read_text() for path in out.parent.iterdir()] == [previous]
@@ -165,7 +165,7 @@ def test_no_kernel_outlives_its_run(tmp_path, end):
     pid = tmp_path / "pid"
     code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep({10 * PATIENCE})"
     notebook = write(tmp_path / "n.ipynb", code)
-    call = "import sys, pathlib; from analysis_lib.book import run_notebook as run; "
+    call = "import sys, pathlib; from analysis_book.build import run_notebook as run; "
     call += "run(pathlib.Path(sys.argv[1]), {}, pathlib.Path(sys.argv[2]))"
     out = tmp_path / "site" / "out.ipynb"
     run = subprocess.Popen([sys.executable, "-c", call, notebook, out], stderr=subprocess.DEVNULL)

@@ -21,7 +21,7 @@ from pypdfium2 import PdfDocument, PdfPage
 from pypdfium2.raw import FPDF_PAGEOBJ_FORM, FPDF_PAGEOBJ_IMAGE
 from waiting import PATIENCE
 
-from analysis_lib.papers import claims
+from analysis_book.papers import claims
 
 OWN = ("file:", "data:", "blob:")
 

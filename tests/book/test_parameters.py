@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from planted_notebooks import write
 
-from analysis_lib.book import listing
-from analysis_lib.book.listing import located
-from analysis_lib.book.notebook import run_notebook
-from analysis_lib.book.parameters import Parameter, coerce, notebook_parameters
+from analysis_book.build import listing
+from analysis_book.build.listing import located
+from analysis_book.build.notebook import run_notebook
+from analysis_book.build.parameters import Parameter, coerce, notebook_parameters
 from analysis_lib.errors import AnalysisError
 
 
@@ -105,9 +105,10 @@ def test_run_refuses_a_parameter_before_it_runs(tmp_path, given, complaint):
     assert not (tmp_path / "out.ipynb").exists()
 
 
-@pytest.mark.parametrize("home", ["book", "analysis_lib/notebooks"])
+@pytest.mark.parametrize("home", ["book", "notebooks"])
 def test_a_page_is_found_by_its_name_in_a_clone_or_installed(tmp_path, monkeypatch, home):
     monkeypatch.setattr(listing, "ROOT", tmp_path)
+    monkeypatch.setattr(listing, "PACKAGE", tmp_path)
     if home == "book":
         (tmp_path / "_toc.yml").write_text("")
     page = write(tmp_path / home / "part" / "one.ipynb")

@@ -9,8 +9,8 @@ import pytest
 import seaborn as sns
 from matplotlib.figure import Figure
 
-from analysis_lib import figures
-from analysis_lib.book.recording import _noting, drawn, of_frames
+from analysis_book import figures
+from analysis_book.build.recording import _noting, drawn, of_frames
 
 TABLE = pd.DataFrame({"x": [1, 2, 3], "y": [2.0, 4.0, 3.5], "model": list("aab")})
 

@@ -23,14 +23,14 @@ import transformers
 from planted import run_cells
 from planted_notebooks import faults, is_shown_by_jupyter_alone
 
+from analysis_book.build import notebook, reports, site
+from analysis_book.build.listing import located
+from analysis_book.build.parameters import notebook_parameters, read_notebook
+from analysis_book.build.reports import PAGES, build_index, build_report
+from analysis_book.papers.geometry import METRICS, headlines
 from analysis_lib import AnalysisError, Replace, load_corpus, load_model, measure
-from analysis_lib.book import notebook, reports, site
-from analysis_lib.book.listing import located
-from analysis_lib.book.parameters import notebook_parameters, read_notebook
-from analysis_lib.book.reports import PAGES, build_index, build_report
 from analysis_lib.files import SEAL
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.measurement.geometry import METRICS, headlines
 from analysis_lib.measurement.measuring import measure_sensible
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -325,7 +325,7 @@ def test_a_notebook_that_fails_is_named_as_a_page(models, lines, tmp_path, monke
 
 KILLED = """
 import os, sys
-from analysis_lib.book import notebook, reports
+from analysis_book.build import notebook, reports
 reports.build_book = lambda *a, **k: os.kill(os.getpid(), 9)
 reports.build_report(sys.argv[1:3], *sys.argv[3:])
 """
@@ -499,7 +499,7 @@ def test_pages_that_do_not_apply_are_left_out(architecture, without, with_, tiny
 
 def test_the_claims_can_be_asked_of_an_encoder_with_a_decoder(tiny_folder):
     """Whose attention to the encoder is a layer without hidden states."""
-    from analysis_lib.papers.godey.anisotropy import cosines, isotropic_excess
+    from analysis_book.papers.godey.anisotropy import cosines, isotropic_excess
 
     tables = measure_sensible(load_model(str(tiny_folder("t5"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
     assert tables.layers["width"].isna().any()
@@ -771,7 +771,7 @@ def test_figures_have_names_of_their_own():
 
 
 def test_the_page_among_others_has_the_references_of_its_kind_but_itself(tiny_folder):
-    from analysis_lib.measurement import references
+    from analysis_book.papers.geometry import references
 
     tables = measure_sensible(load_model(str(tiny_folder("bert"))), load_corpus([*tiny.TEXTS]), ["anisotropy"], False)
     assert {*references(tables)["model"]} == {"MiniLM", "MPNet", "SmolLM2"} or len({*references(tables)["model"]}) == 3

@@ -7,9 +7,9 @@ import nbformat
 import pytest
 import tiny
 
-from analysis_lib.book.sharing import parameters_to_share, to_share
+from analysis_book.build.sharing import parameters_to_share, to_share
+from analysis_book.figures.markup import plain
 from analysis_lib.corpora.sharing import data_name, data_to_share
-from analysis_lib.figures.markup import plain
 
 
 def test_parameters_name_models_runs_and_data_and_nothing_else_changes():

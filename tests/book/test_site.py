@@ -15,10 +15,10 @@ import pytest
 from planted_notebooks import alive, outputs, write
 from waiting import PATIENCE, wait_until
 
-from analysis_lib.book import notebook, site
-from analysis_lib.book.site import build_book
+from analysis_book.build import notebook, site
+from analysis_book.build.site import build_book
+from analysis_book.papers import claims
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers import claims
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = """\
@@ -50,7 +50,7 @@ display(Image(b64decode("{PICTURE}")))"""
 JUDGE = """\
 import pandas as pd
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import claims
+from analysis_book.papers import claims
 row = claims.judged("maruta-early-cls", Estimate(0.5, 0.4, 0.6, 20), "40 texts") | {"model": "MiniLM"}
 claims.show(pd.DataFrame([row]))"""
 
@@ -310,7 +310,7 @@ def test_all_failures_are_told_and_what_finished_is_kept(root):
 BUILD = """
 import sys
 from pathlib import Path
-from analysis_lib.book import site
+from analysis_book.build import site
 
 def pages(stage, target, log):
     target.mkdir()
@@ -383,7 +383,7 @@ def test_ctrl_c_keeps_what_finished_and_says_so(root):
     code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep({10 * PATIENCE})"
     write(root / "book" / "part" / "one.ipynb", code)
     before = state(root)
-    call = "import sys, pathlib; from analysis_lib.book import build_book; "
+    call = "import sys, pathlib; from analysis_book.build import build_book; "
     call += "build_book(root=pathlib.Path(sys.argv[1]))"
     run = subprocess.Popen([sys.executable, "-c", call, root], stderr=subprocess.PIPE, text=True, env=os.environ)
     wait_until(lambda: pid.exists() and pid.read_text(), run)

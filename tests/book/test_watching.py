@@ -8,7 +8,7 @@ import pytest
 from planted_notebooks import write
 from terminals import Terminal
 
-from analysis_lib.book import notebook, run_notebook, watching
+from analysis_book.build import notebook, run_notebook, watching
 
 
 @pytest.fixture

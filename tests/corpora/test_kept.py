@@ -14,13 +14,13 @@ import pandas as pd
 import pytest
 from waiting import wait_until
 
+from analysis_book.training.settings import RECIPES
 from analysis_lib import AnalysisError, Corpus, load_corpus, measure
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.objects import TextFile
 from analysis_lib.files import SEAL, Output
 from analysis_lib.measurement import execution
 from analysis_lib.measurement.tables import save_tables
-from analysis_lib.training.settings import RECIPES
 
 
 @pytest.fixture

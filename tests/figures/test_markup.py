@@ -11,8 +11,8 @@ from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
 from mdit_py_plugins.substitution import substitution_plugin
 
-from analysis_lib.figures import Markdown
-from analysis_lib.figures.markup import address, code, code_block, entities, plain
+from analysis_book.figures import Markdown
+from analysis_book.figures.markup import address, code, code_block, entities, plain
 
 # All that markdown, MyST and HTML give a meaning, with a few letters between.
 TEXTS = st.text("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~ \n1ax漢\u00e9")

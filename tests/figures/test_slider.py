@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from analysis_lib import figures
+from analysis_book import figures
 from analysis_lib.errors import AnalysisError
 
 HIDDEN = "display: none"

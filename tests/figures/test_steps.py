@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
-from analysis_lib import figures
+from analysis_book import figures
 
 STEPS = (0, 10, 1000)
 PAGE = "training/queries-and-keys"

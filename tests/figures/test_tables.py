@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis_lib import figures
+from analysis_book import figures
 
 
 def test_a_table_is_numbered_myst_and_plain_html():

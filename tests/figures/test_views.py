@@ -13,12 +13,13 @@ import tiny
 import torch
 from axe_playwright_python.sync_playwright import Axe
 
-from analysis_lib import AnalysisError, figures, load_corpus, load_model, measure
-from analysis_lib.figures import exploring
-from analysis_lib.figures import view as viewing
-from analysis_lib.figures.exploring import ARMS, NAMES, rows_of
-from analysis_lib.figures.view import COLOURS, SCRIPT, as_csv, short
-from analysis_lib.papers import maruta
+from analysis_book import figures
+from analysis_book.figures import exploring
+from analysis_book.figures import view as viewing
+from analysis_book.figures.exploring import ARMS, NAMES, rows_of
+from analysis_book.figures.view import COLOURS, SCRIPT, as_csv, short
+from analysis_book.papers import maruta
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 
 # What models may be called.
 ODD = "a \"b\" 'c' $x_1$ <b>&amp;</script> 模型"

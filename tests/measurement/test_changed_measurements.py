@@ -15,7 +15,7 @@ import yaml
 from safetensors.torch import save_file
 
 from analysis_lib import AnalysisError, LoadedModel, Replace, Tables, load_model, measure, metrics
-from analysis_lib.__main__ import main
+from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import interventions, measuring, shards
 
@@ -245,7 +245,7 @@ def test_values_of_a_wrong_type_are_one_line_each(tiny_folder, texts, tmp_path):
     """In a process of its own, where annotations are not enforced."""
     for place, content in enumerate(WRONG):
         (tmp_path / f"{place}.yml").write_text(f"{{{content}}}")
-    code = "import sys\nfrom analysis_lib.__main__ import main\nfor path in sys.argv[7:]:\n"
+    code = "import sys\nfrom analysis_lib.cli import main\nfor path in sys.argv[7:]:\n"
     code += "    assert main([*sys.argv[1:7], '--out', path + '-out', '--intervention', path]) == 1"
     given = ["measure", "--model", str(tiny_folder("bert")), "--data", str(texts), "--quiet"]
     paths = [str(tmp_path / f"{place}.yml") for place in range(len(WRONG))]

@@ -35,8 +35,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from waiting import PATIENCE, wait_until
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
-from analysis_lib.__main__ import main
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus, loading
 from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report
@@ -451,7 +451,7 @@ print(found[0].equals(found[1]), found[0]["count"].max() % 70)
 def test_a_metric_of_a_script_without_a_guard_is_measured_by_workers(tiny_folder, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, tmp_path / "script.py", tiny_folder("bert")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     found = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
     assert found.stdout.split() == ["True", "0.0"]
 

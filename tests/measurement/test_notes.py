@@ -5,6 +5,7 @@ import logging
 import pytest
 import tiny
 
+import analysis_book
 from analysis_lib import measure
 from analysis_lib.measurement import measuring
 from analysis_lib.progress import Once
@@ -24,6 +25,11 @@ def said() -> list[str]:
     logger.addHandler(reader)
     yield messages
     logger.removeHandler(reader)
+
+
+def test_what_the_book_says_is_heard_there_too(said):
+    logging.getLogger(f"{analysis_book.__name__}.training.runs").warning("note: one run")
+    assert said == ["note: one run"]
 
 
 def test_each_of_two_models_is_named(said, tmp_path):

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from analysis_book.papers import causes
+from analysis_book.papers.fosse import trials
+from analysis_book.papers.fosse.splits import splits
+from analysis_book.papers.godey.dynamics import METRICS, Dynamics
+from analysis_book.training import pretrain
+from analysis_book.training.runs import RUNS
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.measurement import shipped, shipping
-from analysis_lib.papers import causes
-from analysis_lib.papers.fosse import trials
-from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.papers.godey.dynamics import METRICS, Dynamics
-from analysis_lib.training import pretrain
-from analysis_lib.training.runs import RUNS
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-5}
 

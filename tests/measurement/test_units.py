@@ -7,12 +7,12 @@ import tiny
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis_book.papers.fosse.directions import class_vectors
 from analysis_lib import load_corpus, load_model, measure, measure_vectors
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.anisotropy import mean_pair_cosine
 from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.papers.fosse.directions import class_vectors
 
 
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60), st.integers(1, 20))

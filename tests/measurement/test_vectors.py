@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import save_file
 
 from analysis_lib import AnalysisError, load_model, measure, measure_vectors, metrics
-from analysis_lib.__main__ import main
 from analysis_lib.capture.given import GivenVectors, Part
+from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import shards
 from analysis_lib.metrics.accumulator import GROUPS

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,8 +13,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, AutoImageProcessor, AutoModel, AutoTokenizer, ByT5Tokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from analysis_lib.errors import AnalysisError
-from analysis_lib.models.architectures import (
+from analysis_book.architectures import (
     CharacterBertConfig,
     CharacterBertModel,
     CharacterBertTokenizer,
@@ -21,6 +22,7 @@ from analysis_lib.models.architectures import (
     VanConfig,
     VanModel,
 )
+from analysis_lib.errors import AnalysisError
 
 TEXTS = ["The cone of vectors points one way.", "Hi"]
 
@@ -476,3 +478,18 @@ def test_what_manta_cannot_read_is_said():
         model(**byte_inputs(model, ["x" * 80]))
     with pytest.raises(AnalysisError, match="pooling_kernel_size has a kernel of 4 bytes: give an odd number"):
         MantaModel(MantaConfig(**MANTA.to_dict() | {"pooling_kernel_size": 4}))
+
+
+PLUGGED_IN = """
+import sys
+from analysis_lib import load_model
+assert "analysis_book" not in sys.modules
+print(type(load_model(sys.argv[1]).model).__module__)
+"""
+
+
+@pytest.mark.parametrize("name", ["character_bert", "manta", "van"])
+def test_an_architecture_of_the_book_is_found_when_a_folder_asks_for_it(name, tiny_folder):
+    command = [sys.executable, "-c", PLUGGED_IN, tiny_folder(name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == f"analysis_book.architectures.{name}", done.stderr

@@ -16,6 +16,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch
 
+import analysis_book
 import analysis_lib
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.models.folders import file_hashes
@@ -244,7 +245,8 @@ def test_every_call_that_reads_a_folder_refuses_its_code():
     """Each ``from_pretrained`` of the library has ``trust_remote_code=False``, by name or as part of ``LOCALLY``."""
     assert analysis_lib.models.loading.LOCALLY == {"local_files_only": True, "trust_remote_code": False}
     found = []
-    for path in Path(analysis_lib.__file__).parent.rglob("*.py"):
+    homes = [Path(package.__file__).parent for package in (analysis_lib, analysis_book)]
+    for path in [path for home in homes for path in home.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
                 given = {keyword.arg or ast.unparse(keyword.value): keyword.value for keyword in node.keywords}

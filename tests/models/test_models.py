@@ -14,13 +14,13 @@ import torch
 import transformers
 from huggingface_hub import constants
 
+from analysis_book.training.recipes import RECIPES
 from analysis_lib import AnalysisError, LoadedModel, load_corpus, load_model, measure, models
 from analysis_lib.capture.projections import key_projection
 from analysis_lib.corpora import Corpus, hub
 from analysis_lib.models import TOKEN_TYPES, names
 from analysis_lib.models.loaded import LONGEST_TEXT
 from analysis_lib.models.names import MODELS, ModelName
-from analysis_lib.training.recipes import RECIPES
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

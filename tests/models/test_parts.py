@@ -13,7 +13,7 @@ import transformers
 from torch import special
 
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
-from analysis_lib.__main__ import main
+from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus
 from analysis_lib.corpora.media import Sound
 from analysis_lib.models.loading import revision_of

@@ -9,9 +9,9 @@ import tokenizers
 import transformers
 from tokenizers import models
 
+from analysis_book.architectures import CharacterBertTokenizer
 from analysis_lib import AnalysisError, load_corpus
 from analysis_lib.corpora.corpus import Pair
-from analysis_lib.models.architectures import CharacterBertTokenizer
 from analysis_lib.models.tokenization import LETTERS_PER_TOKEN, encoded
 
 KINDS = ("wordpiece", "bpe", "unigram")

@@ -6,16 +6,17 @@ import pkgutil
 
 import pytest
 
+import analysis_book
 import analysis_lib
 
-MODULES = sorted(
-    name
-    for _, name, _ in pkgutil.walk_packages(analysis_lib.__path__, "analysis_lib.")
-    if not name.endswith("__main__")
-)
+MODULES = ["analysis_lib", "analysis_book"]
+for package in (analysis_lib, analysis_book):
+    for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not name.endswith("__main__"):
+            MODULES.append(name)
 
 
-@pytest.mark.parametrize("name", ["analysis_lib", "copying", *MODULES])
+@pytest.mark.parametrize("name", ["copying", *MODULES])
 def test_examples(name, capsys):
     # The package's attribute `measure` is the function, so the module comes from the import system.
     results = doctest.testmod(importlib.import_module(name))

@@ -24,7 +24,21 @@ def pins() -> dict[str, Requirement]:
     return {canonicalize_name(pin.name): pin for pin in found}
 
 
-DIRECT = [Requirement(line).name for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]]
+EXTRAS = PROJECT["optional-dependencies"]
+# What is installed with the library, and with each of its extras; one extra may name others.
+WITH_EXTRAS = [*PROJECT["dependencies"]]
+for extra in ("adapters", "book", "cluster", "packages"):
+    WITH_EXTRAS += [line for line in EXTRAS[extra] if not line.startswith("analysis_lib[")]
+DIRECT = [Requirement(line).name for line in [*WITH_EXTRAS, *EXTRAS["test"]]]
+
+
+def test_the_library_alone_needs_thirteen_packages():
+    assert len(PROJECT["dependencies"]) == 13
+
+
+def test_an_extra_has_all_of_them():
+    (everything,) = EXTRAS["all"]
+    assert Requirement(everything).extras == EXTRAS.keys() - {"all", "lab", "test"}
 
 
 @pytest.mark.parametrize("name", DIRECT)
@@ -44,7 +58,7 @@ def test_constraints_are_exact_and_hold_for_all_that_is_installed():
 
 
 def test_jupyterlab_is_pinned():
-    (lab,) = PROJECT["optional-dependencies"]["lab"]
+    (lab,) = EXTRAS["lab"]
     assert canonicalize_name(lab) in pins()
 
 
@@ -56,7 +70,7 @@ def next_major_version(version: str) -> str:
     return f"{Version(version).major + 1}.0"
 
 
-@pytest.mark.parametrize("line", PROJECT["dependencies"])
+@pytest.mark.parametrize("line", WITH_EXTRAS)
 def test_the_next_major_version_of_a_dependency_is_left_out(line):
     dependency = Requirement(line)
     pinned = next(iter(pins()[canonicalize_name(dependency.name)].specifier)).version
@@ -69,26 +83,26 @@ def test_the_next_major_version_of_a_dependency_is_left_out(line):
 
 
 def test_jupyter_book_is_the_one_that_builds_the_site():
-    (dependency,) = [Requirement(line) for line in PROJECT["dependencies"] if line.startswith("jupyter-book")]
+    (dependency,) = [Requirement(line) for line in EXTRAS["book"] if line.startswith("jupyter-book")]
     assert dependency.specifier.contains("1.0.4.post1")
     assert not dependency.specifier.contains("2.1.7")
 
 
 def test_the_bounds_of_a_wheel_are_those_of_what_is_installed():
     """What pip says of an environment in which everything fits."""
-    for line in PROJECT["dependencies"]:
+    for line in WITH_EXTRAS:
         dependency = Requirement(line)
         assert dependency.specifier.contains(importlib.metadata.version(dependency.name)), line
 
 
 def test_what_only_tests_need_has_its_versions_in_the_constraints_alone():
-    for line in PROJECT["optional-dependencies"]["test"]:
+    for line in EXTRAS["test"]:
         assert not Requirement(line).specifier, line
 
 
 def test_conda_uses_the_same_files():
     pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
-    assert pip == ["-c constraints.txt", "-e .[test]"]
+    assert pip == ["-c constraints.txt", "-e .[all,test]"]
 
 
 def test_python_is_the_same_everywhere():

@@ -29,7 +29,7 @@ def python(wheel, tmp_path_factory) -> Path:
     pinned = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
     subprocess.run([*pip, *pinned], check=True)
     before = version(python, "torch")
-    subprocess.run([*pip, wheel], check=True)
+    subprocess.run([*pip, f"{wheel}[all]"], check=True)
     assert version(python, "torch") == before
     return python
 

@@ -39,23 +39,26 @@ def test_a_wheel_holds_the_whole_library_and_its_data(installed):
     def files(folder: Path, pattern: str) -> set[str]:
         return {str(path.relative_to(folder)) for path in folder.rglob(pattern) if path.is_file()}
 
-    library = {name for name in files(installed / "analysis_lib", "*.py") if not name.startswith("notebooks/")}
-    assert library == files(ROOT / "analysis_lib", "*.py")
+    assert files(installed / "analysis_lib", "*.py") == files(ROOT / "analysis_lib", "*.py")
+    of_book = ROOT / "book" / "analysis_book"
+    modules = {name for name in files(installed / "analysis_book", "*.py") if not name.startswith("notebooks/")}
+    assert modules == files(of_book, "*.py")
     for pattern in ("*.mplstyle", "views.*"):
-        assert files(installed / "analysis_lib", pattern) == files(ROOT / "analysis_lib", pattern) != set()
+        assert files(installed / "analysis_book", pattern) == files(of_book, pattern) != set()
     shipped = {name for name in files(ROOT / "data", "*") if not name.startswith("packages/")}
     # What says how the data are made belongs to a clone.
     shipped -= {"README.md", "measurements/record.py"}
     assert files(installed / "analysis_lib" / "data", "*") == shipped
-    pages = {name for name in files(ROOT / "book", "*.ipynb") if ".ipynb_checkpoints" not in name}
+    reports = files(of_book / "build" / "report", "*.ipynb")
+    assert files(installed / "analysis_book" / "build" / "report", "*.ipynb") == reports
+    pages = {name for name in files(ROOT / "book", "*.ipynb") if not name.startswith("analysis_book/")}
+    pages = {name for name in pages if ".ipynb_checkpoints" not in name}
     look = {"_config.yml", "status.md"}
     for folder in ("_ext", "_static", "_templates"):
         kept = (path for path in (ROOT / "book" / folder).iterdir() if path.suffix not in (".toml", ".pyc"))
         look |= {f"{folder}/{path.name}" for path in kept if path.is_file()}
-    there = files(installed / "analysis_lib" / "notebooks", "*")
+    there = files(installed / "analysis_book" / "notebooks", "*")
     assert {name for name in there if "__pycache__" not in name} == pages | look
-    reports = files(ROOT / "analysis_lib" / "book" / "report", "*.ipynb")
-    assert files(installed / "analysis_lib" / "book" / "report", "*.ipynb") == reports
 
 
 def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
@@ -75,7 +78,7 @@ def test_a_page_is_run_by_its_name_outside_a_clone(installed, tmp_path):
 
 STAGED = """
 import sys
-from analysis_lib.book import reports
+from analysis_book.build import reports
 
 def staged(*_, root, out):
     print(*sorted(path.name for path in [*root.iterdir(), *(root / "book").iterdir()]))
@@ -98,7 +101,7 @@ def test_a_report_has_all_that_it_is_made_of_outside_a_clone(installed, tiny_fol
 
 
 def test_the_command_is_installed(installed):
-    assert "analysis_lib.__main__ import main" in (installed / "bin" / "analysis-lib").read_text()
+    assert "analysis_lib.cli import main" in (installed / "bin" / "analysis-lib").read_text()
 
 
 def test_a_copied_cell_runs_outside_a_clone(installed, tmp_path):

@@ -11,13 +11,13 @@ import pandas as pd
 import pytest
 from planted import Planted, shown
 
+from analysis_book.figures.verdicts import claim_line
+from analysis_book.papers import claims
+from analysis_book.papers.claims import FAILS, HOLDS, NO_INTERVAL, NOT_APPLICABLE, UNDECIDED
 from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
-from analysis_lib.figures.verdicts import claim_line
 from analysis_lib.measurement import Ratio, Shipped, largest
 from analysis_lib.metrics.intervals import Estimate, least, seed_interval, share
-from analysis_lib.papers import claims
-from analysis_lib.papers.claims import FAILS, HOLDS, NO_INTERVAL, NOT_APPLICABLE, UNDECIDED
 
 # Planted, so that no edit of the book's claims changes what is tested here: their bounds are 0.2 and 0.
 COSINE, LEAD = "godey-cosine", "maruta-lead"

@@ -8,9 +8,9 @@ import pytest
 from conftest import SHARED
 from planted import Planted, run_cells
 
+from analysis_book.papers import claims, maruta
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.models import TOKEN_TYPES
-from analysis_lib.papers import claims, maruta
 
 CELLS = {
     "attention": ["def lead(", "statistics = {"],

@@ -7,8 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from analysis_lib.training import Pretraining, pretrain
-from analysis_lib.training.baselines import n_gram_losses
+from analysis_book.training import Pretraining, pretrain
+from analysis_book.training.baselines import n_gram_losses
 
 
 def losses(train, held_out, predicted, special, vocabulary) -> dict[str, float]:

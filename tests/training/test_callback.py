@@ -11,10 +11,10 @@ import tiny
 import torch
 import transformers
 
+from analysis_book.papers.godey import dynamics
+from analysis_book.training import GeometryCallback, checkpoints
+from analysis_book.training.runs import losses
 from analysis_lib import AnalysisError, measure
-from analysis_lib.papers.godey import dynamics
-from analysis_lib.training import GeometryCallback, checkpoints
-from analysis_lib.training.runs import losses
 
 TEXTS = ["the cat sat on the mat , and slept .", "a dog barked at it", "where is the other one ?"] * 4
 

@@ -21,11 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import PATIENCE
 
-from analysis_lib import AnalysisError, load_corpus, load_model, measure, training
+from analysis_book import training
+from analysis_book.training import Pretraining, loop, pretrain, pretraining, runs
+from analysis_book.training import settings as run_settings
+from analysis_book.training.pretraining import mask_tokens, spread
+from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.files import SEAL
-from analysis_lib.training import Pretraining, loop, pretrain, pretraining, runs
-from analysis_lib.training import settings as run_settings
-from analysis_lib.training.pretraining import mask_tokens, spread
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 # A process that shares what is imported starts in no time; a fresh one imports torch first.
@@ -716,7 +717,7 @@ def test_losses_that_are_none_are_one_line(content, run, copied):
 def test_checkpoints_of_different_sizes_are_refused(tmp_path):
     import tiny as models
 
-    from analysis_lib.papers.godey.dynamics import dynamics
+    from analysis_book.papers.godey.dynamics import dynamics
 
     models.save(tmp_path / "run" / "checkpoint-1", "bert")
     models.save(tmp_path / "run" / "checkpoint-2", "bert", num_hidden_layers=2)

@@ -20,11 +20,11 @@ import torch
 import transformers
 from waiting import wait_until
 
+from analysis_book.training import recipes, tasks
+from analysis_book.training.recipes import RECIPES, held_out_scores, model_identity, train, trained
 from analysis_lib import AnalysisError, Corpus, load_model
-from analysis_lib.__main__ import main
+from analysis_lib.cli import main
 from analysis_lib.corpora import packages
-from analysis_lib.training import recipes, tasks
-from analysis_lib.training.recipes import RECIPES, held_out_scores, model_identity, train, trained
 
 SENTENCES = [
     f"{who} {does} the {what} {where}."
@@ -293,7 +293,7 @@ def test_a_training_that_fails_leaves_nothing(home, monkeypatch):
 
 
 def test_a_killed_training_is_begun_anew(home, monkeypatch):
-    code = "from analysis_lib.training.recipes import trained; trained('digits-vit@steps=1000000')"
+    code = "from analysis_book.training.recipes import trained; trained('digits-vit@steps=1000000')"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     try:
         wait_until(lambda: list(home.glob("unfinished-digits-vit-*")), process)

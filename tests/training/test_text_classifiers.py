@@ -14,17 +14,14 @@ import tiny
 import torch
 import transformers
 
+from analysis_book.architectures import CharacterBertTokenizer
+from analysis_book.training import accuracy, finetune, loop, predict, self_attention, text_classifiers
+from analysis_book.training.wordpiece import word_pieces
 from analysis_lib import AnalysisError, load_corpus, load_model, measure
 from analysis_lib.corpora import Pair
 from analysis_lib.models import devices
-from analysis_lib.models.architectures import (
-    CharacterBertTokenizer,
-    SelfAttentionConfig,
-    SelfAttentionForSequenceClassification,
-)
+from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
 from analysis_lib.models.tokenization import encoded
-from analysis_lib.training import accuracy, finetune, loop, predict, self_attention, text_classifiers
-from analysis_lib.training.wordpiece import word_pieces
 
 GOOD = ("a warm and lovely film", "lovely from start to end", "warm , funny and lovely", "a funny , warm thing")
 BAD = ("a dull and tired film", "tired from start to end", "dull , loud and tired", "a loud , dull thing")

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis_book.training.wordpiece import SPECIAL, word_pieces
 from analysis_lib import AnalysisError, load_corpus
-from analysis_lib.training.wordpiece import SPECIAL, word_pieces
 
 
 def test_word_pieces_are_the_same_in_every_process():
     program = (
-        "from analysis_lib import load_corpus; from analysis_lib.training.wordpiece import word_pieces;"
+        "from analysis_lib import load_corpus; from analysis_book.training.wordpiece import word_pieces;"
         "pieces = word_pieces(load_corpus('news:sentences').texts[:1500], 2500).get_vocab();"
         "print(sorted(pieces, key=pieces.get))"
     )

@@ -8,11 +8,11 @@ import torch
 from planted import run_cells
 from sklearn.metrics import roc_auc_score
 
+from analysis_book.papers import causes, recorded
 from analysis_lib import load_model, measure
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.models import title
-from analysis_lib.papers import causes, recorded
 
 GROUPS = ["all", *map(str, range(4))]
 

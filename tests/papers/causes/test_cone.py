@@ -7,9 +7,9 @@ import tiny
 import torch
 from planted import run_cells
 
+from analysis_book.papers import cones
 from analysis_lib import Corpus, load_corpus, load_model, measure
 from analysis_lib.metrics.anisotropy import Anisotropy
-from analysis_lib.papers import cones
 
 CORPUS = Corpus("texts", tiny.TEXTS)
 

@@ -9,9 +9,9 @@ import transformers
 from planted import run_cells
 from torch.nn import functional
 
+from analysis_book.papers import spikes
+from analysis_book.training.recipes import RECIPES
 from analysis_lib import Corpus, load_corpus
-from analysis_lib.papers import spikes
-from analysis_lib.training.recipes import RECIPES
 
 CORPUS = Corpus("texts", tiny.TEXTS)
 

@@ -9,10 +9,10 @@ import tiny
 import torch
 from planted import run_cells
 
+from analysis_book.papers import spikes
 from analysis_lib import Corpus, load_corpus, load_model, measure
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import spikes
 
 CORPUS = Corpus("texts", tiny.TEXTS)
 NUMBERS = {("spike: mean", "weight"): 0.4, ("spike: mean", "loss"): 2.0, ("key: masked everywhere", "loss"): 0.05}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from planted import run_cells
 
+from analysis_book.papers.fosse.directions import attention_rows, cone, cosines, head_vectors, narrowing
 from analysis_lib import AnalysisError, load_model
-from analysis_lib.papers.fosse.directions import attention_rows, cone, cosines, head_vectors, narrowing
 from tests import tiny
 
 

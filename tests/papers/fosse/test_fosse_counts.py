@@ -6,12 +6,12 @@ import pytest
 import torch
 from planted import run_cells
 
+from analysis_book.papers.claims import NO_INTERVAL
+from analysis_book.papers.fosse.splits import largest_classes
+from analysis_book.training import self_attention
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.claims import NO_INTERVAL
-from analysis_lib.papers.fosse.splits import largest_classes
-from analysis_lib.training import self_attention
 
 
 def test_nothing_is_learned_below_a_norm_of_width_two():
@@ -96,8 +96,8 @@ def words(monkeypatch, tmp_path):
 
     corpora = load(96), load(48), load(48)
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path))
-    monkeypatch.setattr("analysis_lib.papers.fosse.splits.splits", lambda data: corpora)
-    trained = "analysis_lib.training.self_attention"
+    monkeypatch.setattr("analysis_book.papers.fosse.splits.splits", lambda data: corpora)
+    trained = "analysis_book.training.self_attention"
     monkeypatch.setattr(trained, lambda *texts, **rest: self_attention(*texts, **{**rest, **SETTINGS}), raising=False)
     return corpora
 

@@ -9,11 +9,8 @@ import torch
 from planted import run_cells
 from sklearn.metrics import roc_auc_score
 
-from analysis_lib import AnalysisError, load_model
-from analysis_lib.corpora import Corpus
-from analysis_lib.metrics.intervals import jackknife_interval
-from analysis_lib.papers.fosse import directions
-from analysis_lib.papers.fosse.directions import (
+from analysis_book.papers.fosse import directions
+from analysis_book.papers.fosse.directions import (
     areas,
     class_vectors,
     cosines,
@@ -24,6 +21,9 @@ from analysis_lib.papers.fosse.directions import (
     over_texts,
     to_representatives,
 )
+from analysis_lib import AnalysisError, load_model
+from analysis_lib.corpora import Corpus
+from analysis_lib.metrics.intervals import jackknife_interval
 from tests import tiny
 
 

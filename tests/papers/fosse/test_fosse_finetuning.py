@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
+from analysis_book.papers import claims
+from analysis_book.papers.fosse import directions, finetuning
 from analysis_lib.corpora import Corpus
 from analysis_lib.metrics.intervals import Estimate, seed_and_unit_interval
-from analysis_lib.papers import claims
-from analysis_lib.papers.fosse import directions, finetuning
 
 
 def corpus(size: int) -> Corpus:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
-from analysis_lib.papers.claims import FAILS, HOLDS, NO_INTERVAL, NOT_APPLICABLE, UNDECIDED
-from analysis_lib.papers.fosse import directions, trials
+from analysis_book.papers.claims import FAILS, HOLDS, NO_INTERVAL, NOT_APPLICABLE, UNDECIDED
+from analysis_book.papers.fosse import directions, trials
 
 SEEDS = (0, 1, 2, 3, 4)
 

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
+from analysis_book.papers import claims
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import shipping
 from analysis_lib.measurement.tables import Report, Tables
-from analysis_lib.papers import claims
 
 # The numbers of section 3, and straight lines between them.
 PRETRAINED = np.append(np.linspace(0.12, 0.42, 12), 0.41)

@@ -8,12 +8,12 @@ import transformers
 from planted import run_cells
 from scipy import stats
 
+from analysis_book.papers.fosse import tokens
+from analysis_book.training import self_attention
+from analysis_book.training.wordpiece import word_pieces
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import Corpus
 from analysis_lib.models.architectures import SelfAttentionConfig, SelfAttentionForSequenceClassification
-from analysis_lib.papers.fosse import tokens
-from analysis_lib.training import self_attention
-from analysis_lib.training.wordpiece import word_pieces
 
 TEXTS = ("a warm film", "a lovely thing indeed", "warm and lovely and warm", "a dull film", "a tired thing", "dull")
 LABELS = (0, 0, 0, 1, 1, 1)

@@ -6,13 +6,13 @@ from collections import Counter
 import pandas as pd
 import pytest
 
+from analysis_book.papers.fosse import trials as runs
+from analysis_book.papers.fosse.splits import splits
+from analysis_book.papers.fosse.trials import VARIANTS, record, recorded, trials
+from analysis_book.training import accuracy, predict, self_attention
 from analysis_lib import AnalysisError, load_model, measure
 from analysis_lib.corpora import Corpus, title
 from analysis_lib.measurement import shipping
-from analysis_lib.papers.fosse import trials as runs
-from analysis_lib.papers.fosse.splits import splits
-from analysis_lib.papers.fosse.trials import VARIANTS, record, recorded, trials
-from analysis_lib.training import accuracy, predict, self_attention
 
 TEXTS = ("a warm film", "a lovely thing", "warm and lovely", "a dull film", "a tired thing", "dull and tired")
 
@@ -93,7 +93,7 @@ def test_a_class_that_only_the_test_split_has_is_refused_before_training(monkeyp
     few = Corpus("few", list(TEXTS[:4]), labels=[0, 0, 1, 1], classes=["fresh", "rotten"])
     more = Corpus("more", list(TEXTS), labels=[0, 0, 1, 1, 2, 2], classes=["fresh", "plot", "rotten"])
     monkeypatch.setattr(
-        "analysis_lib.papers.fosse.splits.load_corpus", lambda spec: more if spec.endswith("test") else few
+        "analysis_book.papers.fosse.splits.load_corpus", lambda spec: more if spec.endswith("test") else few
     )
     with pytest.raises(AnalysisError, match="x:test has the class plot, which x lacks"):
         splits("x")

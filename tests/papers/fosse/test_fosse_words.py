@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
+from analysis_book.papers.fosse.directions import cosines
 from analysis_lib.corpora import Corpus
-from analysis_lib.papers.fosse.directions import cosines
 
 PAGE = "classification/words"
 
@@ -16,7 +16,7 @@ def test_examples_are_the_nearest_and_farthest_and_never_the_representative(monk
     vectors, labels = np.stack([np.cos(angles), np.sin(angles)], 1), np.array([0, 0, 0, 1, 1, 1])
     names = {"labels": labels, "classes": np.array(["a", "b"]), "folders": [""], "display": lambda _: None}
     names |= {"trained": [(cosines(vectors), np.arange(6) == 0)], "test": Corpus("texts", [*"012345"])}
-    monkeypatch.setattr("analysis_lib.papers.fosse.directions.predicted", lambda *_: np.array([*"abaabb"]))
+    monkeypatch.setattr("analysis_book.papers.fosse.directions.predicted", lambda *_: np.array([*"abaabb"]))
     names["trained"][0][1][5] = True
     found = run_cells(PAGE, "draw_representatives", "tbl-examples", **names)["examples"]
     assert found["which"].tolist() == ["itself", "nearest", "farthest", "nearest other", "median other"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from analysis_book.papers.fosse.splits import splits
 from analysis_lib import AnalysisError, load_corpus
-from analysis_lib.papers.fosse.splits import splits
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from planted import run_cells
 from planted_run import HEADS, LAYERS, STEPS, WIDTH, planted, thirds_apart
 
-from analysis_lib.papers.godey import alignment
-from analysis_lib.papers.godey.dynamics import Dynamics
+from analysis_book.papers.godey import alignment
+from analysis_book.papers.godey.dynamics import Dynamics
 
 
 @pytest.mark.parametrize("width", [2, 16, 64])

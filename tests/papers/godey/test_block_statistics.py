@@ -6,10 +6,10 @@ import pandas as pd
 import pytest
 from planted import run_cells
 
+from analysis_book.papers import claims
+from analysis_book.papers.godey import untrained_block
+from analysis_book.papers.godey.untrained_block import DRAW_COLUMNS
 from analysis_lib.metrics.intervals import seed_interval, share
-from analysis_lib.papers import claims
-from analysis_lib.papers.godey import untrained_block
-from analysis_lib.papers.godey.untrained_block import DRAW_COLUMNS
 
 
 def test_over_seeds_averages_heads_first_and_gives_students_interval():

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from planted import run_cells
 from planted_run import WIDTH, planted, thirds_apart
 
+from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
+from analysis_book.papers.godey.directions import projections, shared_drift, singular_directions
+from analysis_book.papers.godey.dynamics import Dynamics
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey.alignment import chance_band, chance_dimensions
-from analysis_lib.papers.godey.directions import projections, shared_drift, singular_directions
-from analysis_lib.papers.godey.dynamics import Dynamics
 
 DIMENSIONS = [str(dimension) for dimension in range(WIDTH)]
 

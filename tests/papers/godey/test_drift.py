@@ -9,8 +9,8 @@ import torch
 from planted import Planted, run_cells
 from scipy import stats
 
+from analysis_book.papers.godey.anisotropy import Centred, cosines, drift_correlation, without_mean_of_others
 from analysis_lib import AnalysisError, Comparison, Corpus, load_model, measure
-from analysis_lib.papers.godey.anisotropy import Centred, cosines, drift_correlation, without_mean_of_others
 
 
 def layers(model: str, norms: list[float], cosines: list[float]) -> pd.DataFrame:

@@ -16,13 +16,13 @@ import transformers
 from huggingface_hub import constants
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from analysis_book.papers.godey import dynamics as module
+from analysis_book.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
+from analysis_book.papers.godey.several_runs import load_runs
+from analysis_book.training import Pretraining, checkpoints, pretrain, pretraining, runs
+from analysis_book.training import settings as run_settings
 from analysis_lib import AnalysisError, Corpus, load_corpus, load_model, metrics
 from analysis_lib.corpora import data_identity, hub, packages
-from analysis_lib.papers.godey import dynamics as module
-from analysis_lib.papers.godey.dynamics import Dynamics, dynamics, heads_shown, sample_vectors
-from analysis_lib.papers.godey.several_runs import load_runs
-from analysis_lib.training import Pretraining, checkpoints, pretrain, pretraining, runs
-from analysis_lib.training import settings as run_settings
 
 SHIPPED = packages.data_directory() / "measurements"
 

@@ -10,13 +10,13 @@ from PIL import Image
 from planted import Planted, run_cells
 from sklearn.metrics.pairwise import cosine_similarity
 
+from analysis_book.papers import claims
+from analysis_book.papers.godey.anisotropy import curves, isotropic_excess
+from analysis_book.papers.godey.batch_norm import around_batch_norm
 from analysis_lib import load_corpus, load_model
 from analysis_lib.measurement import Comparison, largest, shipped
 from analysis_lib.metrics.anisotropy import isotropic_cosine_quantile
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.papers import claims
-from analysis_lib.papers.godey.anisotropy import curves, isotropic_excess
-from analysis_lib.papers.godey.batch_norm import around_batch_norm
 
 
 def hidden(*cosines: float, reach: float = 0.01) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from planted_run import LAYERS, STEPS, planted, thirds_apart
 
-from analysis_lib.papers.godey import half_way
+from analysis_book.papers.godey import half_way
 
 
 def test_the_quantities_are_those_of_the_attention_layers():

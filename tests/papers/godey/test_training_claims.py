@@ -5,7 +5,7 @@ import pytest
 from planted import run_cells
 from planted_run import planted, thirds_apart
 
-from analysis_lib.papers.godey.dynamics import Dynamics
+from analysis_book.papers.godey.dynamics import Dynamics
 
 SEEDS = (0, 1, 2, 3, 4)
 

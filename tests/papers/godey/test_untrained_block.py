@@ -10,8 +10,8 @@ import torch
 from planted import run_cells
 from torch.nn import functional
 
+from analysis_book.papers.godey import untrained_block
 from analysis_lib.errors import AnalysisError
-from analysis_lib.papers.godey import untrained_block
 
 TINY = {"sequences": 3, "length": 8, "vocabulary": 50, "width": 32, "heads": 2}
 HEADS, HEAD_WIDTH = 2, 16

@@ -1,0 +1,543 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command line, ``analysis-lib COMMAND``: measure, compare, and list what is known.
+
+Another package adds commands by an entry point of the group ``analysis_lib.commands``: a function that is called with
+what adds one, :meth:`Commands.add`.
+"""
+
+import argparse
+import ast
+import errno
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
+from importlib.metadata import entry_points
+from os.path import expanduser
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from analysis_lib import __version__
+from analysis_lib.errors import (
+    BEGINS_ANEW,
+    AnalysisError,
+    decimal_number,
+    one_line,
+    require_extra,
+    whole_number,
+)
+from analysis_lib.progress import Once
+
+if TYPE_CHECKING:
+    from analysis_lib import Tables
+    from analysis_lib.files import Output
+
+STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
+METRICS = (
+    "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
+    "dimension_means outlier_dimensions score_contributions score_terms isotropy cosine_by_dimension "
+    "attention_received token_norms spike_dimensions output_change next_token_loss masked_token_loss"
+)
+
+# The options of `measure` that make sense of vectors.
+OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; the exit status is 0 only if everything asked for is there."""
+    parser = _parser()
+    # It completes names where it is installed; without it, nothing else is missing.
+    with suppress(ImportError):
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    return carry_out(parser.parse_args(arguments))
+
+
+def carry_out(options: argparse.Namespace) -> int:
+    """Run the command, and say in one line what keeps it from its end."""
+    status = 1
+    for stream in (sys.stdout, sys.stderr):
+        # What a terminal has no letters for is written in numbers.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere if options.quiet else sys.stderr), _notes():
+            _refuse_empty(options)
+            if options.requires:
+                require_extra(*options.requires)
+            options.command(options)
+        status = 0
+        if sys.stdout:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Only the reader of the output, such as `head`, has gone; Python would complain of it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt as error:
+        # Whoever knows what is kept says so.
+        print(str(error) or options.interrupted, file=sys.stderr)
+        status = 130
+    except Exception as error:
+        if options.debug:
+            raise
+        if isinstance(error, OSError) and not error.filename and error.errno in (errno.ENOSPC, errno.EIO):
+            error = AnalysisError(f"standard output cannot be written ({error.strerror}): give another one")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(one_line(error), file=sys.stderr)
+    return status
+
+
+def _refuse_empty(options: argparse.Namespace) -> None:
+    """Refuse an option whose value is empty, as is a variable of the shell that is not set."""
+    for name, value in vars(options).items():
+        if isinstance(value, str) and not value.strip():
+            raise AnalysisError(f"--{name.replace('_', '-')} is empty: give a value, or leave it out")
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """What the library has to say goes to standard error, once, whatever other libraries do with their logs."""
+    logger, handler = logging.getLogger("analysis_lib"), logging.StreamHandler(sys.stderr)
+    handler.addFilter(Once())
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose errors are one line, as are all others."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {AnalysisError(message)} (see `{self.prog} --help`)\n")
+
+
+class _Help(argparse.HelpFormatter):
+    """Wraps what a command does, and leaves the lines of its examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class Instead(argparse.Action):
+    """An option in the place of some that would be required, and of most others, whose defaults it keeps."""
+
+    def __call__(self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: str, *_: object) -> None:
+        setattr(options, self.dest, value)
+        options.defaults = {action.dest: action.default for action in parser._actions}
+        for action in parser._actions:
+            action.required &= action.dest not in ("model", "data")
+
+
+def whole(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number, such as 100") from None
+
+
+def decimal(text: str) -> float:
+    try:
+        return decimal_number(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 0.001") from None
+
+
+def folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("give the name of a folder")
+    if (path := expanduser(text)).startswith("~"):
+        raise argparse.ArgumentTypeError(f"there is no home folder {text.partition('/')[0]}")
+    return Path(path)
+
+
+# Options that several commands have.
+DEVICE = {"help": "torch device; by default a GPU where there is one"}
+WORKERS = {"type": whole, "default": 1, "help": "processes on this machine (default 1)"}
+
+
+class Commands:
+    """The commands of the command line; each is added with its options."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self._common = argparse.ArgumentParser(add_help=False)
+        self._common.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+        self._common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        self,
+        name: str,
+        function: Callable[[argparse.Namespace], None],
+        words: str,
+        more: str = "",
+        *examples: str,
+        interrupted: str = "interrupted",
+        requires: tuple[str, ...] = (),
+    ) -> Callable[..., argparse.Action]:
+        """Add a command; returns what adds its options, as ``add_argument`` of argparse.
+
+        Args:
+            words: what it does; more, and examples of its arguments, are for its own help.
+            interrupted: what a Ctrl-C says, unless it is known better where the work is done.
+            requires: an extra and the modules that it brings, as ``require_extra`` takes them.
+        """
+        shown = [f"  analysis-lib {name} {example}".rstrip() for example in examples or ("",)]
+        parser = self._parsers.add_parser(
+            name,
+            parents=[self._common],
+            help=words,
+            description=f"{words[0].upper()}{words[1:]}. {more}",
+            epilog="\n".join(["example:" if len(shown) == 1 else "examples:", *shown]),
+            formatter_class=_Help,
+        )
+        parser.set_defaults(command=function, interrupted=interrupted, requires=requires)
+        return parser.add_argument
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="analysis-lib",
+        description="Measure the geometry of self-attention, and build the book about it.",
+    )
+    parser.add_argument("--version", action="version", version=f"analysis_lib {__version__}")
+    commands = Commands(parser)
+    command = commands.add
+
+    def add_measurement(metrics: str) -> None:
+        """What `measure` and `compare` have in common; metrics are those by default."""
+        known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
+        add("--data", required=True, type=expanduser, help=known).completer = known_names
+        known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
+        add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
+        add("--limit", type=whole, help="measure at most this many items, drawn at random")
+        add("--seed", type=whole, help="with which they are drawn (default 0)")
+        add("--first", action="store_true", help="take the first --limit items instead of drawing them")
+        add("--units", help="column of what each text is a part of, such as its document: intervals are over these")
+        add("--out", required=True, type=folder, help="folder for the tables and run.json")
+        add("--format", choices=("parquet", "csv"), default="parquet", help="of the tables (default parquet)")
+        add("--dtype", help="float32 (default), float64, bfloat16 or float16")
+        add(
+            "--tokenizer",
+            type=expanduser,
+            help="a name or folder to read the tokenizer from, where it is not the model's",
+        )
+        add("--long-texts", default="cut", help="cut (default) long texts, or read them in windows (window)")
+        add(
+            "--tokens", default="all", help="all (default), or those below a multiple of the median norm, as 'norm<10x'"
+        )
+        add("--special-tokens", default="keep", help="keep (default) or drop [CLS] and [SEP] as vectors and queries")
+        add("--intervention", type=Path, metavar="FILE", help="YAML that says what is changed in the model on the way")
+
+    add = command(
+        "measure",
+        _measure,
+        "measure a model on a corpus, as Parquet tables",
+        "Every metric that the model and the corpus can have is measured in one pass; a table is a file, and run.json "
+        "says what made them. What was measured before is found again.",
+        "--model minilm --data wikipedia --limit 100 --out results/minilm",
+        "--model path/to/model --data reviews.csv:text --format csv --out results/mine",
+        interrupted=BEGINS_ANEW,
+    )
+    known = "a name listed by `models`, a Hub id, or a folder"
+    add("--model", required=True, type=expanduser, help=known).completer = known_names
+    given = "a folder of vectors (safetensors, npy, npz) that are measured instead of those of --model on --data"
+    add("--vectors", type=expanduser, action=Instead, help=given)
+    add_measurement("all")
+    add("--workers", **WORKERS)
+    add("--scheduler", help="a Dask cluster instead of --workers: tcp://HOST:PORT")
+    idle = "seconds after which a cluster none of whose workers works is given up (default 60)"
+    add("--worker-timeout", type=decimal, help=idle)
+    add("--revision", help="commit, branch or tag of a Hub model")
+    add("--device", **DEVICE)
+    add("--device-map", help="auto: over the GPUs; what they cannot hold lies in memory, and then on disk, until used")
+    add("--maps", default="flatten", help="vectors of a convolutional network: maps (flatten, default), or positions")
+    add("--tokens-per-batch", type=whole, default=2048, help="default 2048")
+
+    add = command(
+        "compare",
+        _compare,
+        "measure models side by side, each with its untrained twins",
+        "A table has the rows of all models; NAME_difference has what each has more than the first one, with intervals "
+        "paired over texts.",
+        "minilm smollm2-135m --data wikipedia --limit 100 --out results/both",
+        interrupted=BEGINS_ANEW,
+    )
+    add("models", nargs="+", metavar="MODEL", help="as --model of `measure`").completer = known_names
+    add_measurement("anisotropy")
+    add(
+        "--twins",
+        type=whole,
+        default=1,
+        help="untrained twins of each model, with other random weights (default 1)",
+    )
+    add("--workers", **WORKERS)
+    add("--device", **DEVICE)
+
+    add = command(
+        "cache",
+        _cache,
+        "say what is kept on disk, and clear it",
+        "The packages that carry models and corpora stay.",
+        "",
+        "--clear measurements",
+    )
+    add("--clear", choices=tuple(STORES), help="remove all of this; it is made again when it is needed")
+    command("metrics", _metrics, "list the metrics", "Their names are what --metrics takes, separated by commas.")
+    command("models", _models, "list the models known by name", "They are what --model takes.")
+    command("datasets", _datasets, "list the corpora known by name", "They are what --data takes.")
+    for point in entry_points(group="analysis_lib.commands"):
+        point.load()(commands)
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> None:
+    # Imported here: torch takes seconds to load, and `--help` and a misspelt option should be answered at once.
+    from analysis_lib import load_corpus, load_model, measure, measure_vectors
+    from analysis_lib.capture.inputs import Settings
+    from analysis_lib.measurement.measuring import refuse_senseless
+    from analysis_lib.measurement.tables import table_files
+    from analysis_lib.metrics import resolve
+    from analysis_lib.models.loading import checked_options
+
+    if options.scheduler and options.workers != 1:
+        raise AnalysisError("--workers and --scheduler exclude each other: give one of them")
+    if options.scheduler:
+        require_extra("cluster", "distributed")
+    elif options.worker_timeout is not None:
+        raise AnalysisError("--worker-timeout is of a cluster: give --scheduler, or leave it out")
+    if options.device_map is not None and options.device is not None:
+        raise AnalysisError("--device and --device-map exclude each other: give one of them")
+    # What is misspelt, and a folder that is not ours, are refused before anything is loaded.
+    output = _output_of_measure(options)
+    output.check(table_files([metric.name for metric in resolve(options.metrics)], output.last, options.format))
+    if options.vectors is not None:
+        refuse_others(options, OF_VECTORS, "--vectors are measured as they are")
+        with sole_writer(output):
+            found = measure_vectors(
+                options.vectors, metrics=options.metrics, workers=options.workers, checkpoints=options.out
+            )
+            _save(found, output, options.format)
+        return
+    dtype = model_dtype(options, [options.model])
+    checked_options(dtype, options.device, options.device_map)
+    settings = _settings(options) | {"maps": options.maps, "tokens_per_batch": options.tokens_per_batch}
+    draw = _draw(options)
+    corpus = load_corpus(options.data, **draw, units=options.units)
+    refuse_senseless(options.model, corpus, options.metrics, Settings(**settings), options.workers)
+    with sole_writer(output):
+        given = {name: getattr(options, name) for name in ("revision", "device", "device_map")}
+        work = {"workers": options.workers, "scheduler": options.scheduler}
+        if options.worker_timeout is not None:
+            work["worker_timeout"] = options.worker_timeout
+        model = load_model(options.model, processor=options.tokenizer, dtype=dtype, **given)
+        tables = measure(model, corpus, options.metrics, checkpoints=options.out, **settings, **work)
+        tables.run.update(draw)
+        _save(tables, output, options.format)
+
+
+def _output_of_measure(options: argparse.Namespace) -> "Output":
+    """The folder of the tables, known by what is measured: the model and what is changed in it, and the texts."""
+    from analysis_lib.files import Output
+
+    if options.vectors is not None:
+        inputs = [options.vectors]
+    else:
+        inputs = [options.model, options.data]
+        inputs += [given for given in (options.revision, options.intervention) if given is not None]
+    return Output(options.out, "measure", tuple(map(str, inputs)), "run.json")
+
+
+def refuse_others(options: argparse.Namespace, kept: set[str], reason: str) -> None:
+    """Refuse the options that an option of :class:`Instead` leaves without an effect."""
+    for name, default in options.defaults.items():
+        if name not in kept and getattr(options, name, default) != default:
+            called = "the models" if name == "models" else f"--{name.replace('_', '-')}"
+            raise AnalysisError(f"{reason}: leave {called} out")
+
+
+def model_dtype(options: argparse.Namespace, models: list[str]) -> str:
+    """The precision of the models that do not name their own; one that no model takes is refused."""
+    from analysis_lib.models import ModelName
+
+    dtypes = [ModelName.parse(name).dtype for name in models]
+    if options.dtype is not None and all(own not in (None, options.dtype) for own in dtypes):
+        raise AnalysisError(f"every model names its own dtype, as {models[0]} does: leave --dtype out")
+    return options.dtype or "float32"
+
+
+def _draw(options: argparse.Namespace) -> dict[str, int | None]:
+    """Which items are measured, as ``load_corpus`` takes it: without a seed, the first."""
+    if options.first and options.seed is not None:
+        raise AnalysisError("--first and --seed exclude each other: give one of them")
+    if options.limit is None:
+        for name, draws in (("--first", options.first), ("--seed", options.seed)):
+            if draws:
+                raise AnalysisError(f"{name} says which items --limit keeps: give --limit, or leave it out")
+    seed = None if options.first else options.seed or 0
+    return {"limit": options.limit, "seed": seed}
+
+
+def say(line: str) -> None:
+    """Say what is done; that nobody reads it any more does not undo it."""
+    with suppress(BrokenPipeError):
+        print(line)
+
+
+def _save(tables: "Tables", output: "Output", form: str) -> None:
+    from analysis_lib.measurement.tables import save_tables
+
+    save_tables(tables, output, tables.run, form)
+    with suppress(OSError):
+        tables.checkpoints.unlink()
+    report = tables.report
+    read = f"{count(report.tokens, 'token')} in {count(report.utterances, 'utterance')}"
+    say(f"wrote {count(len(tables), 'table')} of {read} to {output.folder}")
+
+
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    """How texts are read, and what is changed in the model on the way, as ``measure`` takes it."""
+    if options.special_tokens not in ("keep", "drop"):
+        raise AnalysisError(f"--special-tokens is {options.special_tokens!r}: give keep or drop")
+    return {
+        "special_tokens": options.special_tokens == "keep",
+        "long_texts": options.long_texts,
+        "tokens": options.tokens,
+        "intervention": _intervention(options.intervention),
+    }
+
+
+def _intervention(path: Path | None) -> object:
+    """What a file says of a change, or of several."""
+    if path is None:
+        return None
+    from analysis_lib.capture.interventions import interventions
+    from analysis_lib.corpora import packages
+
+    wanted = "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
+    found = packages.read_yaml(path, wanted)
+    if not found:
+        raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
+    try:
+        changes = interventions(found)
+    except AnalysisError as error:
+        raise AnalysisError(f"{path}: {error}") from error
+    if not changes:
+        raise AnalysisError(f"{path} changes nothing: give layers, tokens and dimensions that are changed")
+    return changes
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from analysis_lib import compare
+    from analysis_lib.files import Output
+    from analysis_lib.measurement.tables import save_tables, table_files
+    from analysis_lib.metrics import resolve
+
+    names = [metric.name for metric in resolve(options.metrics)]
+    names += [f"{name}_difference" for name in names]
+    inputs = [*options.models, options.data]
+    if options.intervention is not None:
+        inputs.append(str(options.intervention))
+    output = Output(options.out, "compare", tuple(inputs), "run.json")
+    output.check(table_files(names, output.last, options.format))
+    settings = _settings(options)
+    draw = _draw(options)
+    settings |= draw | {name: getattr(options, name) for name in ("units", "twins", "tokenizer")}
+    settings["dtype"] = model_dtype(options, options.models)
+    settings |= {"workers": options.workers, "device": options.device}
+    with sole_writer(output):
+        found = compare({options.data: options.models}, options.metrics, **settings)
+        runs = [{"twin": twin, **tables.run} for (_, twin), tables in found.runs.items()]
+        differences = {f"{name}_difference": found.differences(name) for name in found}
+        tables = {**found, **{name: table for name, table in differences.items() if len(table)}}
+        save_tables(tables, output, draw | {"runs": runs}, options.format)
+    say(f"wrote {count(len(tables), 'table')} of {count(len(options.models), 'model')} to {options.out}")
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def _metrics(options: argparse.Namespace) -> None:
+    # Read and not imported: torch takes seconds.
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.glob("metrics/*.py"))
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    said = {}
+    for found in classes:
+        match [node.value.value for node in found.body if ast.unparse(node).startswith("name = ")]:
+            case [name]:
+                said[name] = ast.get_docstring(found).splitlines()[0]
+    print_names({name: said[name] for name in METRICS.split()})
+
+
+def _cache(options: argparse.Namespace) -> None:
+    from analysis_lib.corpora import packages
+
+    for name, words in STORES.items():
+        home = packages.package_directory() / name
+        kept = [*home.glob("*")]
+        size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
+        print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
+        if options.clear == name and home.is_dir():
+            left = packages.cleared(name)
+            print(f"cleared {name}{', but for what is not ours: ' if left else ''}{', '.join(left)}")
+    print(f"in {packages.package_directory()}")
+
+
+def _models(options: argparse.Namespace) -> None:
+    from analysis_lib.models import known_models
+
+    print_names(known_models())
+    print("or a Hub id (owner/name), or a folder of save_pretrained; NAME:untrained is the same model, untrained")
+
+
+def _datasets(options: argparse.Namespace) -> None:
+    from analysis_lib.corpora import known_corpora
+
+    print_names(known_corpora())
+    print("or file.csv:COLUMN, a text file with one utterance per line, or a folder of images or sounds")
+
+
+def known_names(parsed_args: argparse.Namespace, action: argparse.Action, **_: object) -> list[str]:
+    """What completes a name on the command line."""
+    from analysis_lib.corpora import known_corpora
+    from analysis_lib.models import known_models
+
+    return [name.partition(":")[0] for name in (known_corpora() if action.dest == "data" else known_models())]
+
+
+def print_names(names: dict[str, str]) -> None:
+    width = max(map(len, names))
+    for name, description in names.items():
+        print(f"{name:{width}}  {description}")
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Refuse, before hours of work, a folder that cannot be written; one that was made for nothing goes again."""
+    # Not Path.exists, which raises an error of its own where a name is too long.
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise AnalysisError(f"{folder} cannot be written ({reason}): give another --out") from error
+        yield
+    finally:
+        with suppress(OSError, ValueError):
+            for path in new:
+                path.rmdir()
+
+
+@contextmanager
+def sole_writer(output: "Output") -> Iterator[None]:
+    """Keep a second run out of the folder, where the tables of both would mix."""
+    with made(output.folder), output.alone():
+        yield

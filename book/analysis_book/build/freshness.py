@@ -1,0 +1,106 @@
+"""What is up to date: the key of a notebook changes when something does that its outputs depend on."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from analysis_book.build.parameters import ROOT, Parameters, read_notebook
+from analysis_book.sources import NAME, PACKAGE, imported_sources, source_hash
+from analysis_book.training.runs import run_identity
+from analysis_lib import corpora
+from analysis_lib.corpora.packages import data_directory, file_hash
+from analysis_lib.measurement.versions import library_hash
+from analysis_lib.models.folders import weights_identity
+
+# What the modules of ``papers`` read beside their own sources.
+PAPERS = PACKAGE / "papers"
+PAPER_DATA = ("reference", "claims", "measurements")
+# What every kernel loads.
+OF_KERNELS = f"from {NAME}.build import recording"
+
+
+def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> str:
+    """A hash of all that the outputs of ``notebook`` with ``parameters`` depend on.
+
+    These are its cells, its parameters, the library, the sources of the book that it imports, the models and data
+    that its parameters name, the published tables, claims and stored measurements if it imports
+    ``analysis_book.papers``, and the installed versions.
+
+    Raises:
+        AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
+    """
+    content = read_notebook(notebook)
+    return digest(
+        # All of a cell but its outputs: words and captions are in the executed copy, too.
+        [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
+        parameters,
+        library_hash(),
+        source_hash(imported_sources([*_code(content), OF_KERNELS])),
+        inputs(parameters),
+        paper_data(content, root / "data"),
+        installed(),
+    )
+
+
+def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
+    """What the modules on the papers read of the folder ``data``, by folder, if a notebook uses one of them.
+
+    Only notebooks import ``analysis_book.papers``: everything else lies below it.
+    """
+    if not any(path.is_relative_to(PAPERS) for path in imported_sources(_code(notebook))):
+        return {}
+    return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA}
+
+
+def _code(notebook: NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def digest(*parts: object) -> str:
+    """The SHA-256 of ``parts``, which JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file below ``folder``."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): file_hash(path) for path in paths}
+
+
+@functools.cache
+def installed() -> dict[str, str]:
+    """The version of every installed package, by name."""
+    read = (found.metadata for found in importlib.metadata.distributions())
+    return {metadata["Name"]: metadata["Version"] for metadata in read}
+
+
+def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str, str]:
+    """The content of what the parameters name: ``model``, ``..._models``, ``run``, ``runs``, ``data``, ``..._data``.
+
+    What ships under such a name is among it, for ``beside``, too.
+
+    Args:
+        parameters: what is read.
+        shown: the same parameters, with other names for what they name.
+    """
+    found, measurements = {}, data_directory() / "measurements"
+    for name, value in parameters.items():
+        values = value if isinstance(value, list) else [value]
+        called = value if shown is None else shown[name]
+        called = called if isinstance(called, list) else [called]
+        pairs = [*zip(called, values, strict=True)]
+        if name == "beside" or name.startswith("shipped"):
+            found |= {f"shipped measurement {ship}": digest(file_hashes(measurements / ship)) for ship in values}
+        elif name == "model" or name.endswith("models"):
+            found |= {f"model {title}": weights_identity(model) for title, model in pairs}
+        if name in ("run", "runs"):
+            found |= {f"run {title}": run_identity(run) for title, run in pairs}
+        if name == "data" or name.endswith("_data"):
+            # Before any kernel starts: every notebook would stop at the same mistake.
+            corpora.check_draw(parameters.get("limit"), parameters.get("seed"))
+            found |= {f"{name} {title}": corpora.data_identity(spec) for title, spec in pairs if spec}
+    return found

@@ -1,0 +1,21 @@
+"""What seaborn lacks: theme, bands of intervals, the axis of steps, tables, words, a slider, views to move in."""
+
+from typing import TYPE_CHECKING
+
+from analysis_lib.errors import require_extra
+from analysis_lib.lazy import lazily
+
+if TYPE_CHECKING:
+    from analysis_book.figures.biased import cone
+    from analysis_book.figures.exploring import dimensions, explorer
+    from analysis_book.figures.markup import address, code, code_block, plain
+    from analysis_book.figures.slider import Slider
+    from analysis_book.figures.style import band, heat, legend_below, log_axis, step_axis, theme, whole_numbers
+    from analysis_book.figures.tables import Table
+    from analysis_book.figures.verdicts import OUTCOMES, Verdicts
+    from analysis_book.figures.view import View
+    from analysis_book.figures.words import Markdown
+
+require_extra("book", "IPython", "altair", "matplotlib", "seaborn", "vl_convert")
+
+__getattr__, __dir__ = lazily(__name__)

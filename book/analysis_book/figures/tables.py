@@ -1,0 +1,76 @@
+"""Numbered tables, which the book can refer to, a notebook shows and a script prints."""
+
+from collections.abc import Collection
+
+import numpy as np
+import pandas as pd
+
+from analysis_book.figures.markup import plain
+
+# Types of tokens as a reader would write them, in the order of legends: ``.replace(NAMES)``.
+NAMES = {
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+    "first": "first token",
+    "punct": "punctuation",
+    "other": "other tokens",
+    "all": "all tokens",
+}
+
+
+class Table:
+    """A numbered table: MyST for the book, where ``{numref}`` reaches its name, HTML in a notebook, text elsewhere.
+
+    Texts are shown as they are: what would be markup in them is not.
+
+    Args:
+        frame: what it shows, without its index.
+        name: the label, such as ``tbl-verdicts``.
+        caption: a sentence below its number.
+        digits: decimals of the numbers.
+        metadata: kept with the table where a notebook shows it.
+        markup: the columns whose texts are markdown, which they are shown as.
+    """
+
+    def __init__(
+        self,
+        frame: pd.DataFrame,
+        name: str,
+        caption: str,
+        digits: int = 3,
+        metadata: dict | None = None,
+        markup: Collection[str] = (),
+    ):
+        self.frame, self.name, self.caption = frame, name, caption
+        self.digits, self.metadata, self.markup = digits, metadata or {}, markup
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict, dict]:
+        return {}, self.metadata
+
+    def _cell(self, value: object) -> str:
+        if value is pd.NA or (isinstance(value, float) and np.isnan(value)):
+            return "–"
+        if isinstance(value, float):
+            return f"{value:z.{self.digits}f}"  # z: no minus before a zero
+        return plain(str(value))
+
+    def __repr__(self) -> str:
+        text = self.frame.to_string(index=False, float_format=f"%.{self.digits}f", na_rep="–")
+        return f"{self.caption}\n{text}"
+
+    def _repr_html_(self) -> str:
+        return self.frame.to_html(index=False, float_format=f"%.{self.digits}f", na_rep="–")
+
+    def _repr_markdown_(self) -> str:
+        header = " | ".join(plain(str(column)) for column in self.frame.columns)
+        # Numbers are read column-wise: they align on the right.
+        rule = "|".join("---:" if pd.api.types.is_numeric_dtype(t) else ":---" for t in self.frame.dtypes)
+        lines = [header]
+        for row in self.frame.itertuples(index=False):
+            cells = []
+            for column, value in zip(self.frame.columns, row, strict=True):
+                cells.append(value if column in self.markup else self._cell(value))
+            lines.append(" | ".join(cells))
+        body = "\n".join(f"| {line} |" for line in lines)
+        first, _, rest = body.partition("\n")
+        return f":::{{table}} {self.caption}\n:name: {self.name}\n\n{first}\n|{rule}|\n{rest}\n:::\n"

@@ -1,0 +1,278 @@
+"""Claims are data, in ``data/claims``; verdicts are computed, from the number that decides a claim and its interval."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import pandas as pd
+import yaml
+
+from analysis_book.figures import OUTCOMES, Verdicts
+from analysis_lib import corpora, measurement
+from analysis_lib.corpora import PLURAL, packages
+from analysis_lib.corpora.packages import data_directory
+from analysis_lib.errors import AnalysisError, near_names, require_text, shown
+from analysis_lib.metrics.intervals import (
+    CONFIDENCE,
+    FEW_UNITS,
+    Estimate,
+    holm,
+    least,
+    seed_and_unit_interval,
+    seed_interval,
+)
+from analysis_lib.models import title
+
+# The site reads claims and their verdicts without a model, and need not wait for torch.
+if TYPE_CHECKING:
+    from analysis_lib.measurement import Plain, Ratio, Shipped, Tables
+    from analysis_lib.measurement.tables import Statistic
+
+PAPERS = {
+    "godey": "Godey et al. 2024",
+    "fosse": "Fosse et al. 2023",
+    "maruta": "Maruta and Matsuzaki 2024",
+    # Predictions of the part on causes, written down before they were computed.
+    "causes": "this book",
+}
+HOLDS, FAILS, UNDECIDED, NO_INTERVAL, NOT_APPLICABLE = OUTCOMES
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published claim, and the number that decides it.
+
+    Attributes:
+        id: its name, such as ``maruta-persistent-outlier``; the paper comes first.
+        place: the section of the paper.
+        setting: the models and data that the paper judges it on.
+        sentence: what the paper says, in our words, transferred to a model of any depth.
+        quantity: the number that decides, in words.
+        statistic: the function that computes it, by its full name, which a cell of the page calls; or ``cell`` where
+            the cell computes it.
+        page: the page that tests it.
+        figures: by name, those that show the number that decides.
+        rationale: why the bound is what it is, and when it was set.
+        bound: the claim holds where the whole interval of the quantity lies beyond it.
+        direction: ``above`` or ``below``: on which side of the bound the claim holds.
+        limits: the range of the quantity, which its interval cannot leave.
+        needs: what has to be measured for a verdict.
+        formula: the section of the notation page that has it, such as ``anisotropy``.
+    """
+
+    id: str
+    place: str
+    setting: str
+    sentence: str
+    quantity: str
+    statistic: str
+    page: str
+    rationale: str
+    bound: float = 0.0
+    direction: str = "above"
+    limits: tuple[float, float] = (-math.inf, math.inf)
+    needs: str = "a run of its page"
+    figures: Sequence[str] = ()
+    formula: str = ""
+
+    @property
+    def source(self) -> str:
+        """Paper, section, and what it judges the claim on."""
+        return f"{PAPERS[self.id.partition('-')[0]]}, {self.place}; {self.setting}"
+
+
+@lru_cache
+def load(paper: str) -> dict[str, Claim]:
+    """The claims of a paper by their ids, in the order of ``data/claims/PAPER.yml``.
+
+    Raises:
+        AnalysisError: an unknown paper, or a file whose claims are not whole.
+    """
+    if not isinstance(paper, str) or paper not in PAPERS:
+        raise AnalysisError(f"there are no claims of a paper {shown(paper)}: {near_names(str(paper), PAPERS)}")
+    path = data_directory() / "claims" / f"{paper}.yml"
+    try:
+        claims = [Claim(**fields) for fields in yaml.safe_load(path.read_text(encoding="utf-8")) or []]
+    except (OSError, TypeError, yaml.YAMLError) as error:
+        raise AnalysisError(f"{path} cannot be read as a list of claims: {error}") from error
+    return {claim.id: claim for claim in claims}
+
+
+def claim(name: str) -> Claim:
+    """One claim by its id.
+
+    Raises:
+        AnalysisError: its paper has no such claim (with the nearest ids), or there is no such paper.
+    """
+    require_text("a claim", name, "its id, as in godey-drift-norms")
+    claims = load(name.partition("-")[0])
+    if name not in claims:
+        raise AnalysisError(f"there is no claim {name}: {near_names(name, claims)}")
+    return claims[name]
+
+
+def verdict(found: Estimate, bound: float, direction: str = "above") -> str:
+    """``holds`` where the whole interval lies on the claimed side of the bound, ``does not hold`` on the other.
+
+    An interval that contains the bound leaves the claim ``undecided``. A number that has no interval decides nothing
+    (``no interval``), and where there is no number the claim is ``not applicable``.
+
+    >>> [verdict(Estimate(0.2, *ends), 0.0) for ends in ((0.1, 0.3), (-0.1, 0.5), (math.nan, math.nan))]
+    ['holds', 'undecided', 'no interval']
+    """
+    if math.isnan(found.value):
+        return NOT_APPLICABLE
+    return {"": NO_INTERVAL, "undecided": UNDECIDED, direction: HOLDS}.get(found.side(bound), FAILS)
+
+
+def judged(name: str, found: Estimate | Sequence[Estimate], sample: str = "", p: float | None = None) -> dict:
+    """A claim with the number that decides it and the verdict: a row of :func:`verdicts`.
+
+    Args:
+        name: the id of the claim.
+        found: the number; of several, such as one per layer, each has to lie beyond the bound: see
+            :func:`~analysis_lib.metrics.intervals.least`.
+        sample: what it was measured on.
+        p: where it is known, instead of that of the number.
+    """
+    about = claim(name)
+    below = about.direction == "below"
+    parts = [found] if isinstance(found, Estimate) else [*found]
+    number = least([-part if below else part for part in parts]) if parts else Estimate(math.nan)
+    p = number.p(-about.bound if below else about.bound) if p is None else p
+    number = (-number if below else number).within(*about.limits)
+    what = {"id": name, "claim": about.sentence, "source": about.source, "quantity": about.quantity}
+    what["formula"] = about.formula
+    numbers = dict(zip(("value", "ci_low", "ci_high"), number.row, strict=True))
+    numbers |= {"draws": number.draws, "p": p, "bound": about.bound, "direction": about.direction}
+    told = verdict(number, about.bound, about.direction)
+    return what | numbers | {"rationale": about.rationale, "sample": sample, "verdict": told}
+
+
+def verdicts(
+    statistics: "Mapping[str, Statistic | Plain | Ratio]", tables: "Tables | Shipped | Mapping[str, Tables | Shipped]"
+) -> pd.DataFrame:
+    """Each claim with the number that decides it, its 95 % interval over texts, and the verdict.
+
+    Args:
+        statistics: by the id of a claim, what computes its number from the tables, or several that all have to lie
+            beyond the bound, such as one per layer. :func:`~analysis_lib.measurement.largest` stands for some of them.
+        tables: of a measurement, or by the name of a model. Of one that comes with the book, the verdicts come with it.
+
+    Returns:
+        One row per claim and model: model, id, claim (the sentence), source, quantity; value,
+        ci_low and ci_high (missing where the number has no interval), draws (groups of independent units), p (of the
+        value if the truth lay at the bound), bound, direction, rationale, sample, verdict.
+    """
+    if not isinstance(statistics, Mapping):
+        raise AnalysisError(f"the statistics are {shown(statistics)}: give functions of the tables, by claim")
+    of_one_model = isinstance(tables, measurement.Tables | measurement.Shipped)
+    if not of_one_model and not (isinstance(tables, Mapping) and tables):
+        raise AnalysisError(f"the tables are {shown(tables)}: give what measure returns, or several by model")
+    if not of_one_model:
+        found = {model: verdicts(statistics, of_model) for model, of_model in tables.items()}
+        return pd.concat([rows.assign(model=model) for model, rows in found.items()], ignore_index=True)
+    run = tables.run
+    sample = f"{run['texts']:,} {PLURAL[run.get('kind', 'text')]} of {run['data']}"
+    if run.get("units", run["texts"]) < FEW_UNITS:
+        sample += f", {run.get('units', run['texts'])} independent"
+    if isinstance(tables, measurement.Shipped):
+        found = recorded(tables.folder.name)
+        found = found[found["id"].isin(statistics)].assign(sample=sample)
+    else:
+        found = pd.DataFrame([judged(name, one, sample) for name, one in tables.intervals(statistics).items()])
+    found.insert(0, "model", title(run["model"]))
+    return found.reset_index(drop=True)
+
+
+def verdicts_over_seeds(numbers: Mapping[str, pd.Series | pd.DataFrame | Estimate], sample: str = "") -> pd.DataFrame:
+    """The verdicts on claims whose number has one value per seed; its mean decides, with Student's interval over seeds.
+
+    Where each value is an estimate with an interval over the same texts, the half-width over texts is added: see
+    :func:`~analysis_lib.metrics.intervals.seed_and_unit_interval`.
+
+    Args:
+        numbers: by the id of a claim, one value per seed, or columns of values that all have to lie beyond the bound.
+            The last level of the index is the seed; each value of the levels before, such as the model, is judged for
+            itself. A number of all seeds together comes with its interval.
+        sample: what each was measured on.
+
+    Returns:
+        These levels as columns, then those of :func:`verdicts`.
+    """
+    rows = []
+    for name, values in numbers.items():
+        if isinstance(values, Estimate):
+            rows.append(judged(name, values, sample))
+            continue
+        *levels, _ = values.index.names
+        columns = values.to_frame() if isinstance(values, pd.Series) else values
+        for place, of_seeds in columns.groupby(levels, sort=False) if levels else [((), columns)]:
+            found = [over_seeds(of_seeds[column]) for column in of_seeds]
+            rows.append(dict(zip(levels, place, strict=True)) | judged(name, found, sample))
+    return pd.DataFrame(rows)
+
+
+def over_seeds(values: pd.Series) -> Estimate:
+    """The mean of one value per seed, with its interval over seeds, and over texts where each value has one."""
+    if all(isinstance(value, Estimate) for value in values):
+        return seed_and_unit_interval(values)
+    return seed_interval(values)
+
+
+def corrected(verdicts: pd.DataFrame) -> pd.Series:
+    """The verdicts if those on one claim, of all models, are to be right at once: Holm (1979)."""
+    raised = verdicts.groupby("id")["p"].transform(lambda p: pd.Series(holm([*p]), p.index))
+    return verdicts["verdict"].mask((raised > 1 - CONFIDENCE) & verdicts["verdict"].isin((HOLDS, FAILS)), UNDECIDED)
+
+
+def said(verdicts: pd.DataFrame, name: str, words: Mapping[str, str]) -> str:
+    """The words for the verdict on a claim, after the correction of :func:`corrected`: that on the first model.
+
+    Args:
+        verdicts: as of :func:`verdicts`.
+        name: the id of the claim.
+        words: for each verdict that may be, the sentence.
+    """
+    found = corrected(verdicts)[verdicts["id"] == name]
+    return words.get(found.iloc[0] if len(found) else NOT_APPLICABLE, words[UNDECIDED])
+
+
+def show(verdicts: pd.DataFrame) -> None:
+    """Show the verdicts: on a page a line for each claim, with a chip for each model; in a script as text."""
+    # Imported here, so that whoever lacks it is told by the figures which extra brings it.
+    from IPython.display import display
+
+    display(Verdicts(verdicts.assign(after=corrected(verdicts))))
+
+
+def recorded(name: str) -> pd.DataFrame:
+    """The verdicts on a model whose measurement comes with the book, see :func:`~analysis_lib.measurement.shipped`.
+
+    Raises:
+        AnalysisError: none come with the book.
+    """
+    require_text("the model", name, "the name of one whose verdicts come with the book")
+    path = data_directory() / "measurements" / name / "verdicts.csv"
+    if not path.is_file():
+        raise AnalysisError(f"no verdicts on {name} come with the book: data/README.md says which do")
+    rows = packages.read(path, pd.read_csv)
+    found = [Estimate(row.value, row.ci_low, row.ci_high, row.draws) for row in rows.itertuples()]
+    return pd.DataFrame([judged(i, one, p=p) for i, one, p in zip(rows["id"], found, rows["p"], strict=True)])
+
+
+def published(name: str) -> pd.DataFrame:
+    """A table that a paper prints, such as ``maruta_table1_contributions``.
+
+    Raises:
+        AnalysisError: no such table (with the nearest names).
+    """
+    require_text("the table", name, "the name of one that a paper prints")
+    folder = data_directory() / "reference"
+    names = [path.stem for path in folder.glob("*.csv")]
+    if name not in names:
+        raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
+    table = packages.read(folder / f"{name}.csv", pd.read_csv)
+    return table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table

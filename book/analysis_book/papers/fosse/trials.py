@@ -1,0 +1,298 @@
+"""Classifiers of self-attention, trained several times over and measured (Fosse et al. 2023, sec. 2.2, 4)."""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from analysis_book.papers.fosse.splits import splits
+from analysis_book.training import accuracy, predict, self_attention, text_classifiers
+from analysis_book.training.settings import versions
+from analysis_lib.corpora import SPLITS, Corpus, packages, title
+from analysis_lib.corpora.splits import stratified
+from analysis_lib.errors import (
+    AnalysisError,
+    in_order,
+    require_choice,
+    require_known,
+    require_number,
+    require_seed,
+    require_text,
+    require_whole,
+    shown,
+)
+from analysis_lib.files import Output
+from analysis_lib.measurement import grouped, measure, processes, shipping
+from analysis_lib.measurement.versions import formulas, is_current
+from analysis_lib.metrics import resolve
+from analysis_lib.models import load_model
+from analysis_lib.progress import bar
+
+METRICS = ("utterance_similarity", "attention_entropy", "mean_vector")
+# The corpora of the paper, in the order of its tables.
+DATASETS = ("HateXplain", "YelpHat", "e-SNLI")
+# About how many texts the paper trains on (sec. 2.3), where ours are fewer.
+WHOLE = {"YelpHat": 3_500, "e-SNLI": 550_000}
+ATTENDING = "attention in use"
+# What the paper leaves open, and what changes its numbers: settings of the block, or of the training.
+VARIANTS: dict[str, dict] = {
+    "BERT's initialisation": {},
+    "no biases": {"block": {"bias": False}},
+    "PyTorch's linear layers": {"block": {"initializer_range": None}},
+    "PyTorch's linear layers and embeddings": {"block": {"initializer_range": None, "embedding_std": 1.0}},
+    "embeddings from N(0, 1)": {"block": {"embedding_std": 1.0}},
+    "width 128": {"block": {"hidden_size": 128}},
+    "batches of 32": {"batch": 32},
+    # Queries and keys of variance 1, where the others have one of 0.00005: no row of attention is uniform.
+    ATTENDING: {"block": {"attention_gain": 144.0}},
+}
+# What a classifier is unless given: the initial values are those of BERT, with which the paper compares.
+DEFAULTS = {"variant": "BERT's initialisation", "layers": 1, "entropy_weight": 0.0, "seed": 0}
+# The states that are measured, by their folders; kept is that of the best accuracy on the validation split.
+STAGES = {"untrained": text_classifiers.INITIAL, "kept": "", "last": text_classifiers.LAST}
+COLUMNS = ["dataset", *DEFAULTS, "stage", "quantity", "layer", "value"]
+FILES = _TABLE, _RECORD = "trials.csv", "results.json"
+# Raised where the splits, the settings of a trial or the rows made of it change.
+VERSION = 1
+
+
+def trials(
+    classifiers: Iterable[Mapping], limit: int = 0, utterances: int = 1000, test: str | None = None, **settings
+) -> pd.DataFrame:
+    """Train classifiers of self-attention and measure them.
+
+    Where PyTorch may use several threads, as many classifiers are trained at once. None is trained whose numbers come
+    with the book, see :func:`record`.
+
+    Args:
+        classifiers: one mapping per classifier: ``data`` (a corpus, as of :func:`splits`), ``variant`` (one of
+            ``VARIANTS``), ``layers`` (how many blocks), ``entropy_weight`` (λ) and ``seed`` (of the training). All but
+            data may be left out, and are those of ``DEFAULTS`` then.
+        limit: as of :func:`splits`.
+        utterances: of the test corpus, drawn with its class balance, on which keys, values and attention are
+            measured, 1000 as in the paper unless given; the accuracy is that of the whole test corpus.
+        test: as of :func:`splits`.
+        settings: of :func:`self_attention`.
+
+    Returns:
+        One row per number: dataset, variant, layers, entropy_weight, seed, stage (one of ``STAGES``), quantity,
+        layer (missing for accuracy and epochs) and value. The quantities are ``accuracy`` (share of the test corpus),
+        ``epochs`` (after how many the state was reached), ``key``, ``value``, ``query`` and ``hidden`` (similarity
+        inside an utterance, eq. 3), ``entropy`` (of the attention rows, normalised) and ``key_norm`` (the mean of ‖k‖).
+
+    Raises:
+        AnalysisError: two corpora have one name, or a depth, weight or seed is out of range.
+    """
+    # Refused here, and not when the turn of that classifier comes, maybe after hours.
+    described = [_checked(row) for row in in_order("the classifiers", classifiers, "a mapping for each")]
+    _require_sizes(limit, utterances)
+    work = [dict(row) for row in dict.fromkeys(tuple(row.items()) for row in described)]
+    require_names(row["data"] for row in work)
+    asked = {"limit": limit, "utterances": utterances, **({"test": test} if test else {}), **settings}
+    shipped = {data: _shipped(data, asked) for data in dict.fromkeys(row["data"] for row in work)}
+    same = ((shipped[row["data"]][[*DEFAULTS]] == [row[name] for name in DEFAULTS]).all(axis=1) for row in work)
+    known = [shipped[row["data"]][rows.astype(bool)] for row, rows in zip(work, same, strict=True)]
+    missing = [row for row, found in zip(work, known, strict=True) if found.empty]
+    corpora = {data: splits(data, limit, test=test) for data in dict.fromkeys(row["data"] for row in missing)}
+    one = partial(_trial, utterances=utterances, settings=settings)
+    with processes.mapped(max(1, min(torch.get_num_threads(), len(missing)))) as mapped:
+        fresh = mapped(one, missing, [corpora[row["data"]] for row in missing])
+        fresh = iter(bar(fresh, "classifiers", total=len(missing), unit="classifier"))
+        tables = [next(fresh) if found.empty else found for found in known]
+    return pd.concat(tables, ignore_index=True).astype({"layer": "Int64"})
+
+
+def _checked(row: object) -> dict:
+    """The description of a classifier over ``DEFAULTS``, or an AnalysisError."""
+    if not isinstance(row, Mapping):
+        raise AnalysisError(f"a classifier is {shown(row)}: give a mapping, as in {{'data': 'reviews', 'layers': 2}}")
+    require_known("setting of a classifier", row, ["data", *DEFAULTS])
+    whole = DEFAULTS | dict(row)
+    require_text("data", whole.get("data"), "a corpus with classes")
+    require_choice("variant", whole["variant"], [*VARIANTS])
+    whole["layers"] = require_whole("layers", whole["layers"], 1, text_classifiers.MOST_LAYERS)
+    whole["entropy_weight"] = require_number("entropy_weight", whole["entropy_weight"], least=0)
+    whole["seed"] = require_seed("seed", whole["seed"])
+    return whole
+
+
+def _require_sizes(limit: int, utterances: int) -> None:
+    require_whole("the limit of texts to train on", limit)
+    require_whole("the number of texts to measure on", utterances, 1)
+
+
+def _shipped(data: str, settings: dict) -> pd.DataFrame:
+    """The numbers of classifiers of a corpus, with these settings, that come with the book."""
+    run = shipping.descriptions(_RECORD).get(data)
+    found = _read() if run and run["settings"].get("trials") == settings else {}
+    return found[data].assign(dataset=title(data))[COLUMNS] if data in found else pd.DataFrame(columns=COLUMNS)
+
+
+def _trial(row: Mapping, corpora: Sequence[Corpus], utterances: int, settings: dict) -> pd.DataFrame:
+    chosen = {**settings, **VARIANTS[row["variant"]], "layers": row["layers"], "seed": row["seed"]}
+    chosen["block"] = {**chosen.get("block", {}), "entropy_weight": float(row["entropy_weight"])}
+    train, validation, test = corpora
+    folder = self_attention(train, validation, **chosen)
+    longest = chosen.get("longest", text_classifiers.Classification.longest)
+    epochs, measured = pd.read_csv(folder / text_classifiers.TABLE), stratified(test, utterances)
+    reached = {"untrained": 0, "kept": epochs["epoch"][epochs["accuracy"].idxmax()], "last": epochs["epoch"].max()}
+    numbers = []
+    for stage, home in STAGES.items():
+        right = accuracy(predict(folder / home, test, longest))["accuracy"]
+        numbers += [(stage, "accuracy", pd.NA, right), (stage, "epochs", pd.NA, float(reached[stage]))]
+        model = load_model(str(folder / home))
+        similar, entropies, norms = measure(model, measured, METRICS, progress=False).values()
+        numbers += [(stage, r.space, r.layer, r.similarity) for r in similar.itertuples()]
+        numbers += [(stage, "entropy", r.layer, r.entropy_normalised) for r in entropies.itertuples()]
+        numbers += [(stage, "key_norm", r.layer, r.mean_norm) for r in norms.itertuples() if r.space == "key"]
+    names = {"dataset": title(row["data"]), **{name: row[name] for name in DEFAULTS}}
+    return pd.DataFrame([(*names.values(), *number) for number in numbers], columns=COLUMNS)
+
+
+def require_names(data: Iterable[str]) -> None:
+    """Refuse corpora that could not be told apart by :func:`~analysis_lib.corpora.title`, and a choice of none."""
+    names = [title(spec) for spec in dict.fromkeys(data)]
+    if len(set(names)) < len(names) or not names:
+        raise AnalysisError(f"the corpora are {', '.join(names) or 'none'}: give one or more, of different names")
+
+
+def samples(found: pd.DataFrame, corpora: Mapping[str, Sequence[Corpus]]) -> pd.Series:
+    """What verdicts on trials are over, by corpus: epochs, texts to train on, their share of the paper's, seeds.
+
+    Args:
+        found: rows of :func:`trials`, of one stage.
+        corpora: by name, what classifiers of this build are trained on, stopped by and tested on.
+    """
+    texts = {title(name): run["texts"]["train"] for name, run in shipping.descriptions(_RECORD).items()}
+    texts |= {name: len(train) for name, (train, _, _) in corpora.items()}
+
+    def of_corpus(rows: pd.DataFrame) -> str:
+        epochs, size = rows.loc[rows["quantity"] == "epochs", "value"].mean(), texts[rows.name]
+        share = f" of the paper's {WHOLE[rows.name]:,}" if rows.name in WHOLE else ""
+        return f"{epochs:.1f} epochs of {size:,}{share} texts, {rows['seed'].nunique()} seeds"
+
+    return found.groupby("dataset", sort=False).apply(of_corpus)
+
+
+# --- Results of long runs -----------------------------------------------------------------------------
+
+
+def record(
+    data: str,
+    folder: Path,
+    *,
+    layers: Sequence[int],
+    entropy_weights: Sequence[float],
+    seeds: Sequence[int],
+    sensitivity_seeds: Sequence[int] = (),
+    sensitivity_layers: Sequence[int] = (1,),
+    variants: Sequence[str] | None = None,
+    limit: int = 0,
+    utterances: int = 1000,
+    test: str | None = None,
+    **settings,
+) -> None:
+    """Run trials at full length and keep their numbers, without texts and weights.
+
+    Writes ``trials.csv``, and last ``results.json``, which says how the numbers were made.
+
+    Args:
+        data: as of :func:`splits`.
+        folder: where to write.
+        layers: how many blocks, for an entropy weight of 0.
+        entropy_weights: for one block, beside 0, with which they are compared.
+        seeds: of the trainings.
+        sensitivity_seeds: those with which to train the variants, if any; ``ATTENDING`` with each entropy weight, too.
+        sensitivity_layers: how many blocks, for these.
+        variants: some of ``VARIANTS``, by name; by default all.
+        limit, utterances, test, settings: as of :func:`trials`.
+    """
+    variants = [*VARIANTS] if variants is None else in_order("variants", variants, "names of variants in a list")
+    named = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds}
+    named |= {"sensitivity_seeds": sensitivity_seeds, "sensitivity_layers": sensitivity_layers}
+    for name, numbers in named.items():
+        in_order(name, numbers, "numbers in a list")
+    _require_sizes(limit, utterances)
+    cells = [(depth, 0.0) for depth in layers] + [(1, weight) for weight in (0.0, *entropy_weights) if entropy_weights]
+    work = [{"data": data, "layers": n, "entropy_weight": w, "seed": s} for s in seeds for n, w in cells]
+    work += [
+        {"data": data, "variant": name, "layers": depth, "seed": seed}
+        for seed, name, depth in itertools.product(sensitivity_seeds, variants, sensitivity_layers)
+    ]
+    if ATTENDING in variants:
+        work += [
+            {"data": data, "variant": ATTENDING, "entropy_weight": weight, "seed": seed}
+            for seed, weight in itertools.product(sensitivity_seeds, entropy_weights)
+        ]
+    for depth in sensitivity_layers:
+        require_whole("a depth of sensitivity_layers", depth, 1, text_classifiers.MOST_LAYERS)
+    if [*sensitivity_layers] != [1] and not sensitivity_seeds:
+        raise AnalysisError("sensitivity_layers are depths to vary with some seeds: give sensitivity_seeds, too")
+    for row in work:
+        _checked(row)
+    settings |= {"limit": limit, "utterances": utterances, **({"test": test} if test else {})}
+    made = output(folder, data)
+    made.check(FILES)
+    corpora = splits(data, limit, test=test)
+    table = trials(work, **settings)
+    settings = {"layers": layers, "entropy_weights": entropy_weights, "seeds": seeds, "trials": settings}
+    settings |= {"sensitivity_seeds": [*sensitivity_seeds], "sensitivity_layers": [*sensitivity_layers]}
+    if sensitivity_seeds and variants != [*VARIANTS]:
+        settings["variants"] = variants
+    description = {
+        "dataset": title(data),
+        "texts": {split: len(corpus) for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "classes": list(corpora[0].classes),
+        "settings": settings,
+        "sha256": {split: corpus.sha256 for split, corpus in zip(SPLITS, corpora, strict=True)},
+        "versions": versions(),
+        "formulas": _formulas(),
+    }
+    with made.scratch() as new:
+        table.drop(columns="dataset").to_csv(new / _TABLE, index=False, float_format="%.6g")
+        (new / _RECORD).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+
+
+def output(folder: Path, data: str) -> Output:
+    """The folder that the trials on a corpus are written into."""
+    return Output(Path(folder), "classifiers", (data,), _RECORD)
+
+
+def recorded() -> pd.DataFrame:
+    """The results of :func:`record` on the corpora of the paper, as they come with the book.
+
+    Returns:
+        The columns of :func:`trials`, in the order of the paper.
+
+    Raises:
+        AnalysisError: none come with it.
+    """
+    found, runs = _read(), shipping.descriptions(_RECORD)
+    frames = {name: [found[run] for run, about in runs.items() if title(about["dataset"]) == name] for name in DATASETS}
+    if not (frames := {name: pd.concat(tables) for name, tables in frames.items() if tables}):
+        raise AnalysisError("no trials of the paper come with the book: data/README.md says how they are made")
+    return grouped(frames, "dataset")
+
+
+def _read() -> dict[str, pd.DataFrame]:
+    paths = shipping.home().glob(f"*/{_TABLE}")
+    table = partial(pd.read_csv, dtype={"layer": "Int64", "entropy_weight": float})
+    return {path.parent.name: packages.read(path, table) for path in paths}
+
+
+def code_warning() -> str:
+    """For a page to show: which recorded results may not be what the code gives today, or an empty text."""
+    today = _formulas()
+    runs = shipping.descriptions(_RECORD).values()
+    return shipping.code_warning(title(run["dataset"]) for run in runs if not is_current(run, today))
+
+
+def _formulas() -> dict[str, object]:
+    """The versions that recorded results depend on, which have no intervals."""
+    of_tables = formulas(resolve(METRICS))
+    del of_tables["intervals"]
+    return {"trials": VERSION, "training": text_classifiers.VERSION, **of_tables}

@@ -1,0 +1,109 @@
+"""The directions that queries and keys share along training, and how much of their drift lies along them."""
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from analysis_book.papers.godey.alignment import chance_band, chance_dimensions
+from analysis_book.papers.godey.dynamics import Dynamics, heads_shown
+from analysis_lib.errors import AnalysisError
+
+# What the vectors of a space are called.
+SPACES = {"key": "keys", "query": "queries"}
+
+
+def singular_directions(
+    vectors: Float[np.ndarray, "vector dim"], towards: Float[np.ndarray, " dim"]
+) -> Float[np.ndarray, "two dim"]:
+    """The first two right singular vectors of vectors that are not centred (Godey et al. 2024, sec. 5).
+
+    They are the eigenvectors of XᵀX, in float64, with the largest eigenvalues. The sign of a singular vector is
+    arbitrary: each is turned so that ``towards`` has a coordinate of zero or more along it.
+
+    Args:
+        vectors: one row per vector.
+        towards: a vector on whose side the directions lie, such as the mean of the vectors.
+
+    Raises:
+        AnalysisError: a vector is not finite.
+
+    >>> singular_directions(np.array([[-3.0, -4], [6, 8], [4, -3]]), np.array([1.0, 1])).round(6)
+    array([[ 0.6,  0.8],
+           [ 0.8, -0.6]])
+    """
+    if not np.isfinite(vectors).all():
+        raise AnalysisError("some vectors are not finite (NaN or infinity): they have no directions")
+    wide = vectors.astype(np.float64)
+    _, eigenvectors = np.linalg.eigh(wide.T @ wide)
+    directions = eigenvectors.T[::-1][:2]
+    return directions * np.where(directions @ towards < 0, -1, 1)[:, None]
+
+
+def projections(run: Dynamics) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Queries and keys of the heads shown, on two directions that all steps share (Fig. 11, 12 and 19 to 22).
+
+    The directions of a head are the first right singular vectors, uncentred, of its sampled vectors of all steps, or of
+    its keys or queries alone; the mean key of the last step has no negative coordinate along them.
+
+    Returns:
+        The sampled queries and keys, and their means over all tokens, in the order of the steps. Columns directions
+        (``both``, ``keys``, ``queries``: whose they are), head (such as ``similar (layer 1, head 1)``), step, space, x
+        and y.
+    """
+    here = f"seed == {run.seeds[0]}"
+    sampled = (
+        run["vectors"].query(here).set_index(["layer", "head", "step", "space"]).drop(columns="seed").astype(float)
+    )
+    means = _means(run).loc[run.seeds[0]]
+    clouds, paths = {}, {}
+    for end, place in heads_shown(run["qk_alignment"]).items():
+        vectors = sampled.loc[place]
+        last_key = vectors.loc[(run.steps[-1], "key")].mean()
+        for name, chosen in _choices(vectors).items():
+            directions = singular_directions(chosen.to_numpy(), last_key.to_numpy()).T
+            for projected, table in ((clouds, vectors), (paths, means.loc[place])):
+                along = pd.DataFrame(table.to_numpy() @ directions, table.index, ["x", "y"])
+                projected[name, "{} (layer {}, head {})".format(end, *place)] = along.reset_index()
+    return _joined(clouds), _joined(paths)
+
+
+def shared_drift(run: Dynamics) -> pd.DataFrame:
+    """How much of the drifts of a head's mean query and mean key lies along one line.
+
+    A drift is the move of a mean from the first step to the last. Lines are the first right singular vectors,
+    uncentred, of the means of all steps: of queries and keys together (``of both``), or of the keys for the drift of
+    the query and of the queries for that of the key (``of the other``). Of two drifts with the cosine c, no line holds
+    more than (1 + ǀcǀ) / 2 of both.
+
+    Returns:
+        One row per direction, seed, layer and head, with share: of the squared length of the drift along the line, the
+        smaller of query and key; and chance: what independent drifts stay below 99 times in 100.
+    """
+    keys, band = ["seed", "layer", "head"], chance_band(chance_dimensions(run))
+    chance, rows = {"of both": (1 + band) / 2, "of the other": band**2}, []
+    for place, head in _means(run).groupby(keys):
+        means = head.droplevel(keys)
+        drift = means.loc[run.steps[-1]] - means.loc[run.steps[0]]
+        units = drift.div(np.linalg.norm(drift, axis=1), axis=0)
+        along = {
+            name: np.square(units @ singular_directions(chosen.to_numpy(), means.iloc[-1].to_numpy())[0])
+            for name, chosen in _choices(means).items()
+        }
+        least = {"of both": along["both"].min(), "of the other": min(along["keys"]["query"], along["queries"]["key"])}
+        rows += [(direction, *place, share, chance[direction]) for direction, share in least.items()]
+    return pd.DataFrame(rows, columns=["direction", *keys, "share", "chance"])
+
+
+def _joined(tables: dict[tuple[str, str], pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, names=["directions", "head"]).reset_index([0, 1]).reset_index(drop=True)
+
+
+def _means(run: Dynamics) -> pd.DataFrame:
+    """The mean queries and keys: rows by seed, layer, head, step and space, a column for each dimension."""
+    index = ["seed", "layer", "head", "step", "space"]
+    return run["head_means"].query("space != 'value'").pivot(index=index, columns="dimension", values="mean")
+
+
+def _choices(vectors: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Vectors whose directions are taken, from rows by step and space."""
+    return {"both": vectors} | {name: vectors.xs(space, level="space") for space, name in SPACES.items()}

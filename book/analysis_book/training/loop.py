@@ -1,0 +1,121 @@
+"""What every training shares: the optimizer, and a loop that resumes if its process was killed."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from analysis_book.training.settings import state_path, write
+from analysis_lib.errors import AnalysisError
+from analysis_lib.measurement import processes
+from analysis_lib.progress import bar
+
+# The most work that a kill can undo, if a step or an epoch takes no longer.
+SECONDS_BETWEEN_STATES = 60
+
+
+# --- Optimization ---------------------------------------------------------------------------------
+
+
+def optimizer(model: torch.nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices, and none on biases and norms."""
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
+
+
+def descend(loss: torch.Tensor, model: torch.nn.Module, schedule: torch.optim.lr_scheduler.LRScheduler) -> None:
+    """A step of the schedule's optimizer down the gradient of the loss, whose norm is cut to 1."""
+    schedule.optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    schedule.optimizer.step()
+    schedule.step()
+
+
+def drawn_seed(*numbers: int) -> int:
+    """A seed that is independent of the seeds of all other numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
+
+
+def require_finite(loss: float, place: str, learning_rate: float) -> float:
+    """The loss, which is refused if the training has diverged."""
+    if not math.isfinite(loss):
+        raise AnalysisError(
+            f"the loss of {place} is {loss}: give another folder and a learning rate below {learning_rate:g}"
+        )
+    return loss
+
+
+@contextmanager
+def isolated(device: str = "cpu") -> Iterator[None]:
+    """Run on one thread, since sums over several round differently, and restore the caller's random numbers."""
+    with processes.threads(1), torch.random.fork_rng(devices=[device] if device.startswith("cuda") else []):
+        yield
+
+
+# --- Loop -----------------------------------------------------------------------------------------
+
+
+class TrainingLog:
+    """The steps or epochs of a training so far, and the state from which it resumes if its process is killed.
+
+    It ends with the same weights if the random numbers of a step depend only on the number of the step.
+
+    Args:
+        table: the CSV file of the rows. The state is a hidden file beside it until the training is finished.
+        columns: of the table. The first counts steps or epochs; one is ``loss``.
+        device: where the state is loaded.
+        parts: what changes along the way, by name; each has a ``state_dict``.
+
+    Attributes:
+        rows: one per step or epoch.
+    """
+
+    def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
+        self.table, self.state, self.columns, self.parts = table, state_path(table), columns, parts
+        self.rows: list[list[float | None]] = []
+        if self.state.is_file():
+            try:
+                kept = torch.load(self.state, map_location=device, weights_only=True)
+            except Exception:
+                # Whatever torch makes of a damaged file: it ends the same if it starts again.
+                return
+            self.rows = kept["log"]
+            for name, part in parts.items():
+                part.load_state_dict(kept[name])
+
+    def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
+        """The numbers of the steps or epochs that are left, up to the last. For each, the caller appends a row.
+
+        On a terminal a progress bar shows the label and the loss.
+        """
+        numbers, saved = range(first, last + 1), time.monotonic()
+        left = numbers[len(self.rows) :]
+        shown = bar(left, label, unit=self.columns[0], total=len(numbers), initial=len(self.rows))
+        for number in shown:
+            yield number
+            shown.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
+            if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
+                unfinished = self.state.with_suffix(".unfinished")
+                states = {name: part.state_dict() for name, part in self.parts.items()}
+                torch.save({"log": self.rows, **states}, unfinished)
+                unfinished.rename(self.state)
+                self._write()
+                saved = time.monotonic()
+
+    def _write(self) -> None:
+        write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
+
+    def finish(self) -> None:
+        """Mark the training as finished. Everything else that it leaves must have been written."""
+        self._write()
+        for left in (self.state.with_suffix(".unfinished"), self.state):
+            left.unlink(missing_ok=True)

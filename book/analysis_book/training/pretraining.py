@@ -1,0 +1,405 @@
+"""A masked language model pretrained here, with checkpoints along the way: ``pretrain("runs/mine", steps=2000)``."""
+
+import itertools
+import json
+import logging
+import math
+import os
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import torch
+import transformers
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from analysis_book.training import loop
+from analysis_book.training.baselines import n_gram_losses
+from analysis_book.training.settings import (
+    BASELINES,
+    COLUMNS,
+    DESCRIPTION,
+    SPECIAL,
+    Pretraining,
+    finished,
+    holds,
+    left_by,
+    lost,
+    require_sizes,
+    seal,
+    seal_path,
+    spread,
+    state_path,
+    table_path,
+    write,
+)
+from analysis_book.training.tasks import IGNORED
+from analysis_book.training.wordpiece import word_pieces
+from analysis_lib import corpora
+from analysis_lib.capture.outputs import PREDICTED
+from analysis_lib.corpora import packages
+from analysis_lib.corpora.hub import MODEL_FILES
+from analysis_lib.errors import CONTINUES, AnalysisError, near_names, require_path, require_seeds, require_whole, shown
+from analysis_lib.files import Output
+from analysis_lib.measurement import processes
+from analysis_lib.models import devices
+from analysis_lib.models.folders import located
+from analysis_lib.models.loading import LOCALLY, read_processor
+from analysis_lib.models.parts import refuse_too_large
+from analysis_lib.models.tokenization import Tokenizer
+
+# The encoders that are pretrained: those whose sizes have the names of BERT's.
+ENCODERS = (
+    *("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert", "mpnet", "deberta"),
+    *("deberta-v2", "modernbert"),
+)
+# Of the texts that are held out, the first sequences: the loss is theirs.
+HELD_OUT_SEQUENCES = 256
+# A model of more parameters takes half a minute and more to begin with.
+LARGE = 50_000_000
+
+
+def pretrain(
+    folder: Path | str,
+    settings: Pretraining | None = None,
+    *,
+    seeds: Sequence[int] = (0,),
+    workers: int = 1,
+    device: str | None = None,
+) -> Path:
+    """Pretrain a BERT, or its like, by masked language modelling, once per seed, and keep checkpoints along the way.
+
+    The tokenizer is trained on the corpus first. Texts are joined by [SEP] and cut into sequences of one length, so
+    that nothing is padded. Batch, masks and dropout of a step depend only on the seed and the number of the step: a run
+    that was interrupted, or killed, resumes and ends with the same weights as one that was not. On a CPU each seed runs
+    on one thread; on a GPU that supports it, in bfloat16.
+
+    For each seed s and each step t that is kept, the folder then holds a model ``seed_s-step_t`` (configuration,
+    safetensors and tokenizer) that ``load_model`` reads. ``seed_s.csv`` has the columns step, tokens (read so far),
+    learning_rate, loss (nats per masked token of the batch; missing if none is masked) and held_out (the same for
+    held-out texts, at the steps that are kept). ``baselines.csv`` has what counting gives at the same held-out tokens,
+    see :func:`n_gram_losses`, and ``pretraining.json`` settings, data and versions.
+
+    Args:
+        folder: of the run. A run that is finished is not trained again, unless a file of it is missing or damaged.
+        settings: of the run.
+        seeds: of the initial weights, the order of the data, masks and dropout.
+        workers: number of seeds trained at the same time, each in its own process.
+        device: ``cpu``, ``cuda``, ...; unless given, a GPU if there is one.
+
+    Returns:
+        The folder.
+
+    Raises:
+        AnalysisError: the folder holds a run with other settings, data or versions; there is too little text; the
+            loss is no longer finite.
+        KeyboardInterrupt: its message says so where a state is kept, as it is about every minute.
+    """
+    folder, settings = require_path("folder", folder), Pretraining() if settings is None else settings
+    if not isinstance(settings, Pretraining):
+        raise AnalysisError(f"the settings are {shown(settings)}: give Pretraining(...)")
+    seeds = require_seeds("seeds", seeds)
+    require_whole("workers", workers, 1)
+    device = devices.usable(device)
+    _configuration(settings)
+    description, identity = folder / DESCRIPTION, settings.identity()
+    # Whatever can be refused is refused before anything is written, too little text included.
+    untokenized = partial(lost, folder, "run", ".tokenizer/tokenizer.json")
+    if not holds(description, identity) or untokenized():
+        if (corpus := corpora.load_corpus(settings.data)).kind != "text":
+            raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
+        tokenizer = _tokenizer(corpus, settings)
+        _sequences(tokenizer, settings)
+        _configuration(settings, tokenizer)
+    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
+        if not holds(description, identity) or untokenized():
+            tokenizer.save_pretrained(folder / ".tokenizer")
+            write(description, json.dumps(identity, indent=1) + "\n")
+            Output(folder, "pretrain", (settings.data,), DESCRIPTION).seal(DESCRIPTION)
+    try:
+        with processes.mapped(min(workers, len(seeds))) as mapped:
+            deque(mapped(partial(_train, folder, settings, device), seeds), 0)
+    except KeyboardInterrupt:
+        tables = [table_path(folder, seed) for seed in seeds]
+        kept = any(finished(table) or state_path(table).is_file() for table in tables)
+        raise KeyboardInterrupt(CONTINUES if kept else "") from None
+    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
+        if lost(folder, "run", BASELINES):
+            write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
+            seal_path(folder, "run").unlink(missing_ok=True)
+        if not seal_path(folder, "run").is_file():
+            seal(folder, "run", BASELINES, ".tokenizer/*")
+    return folder
+
+
+def _tokenizer(corpus: corpora.Corpus, settings: Pretraining) -> Tokenizer:
+    """The one that is asked for, or one that is learned from the texts."""
+    if not settings.tokenizer:
+        return word_pieces(corpus.texts, settings.vocabulary, settings.cased)
+    found = read_processor(settings.tokenizer, [located(settings.tokenizer, None)[0]], "text")
+    if missing := [n for n in ("mask", "cls", "sep", "pad") if getattr(found, f"{n}_token_id", None) is None]:
+        raise AnalysisError(f"the tokenizer of {settings.tokenizer} has no {missing[0]} token: give one of BERT's kind")
+    return found
+
+
+def _ordinary(tokenizer: Tokenizer) -> Int[Tensor, " word"]:
+    """The ids of all tokens but special ones, in order."""
+    return torch.tensor(sorted({*range(len(tokenizer))} - {*tokenizer.all_special_ids}))
+
+
+def _baselines(folder: Path, settings: Pretraining) -> pd.DataFrame:
+    """The losses of counting, at the tokens of which ``held_out`` is the loss."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+    train, held_out = _sequences(tokenizer, settings)
+    ordinary = _ordinary(tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        masked = [mask_tokens(part, ordinary, tokenizer.mask_token_id) for part in held_out.split(settings.batch)]
+    predicted = torch.cat([labels for _, labels in masked]) != IGNORED
+    read = (train.numpy(), held_out.numpy(), predicted.numpy())
+    return n_gram_losses(*read, ordinary.numpy(), len(tokenizer))
+
+
+def _sequences(
+    tokenizer: Tokenizer, settings: Pretraining
+) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
+    """The texts as sequences of one length: those to train on, and those held out."""
+    corpus = corpora.load_corpus(settings.data)
+    texts = tokenizer(list(corpus.texts), add_special_tokens=False)["input_ids"]
+    outside = corpora.held_out(corpus.units, len(texts))
+    parts = (itertools.compress(texts, chosen) for chosen in (~outside, outside))
+    train, held_out = (_cut([*part], tokenizer, settings.length) for part in parts)
+    if len(train) < settings.batch or not len(held_out):
+        raise AnalysisError(
+            f"{settings.data} makes {len(train)} sequences of {settings.length} tokens to train on and {len(held_out)} "
+            f"to hold out: give more text, shorter sequences, or a batch below {settings.batch}"
+        )
+    return train, held_out[:HELD_OUT_SEQUENCES]
+
+
+def _cut(texts: list[list[int]], tokenizer: Tokenizer, length: int) -> Int[Tensor, "sequence token"]:
+    stream = [token for text in texts for token in (*text, tokenizer.sep_token_id)]
+    inside = length - 2
+    rows = torch.tensor(stream[: len(stream) // inside * inside]).reshape(-1, inside)
+    edge = rows.new_ones(len(rows), 1)
+    return torch.cat([edge * tokenizer.cls_token_id, rows, edge * tokenizer.sep_token_id], 1)
+
+
+def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step: int) -> Int[Tensor, "sequence token"]:
+    """The sequences of a step, counted from 1; those left over at the end of an epoch wait for another one."""
+    epoch, place = divmod(step - 1, len(sequences) // size)
+    order = torch.randperm(len(sequences), generator=torch.Generator().manual_seed(loop.drawn_seed(seed, 1, epoch)))
+    return sequences[order[place * size : (place + 1) * size]]
+
+
+def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
+    table = table_path(folder, seed)
+    with packages.alone(folder / f".seed_{seed}.lock"), packages.writing(folder), loop.isolated(device):
+        # Once more if a checkpoint from before an interruption turns out to be gone.
+        while (gone := lost(folder, table.stem, *left_by(seed, spread(settings.steps)))) or not finished(table):
+            if finished(table):
+                said = "note: %s is missing or damaged: seed %s is trained again"
+                logging.getLogger(__name__).warning(said, gone[0], seed)
+            # The seal last, so that whoever kills this process does not make what is left look whole.
+            for path in gone:
+                path.unlink(missing_ok=True)
+                # The whole checkpoint is kept anew.
+                if path.parent != folder:
+                    (path.parent / "config.json").unlink(missing_ok=True)
+            seal_path(folder, table.stem).unlink(missing_ok=True)
+            transformers.utils.logging.disable_progress_bar()
+            _Run(folder, settings, device, seed).train()
+        if not seal_path(folder, table.stem).is_file():
+            # Not what a user has put beside them.
+            checkpoints = [f"{table.stem}-step_*/{files}" for files in MODEL_FILES]
+            seal(folder, table.stem, table.name, *checkpoints)
+
+
+def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) -> transformers.PreTrainedConfig:
+    """The configuration of the model, which is refused if it has an unknown name, makes no model or is too large.
+
+    Args:
+        tokenizer: the model's; before there is one, what does not depend on it is refused.
+    """
+    kind = settings.model_type
+    if kind not in ENCODERS:
+        raise AnalysisError(f"there is no masked language model {kind!r} that is trained: {near_names(kind, ENCODERS)}")
+    defaults = transformers.AutoConfig.for_model(kind).to_dict()
+    if unknown := [name for name in settings.configuration if name not in defaults]:
+        raise AnalysisError(f"a {kind} has no setting {unknown[0]}: {near_names(unknown[0], defaults)}")
+    if {"vocab_size", "pad_token_id"} & settings.configuration.keys():
+        raise AnalysisError("vocab_size and pad_token_id are those of the tokenizer: leave them out")
+    for name, value in settings.configuration.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise AnalysisError(f"{name} is {value}: give a number")
+    refuse_too_large(kind, settings.configuration)
+    words = len(SPECIAL) if tokenizer is None else len(tokenizer)
+    # No more positions than are trained: the embedding of a later one would stay random.
+    chosen = {"max_position_embeddings": settings.length, "vocab_size": words, "pad_token_id": 0}
+    if tokenizer is not None:
+        chosen["pad_token_id"] = tokenizer.pad_token_id
+        ends = {"bos": tokenizer.cls_token_id, "cls": tokenizer.cls_token_id, "eos": tokenizer.sep_token_id}
+        for end, index in (ends | {"sep": tokenizer.sep_token_id}).items():
+            if (defaults.get(f"{end}_token_id") or 0) >= words:
+                chosen[f"{end}_token_id"] = index
+    chosen |= settings.configuration
+    try:
+        model = _on_paper(kind, chosen)
+        # Some count their positions from the padding on.
+        begins = [part.padding_idx + 1 for name, part in model.named_modules() if _counts_from_padding(name, part)]
+        if begins and "max_position_embeddings" not in settings.configuration:
+            chosen["max_position_embeddings"] += max(begins)
+            model = _on_paper(kind, chosen)
+    except Exception as error:
+        # Configurations and layers validate themselves, each with errors of its own.
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Exception raised from")[0]
+        raise AnalysisError(
+            f"the configuration {settings.configuration} makes no {kind} ({reason}): change it"
+        ) from error
+    config, parameters = model.config, model.num_parameters()
+    heads = {"num_attention_heads": 1} if hasattr(config, "num_attention_heads") else {}
+    require_sizes(config, num_hidden_layers=1, max_position_embeddings=settings.length, **heads)
+    # Weights, gradients and two moments of Adam's, in single precision, and the rows of the losses.
+    needed, there = 16 * parameters + 200 * settings.steps, psutil.virtual_memory().total
+    if needed > there:
+        raise AnalysisError(
+            f"{settings.steps} steps of a {kind} with {parameters} parameters need {needed / 1e9:.0f} GB of memory, "
+            f"and this machine has {there / 1e9:.0f}: give smaller sizes in {settings.configuration}, a shorter length "
+            f"or fewer steps"
+        )
+    if tokenizer is not None and parameters > LARGE:
+        said = "note: a %s of %d million parameters takes a while to begin with: --config makes it smaller"
+        logging.getLogger(__name__).warning(said, kind, parameters / 1e6)
+    return config
+
+
+def _on_paper(kind: str, chosen: Mapping[str, object]) -> transformers.PreTrainedModel:
+    """A model without memory for its weights."""
+    config = transformers.AutoConfig.for_model(kind, **chosen)
+    with torch.device("meta"):
+        return transformers.AutoModelForMaskedLM.from_config(config)
+
+
+def _counts_from_padding(name: str, part: nn.Module) -> bool:
+    return name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None
+
+
+def mask_tokens(
+    ids: Int[Tensor, "sequence token"], ordinary: Int[Tensor, " word"], mask: int
+) -> tuple[Int[Tensor, "sequence token"], Int[Tensor, "sequence token"]]:
+    """The inputs and labels of masked language modelling, drawn from torch's random numbers.
+
+    As in BERT (Devlin et al. 2019, sec. 3.1), 15 % of the tokens are predicted: 80 % of these are masked, 10 % are
+    replaced by a random token and 10 % stay.
+
+    Args:
+        ordinary: the ids that may be predicted: all but those of special tokens.
+        mask: the id of the mask.
+
+    Returns:
+        The ids that the model reads, and the labels: ``IGNORED`` where nothing is predicted.
+    """
+    words = torch.isin(ids, ordinary)
+    draws = torch.rand(ids.shape)
+    labels = ids.masked_fill(~words | (draws >= PREDICTED), IGNORED)
+    other = ordinary[torch.randint(len(ordinary), ids.shape)]
+    read = torch.where(words & (draws < 0.8 * PREDICTED), mask, ids)
+    read = torch.where(words & (draws >= 0.9 * PREDICTED) & (draws < PREDICTED), other, read)
+    return read, labels
+
+
+@torch.inference_mode()
+def _head(model: transformers.PreTrainedModel) -> nn.Module | None:
+    """All that follows the base model, one after the other; None where that is not what the model makes of a token."""
+    base = model.base_model_prefix
+    head = nn.Sequential(*(part for name, part in model.named_children() if name != base))
+    ids, training = torch.ones(1, 8, dtype=torch.long, device=model.device), model.training
+    model.eval()
+    try:
+        alike = torch.allclose(head(model.base_model(input_ids=ids).last_hidden_state), model(input_ids=ids).logits)
+    except (TypeError, RuntimeError, AttributeError):
+        alike = False
+    model.train(training)
+    return head if alike else None
+
+
+class _Run:
+    def __init__(self, folder: Path, settings: Pretraining, device: str, seed: int):
+        self.folder, self.settings, self.seed, self.device = folder, settings, seed, device
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder / ".tokenizer", **LOCALLY)
+        self.ordinary = _ordinary(self.tokenizer)
+        self.train_on, self.held_out = _sequences(self.tokenizer, settings)
+        torch.manual_seed(loop.drawn_seed(seed, 0))
+        config = _configuration(settings, self.tokenizer)
+        self.model = transformers.AutoModelForMaskedLM.from_config(config).to(device)
+        self.head = _head(self.model)
+        self.adam = loop.optimizer(self.model, settings.learning_rate, settings.weight_decay)
+        # One beyond the last step, so that its rate, too, is above zero.
+        self.schedule = transformers.get_linear_schedule_with_warmup(
+            self.adam, round(settings.warmup * settings.steps), settings.steps + 1
+        )
+
+    def train(self) -> None:
+        for left in self.folder.glob(f".unfinished-seed_{self.seed}-*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        parts = {"model": self.model, "adam": self.adam, "schedule": self.schedule}
+        log = loop.TrainingLog(table_path(self.folder, self.seed), COLUMNS, self.device, **parts)
+        kept, size = spread(self.settings.steps), self.settings.batch * self.settings.length
+        for step in log.remaining(self.settings.steps, f"seed {self.seed}", first=0):
+            rate = self.schedule.get_last_lr()[0] if step else 0.0
+            loss = self._step(step) if step else None
+            log.rows.append([step, step * size, rate, loss, self._keep(step) if step in kept else None])
+        log.finish()
+
+    def _step(self, step: int) -> float | None:
+        torch.manual_seed(loop.drawn_seed(self.seed, 2, step))
+        losses = self._losses(_batch(self.train_on, self.settings.batch, self.seed, step))
+        value = self._mean(losses, step)
+        loop.descend(losses.sum() / max(len(losses), 1), self.model, self.schedule)
+        return value
+
+    def _losses(self, sequences: Int[Tensor, "sequence token"]) -> Float[Tensor, " predicted"]:
+        """Cross-entropy of each masked token, in nats; where it can be, the output layer is computed for these only."""
+        masked = mask_tokens(sequences, self.ordinary, self.tokenizer.mask_token_id)
+        ids, labels = (part.to(self.device) for part in masked)
+        predicted = labels != IGNORED
+        bfloat16 = self.device.startswith("cuda") and torch.cuda.is_bf16_supported()
+        with torch.autocast(self.device.split(":")[0], torch.bfloat16, enabled=bfloat16):
+            if self.head is None:
+                logits = self.model(input_ids=ids).logits[predicted]
+            else:
+                logits = self.head(self.model.base_model(input_ids=ids).last_hidden_state[predicted])
+        return functional.cross_entropy(logits.float(), labels[predicted], reduction="none")
+
+    def _mean(self, losses: Float[Tensor, " predicted"], step: int) -> float | None:
+        """The mean; None if nothing was masked, as may happen in a very small batch."""
+        if not len(losses):
+            return None
+        return loop.require_finite(losses.mean().item(), f"step {step}", self.settings.learning_rate)
+
+    def _keep(self, step: int) -> float | None:
+        """Keep the model as it is; its held-out loss, with the same masks at every step."""
+        self.model.eval()
+        torch.manual_seed(0)
+        with torch.inference_mode():
+            losses = [self._losses(part) for part in self.held_out.split(self.settings.batch)]
+        self.model.train()
+        held_out = self._mean(torch.cat(losses), step)
+        # Named in the style of the MultiBERTs.
+        whole = self.folder / f"seed_{self.seed}-step_{step}"
+        if not (whole / "config.json").is_file():
+            unfinished = self.folder / f".unfinished-{whole.name}"
+            self.model.save_pretrained(unfinished)
+            self.tokenizer.save_pretrained(unfinished)
+            whole.mkdir(exist_ok=True)
+            # Beside what a user may have put there. The configuration last: it says that all are there.
+            for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
+                os.replace(path, whole / path.name)
+            unfinished.rmdir()
+        return held_out
