@@ -246,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     known = "a name listed by `models`, a Hub id, or a folder"
     add("--model", required=True, type=expanduser, help=known).completer = known_names
-    given = "a folder of vectors (safetensors, npy, npz) that are measured instead of those of --model on --data"
+    given = "a folder of vectors (safetensors, npy) that are measured instead of those of --model on --data"
     add("--vectors", type=expanduser, action=Instead, help=given)
     add_measurement("all")
     add("--workers", **WORKERS)

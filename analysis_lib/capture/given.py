@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import struct
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -28,34 +27,23 @@ from analysis_lib.errors import AnalysisError, refuse_all, require_path
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
 
-# The beginnings of words of a name that say what its vectors are; those of other names are hidden.
-SPACES = {"final": "final", "quer": "query", "key": "key", "value": "value"}
+# A name of vectors: a number of a layer, after the word for their space; without one, they are hidden.
+_NAME = re.compile(r"(?:(layer|hidden|final|query|key|value)_)?([0-9]{1,6})")
+# In the name of a file, the number of a part of these vectors.
+_PART = re.compile(r"-part_[0-9]+$")
 # By their names in safetensors files.
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # So many rows are hashed at once.
 ROWS = 4096
-ENDINGS = (".safetensors", ".npy", ".npz")
-# A number of a layer has no more.
-MOST_DIGITS = 6
-# Python reads no number of more digits than 4,300.
-MOST_SORTED = 4000
-# What of a file is no vectors.
-TOLD = ("lengths", "units")
-# Words of a name before the number of a layer, the surest first; else it is a number that stands alone, or the first.
-LAYER_NUMBERS = (
-    re.compile(r"layers?[^a-z0-9]*(\d+)"),
-    re.compile(r"(?<![a-z])(?:blocks?|h)[^a-z0-9]*(\d+)"),
-    re.compile(r"(?<![a-z0-9-])(\d+)(?![a-z0-9])"),
-    re.compile(r"(?<!-)(\d+)"),
-)
-# Numbers of a name by which vectors are others, not those of further texts.
-APART = re.compile(r"(layers?|blocks?|(?<![a-z])h|checkpoint|step|epoch|seed)[^a-z0-9]*\d+")
+ENDINGS = (".safetensors", ".npy")
+# Arrays of a file that describe the texts and are no vectors.
+DESCRIPTIONS = ("lengths", "units")
 
 
 class Text(NamedTuple):
     """Which of the vectors are those of a text: ``length`` of them, from ``start`` on.
 
-    Where they are known by a mask, ``kept`` are their places in the row of the text.
+    Where they are known by a mask, ``kept`` are their indices in the row of the text.
     """
 
     number: int
@@ -64,7 +52,7 @@ class Text(NamedTuple):
     kept: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
-        """What tells it from other texts, as far as vectors do."""
+        """The bytes by which it differs from other texts, as far as vectors do."""
         return struct.pack("<q", self.length) + np.array(self.kept, "<i8").tobytes()
 
     @property
@@ -80,7 +68,7 @@ class Part:
     Attributes:
         name: of the file, or what it was given as.
         opened: gives the array, or what is sliced like one.
-        lengths: of the texts in it; empty where that is not told, None where it is one text.
+        lengths: of the texts in it; empty where these are not known, None where it is one text.
     """
 
     name: str
@@ -90,25 +78,32 @@ class Part:
     @cached_property
     def shape(self) -> tuple[int, ...]:
         array = self.opened()
-        return tuple(array.get_shape() if hasattr(array, "get_shape") else getattr(array, "shape", ()))
+        shape = getattr(array, "shape", ())
+        if hasattr(array, "get_shape"):
+            shape = array.get_shape()
+        return tuple(shape)
 
     @cached_property
     def dtype(self) -> str:
         """As torch names it; what else there is, as it is named."""
         array = self.opened()
-        found = array.get_dtype() if hasattr(array, "get_dtype") else getattr(array, "dtype", type(array).__name__)
-        return FLOATS.get(found, getattr(found, "name", str(found).removeprefix("torch.")))
+        dtype = getattr(array, "dtype", type(array).__name__)
+        if hasattr(array, "get_dtype"):
+            dtype = array.get_dtype()
+        return FLOATS.get(dtype, getattr(dtype, "name", str(dtype).removeprefix("torch.")))
 
     def rows(self, *which: slice) -> Tensor:
-        found = self.opened()[which[0] if len(which) == 1 else which]
-        if isinstance(found, Tensor):
-            return found.detach()
-        if hasattr(found, "toarray"):
-            return torch.from_numpy(found.toarray())
+        # A sparse array takes no tuple of one slice.
+        chosen = which[0] if len(which) == 1 else which
+        values = self.opened()[chosen]
+        if isinstance(values, Tensor):
+            return values.detach()
+        if hasattr(values, "toarray"):
+            return torch.from_numpy(values.toarray())
         if self.dtype == "bfloat16":
             # As JAX has it, of which torch knows the bits alone.
-            return torch.from_numpy(np.array(found).view(np.int16)).view(torch.bfloat16)
-        return torch.from_numpy(np.array(found, self.dtype))
+            return torch.from_numpy(np.array(values).view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(np.array(values, self.dtype))
 
 
 class Source:
@@ -117,7 +112,7 @@ class Source:
     Attributes:
         padded: whether a row is a text, with padding at its end, rather than a vector.
         bounds: before how many rows each part begins, and the number of all.
-        lengths: of the texts; empty unless all parts tell them.
+        lengths: of the texts; empty unless they are known of all parts.
     """
 
     def __init__(self, layer: int, space: str, parts: Sequence[Part]):
@@ -135,14 +130,21 @@ class Source:
                 raise AnalysisError(f"{both}, and both are of {self.name}: give one width, and one form")
         self.padded = len(first.shape) > axes
         self.bounds = [0, *itertools.accumulate(part.shape[0] for part in parts)]
-        # A part that is one text is as long as it is; a row of a padded one may be as long as there is room.
-        told = [
-            p.lengths or ([p.shape[1]] * p.shape[0] if self.padded else p.shape[: p.lengths is None]) for p in parts
-        ]
-        self.lengths = [*itertools.chain(*told)] if all(told) else []
+        known = [self._lengths_of(part) for part in parts]
+        self.lengths = [*itertools.chain(*known)] if all(known) else []
+
+    def _lengths_of(self, part: Part) -> list[int]:
+        """The lengths of the texts in a part; empty where they are not known."""
+        if part.lengths:
+            return part.lengths
+        if self.padded:
+            # A row may be as long as there is room.
+            return [part.shape[1]] * part.shape[0]
+        is_one_text = part.lengths is None
+        return [part.shape[0]] if is_one_text else []
 
     def part_of(self, row: int) -> int:
-        """The place of the part that holds a row."""
+        """The index of the part that holds a row."""
         return bisect.bisect(self.bounds, row) - 1
 
     def refuse_other(self, lengths: list[int]) -> None:
@@ -179,10 +181,13 @@ class Source:
         first, last = texts[0], texts[-1]
         start, end = (first.number, last.number + 1) if self.padded else (first.start, last.start + last.length)
         pieces = []
-        for place in range(self.part_of(start), self.part_of(end - 1) + 1):
-            part, begin = self.parts[place], self.bounds[place]
-            rows = slice(max(start - begin, 0), min(end - begin, part.shape[0]))
-            pieces.append(part.rows(rows, *[slice(max(text.end for text in texts))] * self.padded))
+        longest = slice(max(text.end for text in texts))
+        for index in range(self.part_of(start), self.part_of(end - 1) + 1):
+            part, begin = self.parts[index], self.bounds[index]
+            which = [slice(max(start - begin, 0), min(end - begin, part.shape[0]))]
+            if self.padded:
+                which.append(longest)
+            pieces.append(part.rows(*which))
         if self.padded:
             kept = [[*text.kept] or slice(text.length) for text in texts]
             each = [row[which] for row, which in zip(itertools.chain(*pieces), kept, strict=True)]
@@ -190,19 +195,24 @@ class Source:
             each = torch.cat(pieces).split(lengths)
         values = wide(pad_sequence(each, batch_first=True))
         # A sum is ten times as fast as a look at each; that of large numbers may be infinite, too.
-        for utterance, token, *_ in [] if values.sum().isfinite() else (~values.isfinite()).nonzero()[:1].tolist():
+        if not values.sum().isfinite():
+            self._refuse_infinite(values, texts)
+        return values.unsqueeze(1) if values.dim() == 3 else values.transpose(1, 2)
+
+    def _refuse_infinite(self, values: Tensor, texts: Sequence[Text]) -> None:
+        for utterance, token, *_ in (~values.isfinite()).nonzero()[:1].tolist():
             text = texts[utterance]
-            part = self.parts[self.part_of(text.number if self.padded else text.start + token)]
+            row = text.number if self.padded else text.start + token
+            part = self.parts[self.part_of(row)]
             raise AnalysisError(
                 f"{part.name}: {self.name} has NaN or infinity in text {text.number + 1}: make its vectors again, in a "
                 f"precision that carries them, or leave the text out"
             )
-        return values.unsqueeze(1) if values.dim() == 3 else values.transpose(1, 2)
 
 
 @dataclass(frozen=True)
 class FolderSpec(ModelSpec):
-    """What another process needs to open the same folder."""
+    """The folder, for another process that opens it."""
 
 
 class GivenVectors:
@@ -211,64 +221,76 @@ class GivenVectors:
     Attributes:
         name: the folder, or ``vectors``.
         sources: by layer.
-        told: the lengths of the texts, and the unit that each is a part of, if files say so.
+        stored: the lengths of the texts, and the unit that each is a part of, if files hold them.
         spec: None of what is in memory.
     """
 
     kind, layout, device = "text", Layout(()), torch.device("cpu")
 
     def __init__(self, vectors: Mapping | Sequence | Path):
-        self.name, self.spec, self._paths, self.told = "vectors", None, {}, {name: [] for name in TOLD}
+        self.name = "vectors"
+        self.spec = None
+        self.stored = {name: [] for name in DESCRIPTIONS}
+        self._paths = {}
         if isinstance(vectors, Path | str):
             require_path("the folder of vectors", vectors)
-            self.name, self.spec = str(vectors), FolderSpec(str(Path(vectors).resolve()), None, "as stored", "cpu")
+            self.name = str(vectors)
+            self.spec = FolderSpec(str(Path(vectors).resolve()), None, "as stored", "cpu")
             named = self._in_folder(Path(vectors))
         else:
             named = _in_memory(vectors)
         parts: dict[tuple[int, str], list[Part]] = {}
-        names: dict[tuple[int, str], tuple[str, str]] = {}
+        names: dict[tuple[int, str], str] = {}
         for name, part in named:
-            place = _place(name, part.name)
-            # In files, the same name with other numbers is of further texts; in memory, each layer has one name.
-            alike = _without_numbers(name) if self._paths else name
-            known, first = names.setdefault(place, (alike, part.name))
-            if known != alike:
-                raise AnalysisError(
-                    f"{first} and {part.name} are both taken for layer {place[0]} ({place[1]}): name each by its "
-                    f"layer, as layer_3, or give them apart"
-                )
-            parts.setdefault(place, []).append(part)
+            layer, space = _layer_and_space(name, part.name)
+            first = names.setdefault((layer, space), name)
+            if first != name:
+                raise AnalysisError(f"{first} and {name} are both taken for layer {layer} ({space}): give them apart")
+            parts.setdefault((layer, space), []).append(part)
         if not parts:
-            raise AnalysisError(f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them")
-        self.sources = [Source(*place, parts[place]) for place in sorted(parts)]
+            raise AnalysisError(
+                f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them named as in layer_3"
+            )
+        self.sources = [Source(*key, parts[key]) for key in sorted(parts)]
 
     def _in_folder(self, folder: Path) -> Iterator[tuple[str, Part]]:
-        """The arrays of the files, in the order of the numbers in their names, each by what says its layer."""
+        """The arrays of the files, in the order of the numbers in their names, each with its name."""
         if not folder.is_dir():
             raise AnalysisError(f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files")
         files = {}
         faults = []
-        for path in sorted(folder.rglob("*"), key=_in_order):
-            name = path.relative_to(folder)
+        for path in sorted(folder.iterdir(), key=_natural_order):
             # What is hidden may be of a measurement under way.
-            if path.suffix not in ENDINGS or any(part.startswith(".") for part in name.parts):
+            if path.suffix not in ENDINGS or path.name.startswith("."):
                 continue
             try:
-                files[path] = packages.read(path, _arrays, "make it again with safetensors, np.save or np.savez")
+                files[path] = packages.read(path, _arrays, "make it again with safetensors or np.save")
             except AnalysisError as error:
                 faults.append(str(error))
         refuse_all(faults)
         for path, arrays in files.items():
-            name = path.relative_to(folder)
-            self._paths[str(name)] = path
-            own = {key: np.asarray(arrays.pop(key)()[:]).tolist() for key in TOLD if key in arrays}
-            for key in own:
-                # Lengths beside vectors are of the texts in that file.
-                self.told[key] += own[key] if key == "units" or not arrays else []
+            self._paths[path.name] = path
+            lengths = self._take_descriptions(arrays)
+            name = _PART.sub("", path.stem)
+            if len(arrays) == 1 and _NAME.fullmatch(name):
+                (opened,) = arrays.values()
+                yield name, Part(str(path), opened, lengths)
+                continue
             for array, opened in arrays.items():
-                by_array = len(arrays) > 1 or not re.search(r"\d", name.stem)
-                part = Part(f"{path} ({array})" if by_array else str(path), opened, own.get("lengths", []))
-                yield array if by_array else str(name.with_suffix("")), part
+                yield array, Part(f"{path} ({array})", opened, lengths)
+
+    def _take_descriptions(self, arrays: dict[str, Callable[[], Any]]) -> list[int]:
+        """Take what describes texts out of the arrays of a file; the lengths of the texts in it."""
+        own = {}
+        for name in DESCRIPTIONS:
+            if name in arrays:
+                own[name] = np.asarray(arrays.pop(name)()[:]).tolist()
+        lengths = own.get("lengths", [])
+        self.stored["units"] += own.get("units", [])
+        if not arrays:
+            # Beside vectors, lengths are of the texts in that file.
+            self.stored["lengths"] += lengths
+        return lengths
 
     @property
     def model(self) -> "GivenVectors":
@@ -277,7 +299,8 @@ class GivenVectors:
 
     @property
     def dtype(self) -> str:
-        return ", ".join(sorted({part.dtype for source in self.sources for part in source.parts}))
+        parts = itertools.chain.from_iterable(source.parts for source in self.sources)
+        return ", ".join(sorted({part.dtype for part in parts}))
 
     @cached_property
     def files(self) -> dict[str, str]:
@@ -310,21 +333,23 @@ class GivenVectors:
             if lengths is not None:
                 raise AnalysisError(f"{self.name}: both lengths and mask are given: leave one of them out")
             return self._masked_texts(_mask_rows(mask))
-        if lengths is None and not (lengths := self.told["lengths"]):
+        if lengths is None and not (lengths := self.stored["lengths"]):
             known = [source for source in self.sources if source.lengths]
             lengths = known[0].lengths if known else []
             for source in known:
                 if source.lengths != lengths:
                     raise AnalysisError(f"{source.name} tells other lengths than {known[0].name}: give lengths of all")
-        lengths = np.asarray(lengths.cpu() if isinstance(lengths, Tensor) else lengths)
+        if isinstance(lengths, Tensor):
+            lengths = lengths.cpu()
+        lengths = np.asarray(lengths)
         if not lengths.size:
             raise AnalysisError(
                 f"{self.name}: how many vectors each text has is not known: give lengths, in a folder as lengths.npy; "
                 f"1 for each where a vector stands for a whole text"
             )
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-            found = f"{lengths.dtype} of the shape {lengths.shape}"
-            raise AnalysisError(f"{self.name}: the lengths of the texts are {found}: give a whole number for each")
+            form = f"{lengths.dtype} of the shape {lengths.shape}"
+            raise AnalysisError(f"{self.name}: the lengths of the texts are {form}: give a whole number for each")
         for number in np.flatnonzero(lengths < 1)[:1]:
             raise AnalysisError(f"{self.name}: text {number + 1} has the length {lengths[number]}: leave it out")
         lengths = lengths.tolist()
@@ -333,7 +358,7 @@ class GivenVectors:
         return [*map(Text, itertools.count(), itertools.accumulate(lengths, initial=0), lengths)]
 
     def _masked_texts(self, rows: Sequence[np.ndarray]) -> list[Text]:
-        """The texts of padded vectors, each with the places at which its row of a mask is 1."""
+        """The texts of padded vectors, each with the indices at which its row of a mask is 1."""
         for source in self.sources:
             source.refuse_mask(rows)
         texts, start = [], 0
@@ -351,11 +376,11 @@ class GivenVectors:
         """Neighbouring texts and their groups, of at most ``tokens_per_batch`` vectors, padding included."""
         reading.utterances += len(texts)
         start = longest = 0
-        for place, text in enumerate(texts):
+        for number, text in enumerate(texts):
             longest = max(longest, text.length)
-            if place > start and (place + 1 - start) * longest > settings.tokens_per_batch:
-                yield texts[start:place], tuple(groups[start:place])
-                start, longest = place, text.length
+            if number > start and (number + 1 - start) * longest > settings.tokens_per_batch:
+                yield texts[start:number], tuple(groups[start:number])
+                start, longest = number, text.length
         yield texts[start:], tuple(groups[start:])
 
     def run(
@@ -419,12 +444,17 @@ def _sparse_rows(given: Tensor) -> Any:
 
 def _refuse_steps(vectors: Sequence) -> None:
     """Raise an AnalysisError for the ``hidden_states`` of ``generate``: steps of layers, not layers of texts."""
-    shapes = [{tuple(getattr(array, "shape", ())) for array in step} for step in vectors if isinstance(step, tuple)]
-    if len(shapes) < 2 or len(shapes) != len(vectors) or any(len(of_step) != 1 for of_step in shapes):
-        return
-    forms = [next(iter(of_step)) for of_step in shapes]
+    shapes = []
+    for step in vectors:
+        shapes_of_step = set()
+        if isinstance(step, tuple):
+            shapes_of_step = {tuple(getattr(array, "shape", ())) for array in step}
+        if len(shapes_of_step) != 1:
+            return
+        shapes += shapes_of_step
     # Each step after the prompt makes one token.
-    if all(len(form) == 3 and form[1] == 1 for form in forms[1:]) and len(forms[0]) == 3:
+    is_token = [len(shape) == 3 and shape[1] == 1 for shape in shapes[1:]]
+    if is_token and all(is_token) and len(shapes[0]) == 3:
         raise AnalysisError(
             "the vectors are tuples of arrays of one token, as the hidden_states of generate are, which holds layers "
             "in steps: give {layer: torch.cat([step[layer] for step in hidden_states], 1)} of each layer, with mask= "
@@ -435,8 +465,10 @@ def _refuse_steps(vectors: Sequence) -> None:
 def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
     """The rows of a mask, or of a list of masks, one for each array."""
     parts = mask if isinstance(mask, list | tuple) else [mask]
-    arrays = [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in parts]
-    rows = [row for array in arrays for row in (array if array.ndim == 2 else [array])]
+    rows = []
+    for part in parts:
+        array = np.asarray(part.cpu()) if isinstance(part, Tensor) else np.asarray(part)
+        rows += [*array] if array.ndim == 2 else [array]
     for row in rows:
         if row.ndim != 1 or row.dtype.kind not in "biuf" or not np.isin(row, (0, 1)).all():
             raise AnalysisError(
@@ -446,63 +478,34 @@ def _mask_rows(mask: Sequence | np.ndarray | Tensor) -> list[np.ndarray]:
     return rows
 
 
-def _place(name: str, origin: str) -> tuple[int, str]:
-    """The layer and the space of vectors, by what they are called."""
-    layer = next(filter(None, (pattern.search(name.lower()) for pattern in LAYER_NUMBERS)), None)
-    if layer is None:
-        raise AnalysisError(f"{origin}: no number says of which layer its vectors are: name them as in layer_3")
-    if re.search(r"layers?[^a-z0-9-]+-\d", name.lower()):
-        raise AnalysisError(f"{origin}: layers are counted from 0: name its vectors as in layer_3")
-    if len(layer[1]) > MOST_DIGITS:
-        raise AnalysisError(f"{origin}: {layer[1][:20]} is no number of a layer: name its vectors as in layer_3")
-    word = re.search(rf"(?<![a-z])({'|'.join(SPACES)})", name.lower())
-    return int(layer[1]), SPACES[word[1]] if word else "hidden"
+def _layer_and_space(name: str, origin: str) -> tuple[int, str]:
+    """The layer and the space of vectors that are called ``layer_3``, ``key_3`` or ``3``."""
+    known = _NAME.fullmatch(name)
+    if known is None:
+        raise AnalysisError(f"{origin}: name its vectors as in layer_3, query_3, key_3, value_3 or final_3")
+    space, layer = known.groups("hidden")
+    return int(layer), "hidden" if space == "layer" else space
 
 
-def _without_numbers(name: str) -> str:
-    """A name without the numbers that count further texts, such as those of parts and batches."""
-    kept = [match.group() for match in APART.finditer(name.lower())]
-    return " ".join([*re.findall("[a-z]+", name.lower()), *kept])
-
-
-def _in_order(path: Path) -> list[tuple[int, str]]:
-    """What sorts files by the numbers in their names: part 10 comes after part 9."""
-    return [(int(number[:MOST_SORTED] or -1), word) for number, word in re.findall(r"(\d+)|(\D+)", str(path))]
+def _natural_order(path: Path) -> list[int | str]:
+    """A key that sorts files by the numbers in their names: part 10 comes after part 9."""
+    pieces = re.split(r"([0-9]+)", path.stem)
+    return [int(piece) if piece.isdecimal() else piece for piece in pieces]
 
 
 def _arrays(path: Path) -> dict[str, Callable[[], Any]]:
-    """What opens each array of a file, by its name, without reading it."""
+    """By the name of each array of a file, a function that opens it without reading it."""
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
             names = file.keys()
-        found = {name: partial(_tensor, path, name) for name in names}
-    elif path.suffix == ".npz":
-        with zipfile.ZipFile(path) as archive:
-            found = {
-                member.filename.removesuffix(".npy"): partial(_mapped, path, member) for member in archive.filelist
-            }
+        arrays = {name: partial(_tensor, path, name) for name in names}
     else:
-        found = {path.stem: partial(np.load, path, mmap_mode="r", allow_pickle=False)}
-    for opened in found.values():
+        arrays = {path.stem: partial(np.load, path, mmap_mode="r", allow_pickle=False)}
+    for opened in arrays.values():
         opened()
-    return found
+    return arrays
 
 
 def _tensor(path: Path, name: str) -> Any:
     with safe_open(path, "pt") as file:
         return file.get_slice(name)
-
-
-def _mapped(path: Path, member: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an archive, as ``np.load`` maps one that is alone."""
-    if member.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("it is compressed, so that no part of it can be read")
-    with path.open("rb") as file:
-        file.seek(member.header_offset + 26)
-        file.seek(sum(struct.unpack("<HH", file.read(4))), 1)
-        first = np.lib.format.read_magic(file) == (1, 0)
-        read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")

@@ -1,23 +1,29 @@
-"""What a corpus is: texts, pairs of texts, images or sounds in order, with their classes where they have any."""
+"""The corpus: texts, pairs of texts, images or sounds, in order and perhaps with classes."""
 
 import hashlib
 import logging
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from analysis_lib.errors import AnalysisError, in_order, require_choice, require_text, require_whole
-
-# Categories of characters that show nothing: controls, formats and separators. Half of a character is none of them.
-_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
-# Letters and marks that show nothing, either: fillers of Hangul and Braille, and selectors of variants.
-_FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180c\u180d\u180f") | frozenset(
-    map(chr, range(0xFE00, 0xFE10))
+from analysis_lib.errors import (
+    AnalysisError,
+    in_order,
+    near_names,
+    require_choice,
+    require_text,
+    require_whole,
 )
+
+# Categories of characters that show nothing: controls, formats and separators.
+_INVISIBLE = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+# Letters and marks that show nothing, either: fillers of Hangul and Braille, variant selectors.
+_FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\u180b\u180c\u180d\u180f"}
+_FILLERS |= {chr(code) for code in range(0xFE00, 0xFE10)}
 PLURAL = {"text": "texts", "image": "images", "audio": "sounds", "vectors": "texts"}
 
 
@@ -28,19 +34,17 @@ class Pair(NamedTuple):
     second: str
 
 
-class Labelled(NamedTuple):
-    """A text, or a pair of texts, its class, and the unit that it is a part of, where it has one."""
-
-    text: str | Pair
-    label: str
-    unit: str | None = None
-
-
 class Example(NamedTuple):
-    """A text, an image or a sound with its label, and the unit that it is a part of, where it has these."""
+    """An item of a corpus as it is read.
+
+    Attributes:
+        item: a text, a :class:`Pair`, an image or a sound.
+        label: its class: for a text the name, else a number; None where there are no classes.
+        unit: what it is a part of, such as an article; None where it is a unit of its own.
+    """
 
     item: object
-    label: int | None = None
+    label: str | int | None = None
     unit: str | None = None
 
 
@@ -50,14 +54,14 @@ class Corpus:
 
     Attributes:
         name: the specification it was loaded from.
-        items: the texts or pairs of texts, none of them blank; or images or sounds, each read from its file by its
-            ``load()``.
+        items: the texts or pairs of texts, none of them blank; or images or sounds, each read from
+            its file by its ``load()``.
         blank: how many blank lines or cells were left out.
         kind: what the items are: text, image or audio, or the vectors of texts.
         labels: the class of each item, an index into ``classes``, where the corpus has classes.
         classes: their names, sorted.
-        units: for each item, the unit that was drawn independently of the others, such as the article that a sentence
-            is from, or the picture that a tile is cut from; None where each item is one.
+        units: for each item, the unit that was drawn independently of the others, such as the
+            article that a sentence is from; None where each item is one.
         unit_column: the column of a table that the units were read from, where they were.
     """
 
@@ -75,30 +79,43 @@ class Corpus:
         require_choice("kind", self.kind, [*PLURAL])
         object.__setattr__(self, "blank", require_whole("blank", self.blank))
         if isinstance(self.items, str | bytes) or not isinstance(self.items, Sequence):
-            raise AnalysisError(f"{self.name}: its items are {str(self.items)[:20]!r}: give a list of them")
-        for name in ("labels", "units"):
-            each = getattr(self, name)
-            if each is not None:
-                in_order(f"{self.name}: {name}", each, "a list, one for each item")
-            if each is not None and len(each) != len(self.items):
-                raise AnalysisError(f"{self.name} has {len(self.items)} items and {len(each)} {name}: give one of each")
+            given = repr(str(self.items)[:20])
+            raise AnalysisError(f"{self.name}: its items are {given}: give a list of them")
+        self._refuse_length("labels", self.labels)
+        self._refuse_length("units", self.units)
         if self.classes is not None:
             in_order(f"{self.name}: classes", self.classes, "their names in a list")
         if self.kind == "text" and isinstance(self.items, list | tuple):
-            for number, item in enumerate(self.items, 1):
-                place = f"{self.name}: item {number}"
-                if not isinstance(item, str | Pair):
-                    raise AnalysisError(f"{place} is of type {type(item).__name__}: give texts, or each pair as a Pair")
-                if isinstance(item, Pair) != isinstance(self.items[0], Pair):
-                    raise AnalysisError(f"{place} is a {type(item).__name__}, and the first is not: give one kind")
-                if is_blank(item):
-                    raise AnalysisError(f"{place} is blank: leave it out, as load_corpus does")
-                encodable(place, _whole(item))
+            self._refuse_texts()
+
+    def _refuse_length(self, attribute: str, values: Sequence | None) -> None:
+        if values is None:
+            return
+        in_order(f"{self.name}: {attribute}", values, "a list, one for each item")
+        if len(values) != len(self):
+            counts = f"{len(self)} items and {len(values)} {attribute}"
+            raise AnalysisError(f"{self.name} has {counts}: give one of each")
+
+    def _refuse_texts(self) -> None:
+        is_pair = [isinstance(item, Pair) for item in self.items]
+        for number, item in enumerate(self.items, 1):
+            name = f"{self.name}: item {number}"
+            kind = type(item).__name__
+            if not isinstance(item, str | Pair):
+                raise AnalysisError(f"{name} is of type {kind}: give texts, or each pair as a Pair")
+            if is_pair[number - 1] != is_pair[0]:
+                raise AnalysisError(f"{name} is a {kind}, and the first is not: give one kind")
+            if is_blank(item):
+                raise AnalysisError(f"{name} is blank: leave it out, as load_corpus does")
+            refuse_half_characters(name, item)
 
     def __repr__(self) -> str:
-        units = "" if self.units is None else f" from {len(set(self.units)):,} units"
-        classes = f", of the classes {', '.join(map(str, self.classes[:9]))}" if self.classes else ""
-        return f"<Corpus {self.name}: {len(self):,} {PLURAL[self.kind]}{units}{classes}>"
+        count = f"{len(self):,} {PLURAL[self.kind]}"
+        if self.units is not None:
+            count += f" from {len(set(self.units)):,} units"
+        if self.classes:
+            count += f", of the classes {', '.join(map(str, self.classes[:9]))}"
+        return f"<Corpus {self.name}: {count}>"
 
     @property
     def texts(self) -> Sequence[str]:
@@ -108,108 +125,161 @@ class Corpus:
             AnalysisError: the items are images, sounds or pairs of texts.
         """
         if self.kind != "text":
-            raise AnalysisError(f"{self.name} holds {PLURAL[self.kind]} where texts are wanted: give a corpus of texts")
+            kind = PLURAL[self.kind]
+            raise AnalysisError(
+                f"{self.name} holds {kind} where texts are wanted: give a corpus of texts"
+            )
         if any(isinstance(item, Pair) for item in self.items):
-            raise AnalysisError(f"{self.name} holds pairs of texts where single ones are wanted: name one column")
+            raise AnalysisError(
+                f"{self.name} holds pairs of texts where single ones are wanted: name one column"
+            )
         return self.items
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of the items' content: of the texts, or of the files as they are stored."""
-        text = self.kind == "text"
-        digest = hashlib.sha256(b"" if text else self.kind.encode())
-        for number, item in enumerate(self.items):
-            if text:
-                joined = item if isinstance(item, str) else "\1".join(item)
-                digest.update(b"\0" * (number > 0) + joined.encode())
-            else:
+        """The hash of the content: of the texts, or of the files as they are stored."""
+        digest = hashlib.sha256()
+        separator = b""
+        if self.kind != "text":
+            digest.update(self.kind.encode())
+        for item in self.items:
+            if self.kind != "text":
                 digest.update(item.digest())
+                continue
+            text = item if isinstance(item, str) else "\1".join(item)
+            digest.update(separator + text.encode())
+            separator = b"\0"
         return digest.hexdigest()
 
     def take(self, indices: Iterable[int]) -> "Corpus":
         """The corpus of the items at ``indices``, in that order, with their labels.
 
-        >>> Corpus("animals", ["cat", "dog", "owl"], labels=[0, 0, 1], classes=["mammal", "bird"]).take([2, 0]).items
+        >>> Corpus("animals", ["cat", "dog", "owl"]).take([2, 0]).items
         ['owl', 'cat']
         """
         last = len(self) - 1
-        indices = [require_whole("a place", i, 0, last) for i in in_order("the places", indices, "a list of them")]
-        kept = {name: getattr(self, name) for name in ("items", "labels", "units")}
+        indices = in_order("the indices", indices, "a list of them")
+        indices = [require_whole("an index", index, 0, last) for index in indices]
+
+        def taken(values: Sequence | None) -> list | None:
+            return None if values is None else [values[index] for index in indices]
+
         return replace(
-            self, **{name: whole if whole is None else [whole[i] for i in indices] for name, whole in kept.items()}
+            self,
+            items=taken(self.items),
+            labels=taken(self.labels),
+            units=taken(self.units),
         )
 
     def groups(self, count: int) -> list[int]:
         """The group of each item, of ``count``: a union of whole units, in blocks of neighbours.
 
-        Where items are units themselves, each block has the same share of every class, whatever their order.
+        Where items are units themselves, each block has the same share of every class, whatever
+        their order.
 
         >>> Corpus("tiles", [*"abcde"], units=["one", "one", "two", "three", "three"]).groups(20)
         [0, 0, 1, 2, 2]
-        >>> Corpus("calls", [*"abcdef"], labels=[0, 0, 1, 1, 1, 1], classes=["cat", "dog"]).groups(2)
+        >>> Corpus("calls", [*"abcdef"], labels=[0, 0, 1, 1, 1, 1]).groups(2)
         [0, 1, 0, 0, 1, 1]
         """
         count = require_whole("the number of groups", count, 1)
         if self.units is None:
-            labels, depths = np.asarray([0] * len(self) if self.labels is None else self.labels), np.empty(len(self))
-            for label in np.unique(labels):
-                members = np.flatnonzero(labels == label)
-                depths[members] = (np.arange(len(members)) + 0.5) / len(members)
-            places = depths.argsort(kind="stable").argsort()
+            ranks = self._ranks_within_classes()
         else:
-            known = {unit: place for place, unit in enumerate(dict.fromkeys(self.units))}
-            places = np.array([known[unit] for unit in self.units])
-        return (places * count // max(places.max() + 1, count)).tolist()
+            first_seen = {unit: rank for rank, unit in enumerate(dict.fromkeys(self.units))}
+            ranks = np.array([first_seen[unit] for unit in self.units])
+        blocks = max(ranks.max() + 1, count)
+        return (ranks * count // blocks).tolist()
+
+    def _ranks_within_classes(self) -> np.ndarray:
+        """The rank of each item by how far into its class it stands."""
+        labels = np.zeros(len(self)) if self.labels is None else np.asarray(self.labels)
+        depths = np.empty(len(self))
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            depths[members] = (np.arange(len(members)) + 0.5) / len(members)
+        return depths.argsort(kind="stable").argsort()
 
     def __len__(self) -> int:
         return len(self.items)
 
 
+class Reader(NamedTuple):
+    """How a corpus is read.
+
+    Attributes:
+        name: of the corpus, for errors and pages.
+        kind: text, image or audio.
+        read: gives its examples in order.
+        identity: gives a short text that changes when the corpus does.
+        fits_in_memory: whether all texts may be held; else they are written to a file as they come.
+    """
+
+    name: str
+    kind: str
+    read: Callable[[], Iterable[Example]]
+    identity: Callable[[], str]
+    fits_in_memory: bool = True
+
+
 @dataclass(frozen=True)
-class Source:
+class KnownCorpus:
     """A corpus known by name.
 
     Attributes:
         description: a line for the list of known corpora.
-        splits: how each split is read, the default one first. A split of texts is a list of texts, pairs,
-            :class:`Labelled` or :class:`Example`; one of images or sounds yields an :class:`Example` of each.
-        origin: what a split's items come from: a pinned package, or a pinned revision on the hub.
-        kind: what the items are: text, image or audio.
+        splits: their names, that of the default one first.
+        examples: gives the examples of a split in order.
+        origin: gives what a split comes from: a pinned package, or a pinned revision on the hub.
+        kind: text, image or audio.
     """
 
     description: str
-    splits: dict[str, Callable[[], Iterable]]
+    splits: Sequence[str]
+    examples: Callable[[str], Iterable[Example]]
     origin: Callable[[str], str]
     kind: str = "text"
 
+    def reader(self, spec: str) -> Reader:
+        """How a split is read, as in ``reviews:test``; the default one where none is named.
 
-class Located(NamedTuple):
-    """What a specification names: the kind of its items, how they are read, and what identifies them."""
+        Raises:
+            AnalysisError: there is no such split.
+        """
+        name, colon, split = spec.partition(":")
+        if colon and not split.strip():
+            known = ", ".join(self.splits)
+            raise AnalysisError(f"{spec} names no split: give one of {known}, or {name}")
+        split = split or self.splits[0]
+        if split not in self.splits:
+            raise AnalysisError(f"{name} has no split {split}: {near_names(split, self.splits)}")
+        return Reader(
+            spec,
+            self.kind,
+            lambda: self.examples(split),
+            lambda: f"{spec} from {self.origin(split)}",
+        )
 
-    kind: str
-    read: Callable[[], Iterable]
-    identity: Callable[[], str]
 
-
-def encodable(place: str, text: str) -> str:
-    """The text; an AnalysisError if it holds half of a character, as broken JSON may."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise AnalysisError(
-                f"{place} holds half of a character (\\u{ord(text[error.start]):x}): mend it"
-            ) from error
-    return text
+def refuse_half_characters(name: str, text: str | Pair) -> None:
+    """Raise an AnalysisError for half of a surrogate pair, as broken JSON may hold."""
+    text = _joined(text)
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(text[error.start]):x}"
+        raise AnalysisError(f"{name} holds half of a character ({code}): mend it") from error
 
 
 def is_blank(text: str | Pair) -> bool:
-    """Whether a text, or both texts of a pair, hold nothing that can be seen: white space, or zero-width characters.
+    """Whether a text, or both texts of a pair, show nothing: white space, zero-width characters.
 
     >>> is_blank("\\u200b \\ufeff"), is_blank("a\\u200b")
     (True, False)
     """
-    return all(map(_is_invisible, _whole(text)))
+    return all(map(_is_invisible, _joined(text)))
 
 
 def _is_invisible(letter: str) -> bool:
@@ -217,13 +287,34 @@ def _is_invisible(letter: str) -> bool:
     return letter.isspace() or category in _INVISIBLE or letter in _FILLERS
 
 
-def _whole(text: str | Pair) -> str:
+def _joined(text: str | Pair) -> str:
     # A string is joined letter by letter: of a million texts, that takes seconds.
     return text if isinstance(text, str) else "".join(text)
 
 
-def whole_units(name: str, units: Sequence[str | None], column: str | None = None) -> list[str] | None:
-    """The unit of each item, where one that is not known makes a unit of its own; None if none is known.
+def checked(name: str, examples: Iterable[Example]) -> Iterator[Example]:
+    """The examples of a corpus of texts, each checked as it is read.
+
+    Raises:
+        AnalysisError: half of a character; a pair with one side empty; a class without a text or a
+            text without a class where texts have classes: in labelled data, a gap is a mistake.
+    """
+    for number, example in enumerate(examples, 1):
+        text, label = example.item, example.label
+        refuse_half_characters(f"{name}: item {number}", text)
+        if label is not None and is_blank(text):
+            raise AnalysisError(f"{name}: example {number} has no text: mend or remove it")
+        if label is not None and not label.strip():
+            raise AnalysisError(f"{name}: example {number} has no class: label or remove it")
+        if isinstance(text, Pair) and is_blank(text.first) != is_blank(text.second):
+            raise AnalysisError(f"{name}: one side of pair {number} is empty: mend or remove it")
+        yield example
+
+
+def whole_units(
+    name: str, units: Sequence[str | None], column: str | None = None
+) -> list[str] | None:
+    """The unit of each item, an unknown one being a unit of its own; None if none is known.
 
     Args:
         name: of the corpus, for errors and notes.
@@ -239,27 +330,13 @@ def whole_units(name: str, units: Sequence[str | None], column: str | None = Non
     missing = known.count(None)
     if missing == len(known):
         if column is not None and known:
-            raise AnalysisError(f"{name}: the column {column} is empty: name one that says what each text is a part of")
+            raise AnalysisError(
+                f"{name}: the column {column} is empty: "
+                "name one that says what each text is a part of"
+            )
         return None
     if missing and column is not None:
         note = "note: %d of %d texts of %s have no %s, and are units of their own"
         logging.getLogger(__name__).warning(note, missing, len(known), name, column)
     # No name in a text file begins with a zero byte.
-    return [f"\0{place}" if unit is None else unit for place, unit in enumerate(known)]
-
-
-def refuse_gaps(name: str, rows: Sequence[Labelled]) -> None:
-    """Raise an AnalysisError if a row lacks its text or class: in labelled data, a gap is a mistake."""
-    for number, row in enumerate(rows, 1):
-        if is_blank(row.text):
-            raise AnalysisError(f"{name}: example {number} has no text: mend or remove it")
-        if not row.label.strip():
-            raise AnalysisError(f"{name}: example {number} has no class: label or remove it")
-    refuse_half_pairs(name, [row.text for row in rows])
-
-
-def refuse_half_pairs(name: str, texts: Sequence[str | Pair]) -> None:
-    """Raise an AnalysisError if one text of a pair is blank and the other is not."""
-    for number, text in enumerate(texts, 1):
-        if isinstance(text, Pair) and is_blank(text.first) != is_blank(text.second):
-            raise AnalysisError(f"{name}: one side of pair {number} is empty: mend or remove it")
+    return [f"\0{number}" if unit is None else unit for number, unit in enumerate(known)]

@@ -1,22 +1,26 @@
-"""The corpora of Fosse et al. (2023) as folders of CSV files, laid out as ``data/README.md`` says."""
+"""The corpora of Fosse et al. (2023) as folders of CSV files, laid out as ``data/README.md`` says.
+
+A new one is an entry of ``data/folders.yml``.
+"""
 
 import hashlib
 import os
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis_lib.corpora.corpus import Labelled, Located, refuse_gaps
+from analysis_lib.corpora.corpus import Example, Reader, checked
 from analysis_lib.corpora.files import read_column
-from analysis_lib.corpora.media import read_bytes
 from analysis_lib.corpora.packages import entries
+from analysis_lib.corpora.reading import read_bytes
 from analysis_lib.corpora.splits import divided
 from analysis_lib.errors import AnalysisError, near_names, shown
 
 # The marks that word-level corpora set apart, with the blank before them.
-_SET_APART = re.compile(r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ")
+_SET_APART = re.compile(
+    r" (?=[.,;:!?)%\u201d]|n't\b|'(?:s|m|d|re|ve|ll)\b)|(?<=[($\u201c]) ",
+)
 
 
 def join_words(text: str) -> str:
@@ -43,7 +47,7 @@ FOLDERS = entries("folders.yml", _Folder)
 
 
 def title(name: str) -> str:
-    """What a corpus is called in figures and sentences: its proper name, or the last part of its path.
+    """The proper name of a corpus, or the last part of its path, as figures and sentences have it.
 
     Matplotlib sets what stands between two ``$`` as mathematics.
 
@@ -57,9 +61,9 @@ def title(name: str) -> str:
     return known.title if known else last.replace("$", "_")
 
 
-def located(spec: str) -> Located | None:
-    """The split of a folder that ``spec`` names, the first one if it names none; None if it names no such folder."""
-    path, split = Path(spec), None
+def folder_reader(spec: str) -> Reader | None:
+    """How a split of such a folder is read, the first where none is named; None for other names."""
+    path, split = Path(spec), ""
     if path.name not in FOLDERS and ":" in spec:
         before, split = spec.rsplit(":", 1)
         path = Path(before)
@@ -67,36 +71,45 @@ def located(spec: str) -> Located | None:
     if path.name not in FOLDERS or not os.path.isdir(path):
         return None
     splits = FOLDERS[path.name].splits
-    split = next(iter(splits)) if split is None else split
+    if path == Path(spec):
+        split = next(iter(splits))
     if split not in splits:
         raise AnalysisError(f"{path} has no split {split}: {near_names(split, splits)}")
-    return Located("text", partial(_read, path, split), partial(_identity, path, split))
+    return Reader(spec, "text", lambda: _read(path, split), lambda: _identity(path, split))
 
 
-def _read(folder: Path, split: str) -> list[Labelled]:
+def _read(folder: Path, split: str) -> list[Example]:
     layout = FOLDERS[folder.name]
-    found = {path: read_column(path, layout.columns) for path in _files(folder, split)}
-    for path, rows in found.items():
-        # Here, where an example still has its place in a file.
-        refuse_gaps(str(path), rows)
-    rows = [row for rows in found.values() for row in rows]
+    examples = []
+    for path in _files(folder, split):
+        # Checked here, where an example still has its number in a file.
+        examples += checked(str(path), read_column(path, layout.columns))
     if layout.shares:
-        rows = divided(rows, split, *layout.shares)
+        examples = divided(examples, split, *layout.shares)
     if split in layout.set_apart:
-        rows = [row._replace(text=row.text._make(map(join_words, row.text))) for row in rows]
-    return rows
+        examples = [_joined_words(example) for example in examples]
+    return examples
+
+
+def _joined_words(example: Example) -> Example:
+    pair = example.item
+    return example._replace(item=pair._make(map(join_words, pair)))
 
 
 def _files(folder: Path, split: str) -> list[Path]:
     files = [folder / name for name in FOLDERS[folder.name].splits[split]]
-    if missing := [path for path in files if not path.is_file()]:
-        raise AnalysisError(f"there is no {missing[0]}: lay the folder out as data/README.md says")
+    for path in files:
+        if not path.is_file():
+            raise AnalysisError(f"there is no {path}: lay the folder out as data/README.md says")
     return files
 
 
 def _identity(folder: Path, split: str) -> str:
     _files(folder, split)
-    # Of every split: whoever names the folder alone may read them all.
-    files = sorted({folder / name for names in FOLDERS[folder.name].splits.values() for name in names})
-    digests = [hashlib.sha256(read_bytes(path)).digest() for path in files if path.is_file()]
-    return f"{split} of sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
+    # Of every split: where the folder alone is named, all of them may be read.
+    names = sorted(set().union(*FOLDERS[folder.name].splits.values()))
+    digest = hashlib.sha256()
+    for path in (folder / name for name in names):
+        if path.is_file():
+            digest.update(hashlib.sha256(read_bytes(path)).digest())
+    return f"{split} of sha256:{digest.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Files of the Hugging Face hub: from the local cache where they are, else downloaded at the revision asked for."""
+"""Files of the Hugging Face hub: from the local cache, else downloaded at a revision."""
 
 import logging
 import os
@@ -31,7 +31,11 @@ def model_folder(repository: str, revision: str | None = None, pickled: bool = F
         AnalysisError: the hub does not have the model, or cannot be reached and the cache lacks it.
     """
     snapshot = partial(
-        _fetch, repository, huggingface_hub.snapshot_download, revision=revision, ignore_patterns=["*/*"]
+        _fetch,
+        repository,
+        huggingface_hub.snapshot_download,
+        revision=revision,
+        ignore_patterns=["*/*"],
     )
     folder = snapshot(allow_patterns=[*MODEL_FILES])
     if pickled and not list(folder.glob("*.safetensors")):
@@ -46,7 +50,7 @@ def dataset_file(repository: str, revision: str, file: str) -> Path:
 
 
 def require(repository: str, revision: str | None, *files: str, repo_type: str = "model") -> str:
-    """What identifies the version of a file, the first that is cached: its commit, else the revision asked for.
+    """The commit of the first of these files that is cached, else the revision that is wanted.
 
     Nothing is downloaded.
 
@@ -57,7 +61,9 @@ def require(repository: str, revision: str | None, *files: str, repo_type: str =
 
     for file in files:
         try:
-            cached = huggingface_hub.try_to_load_from_cache(repository, file, revision=revision, repo_type=repo_type)
+            cached = huggingface_hub.try_to_load_from_cache(
+                repository, file, revision=revision, repo_type=repo_type
+            )
         except HFValidationError as error:
             raise _misnamed(repository) from error
         if isinstance(cached, str):
@@ -84,16 +90,21 @@ def _fetch(repository: str, download: Callable[..., str], **arguments) -> Path:
         raise _misnamed(repository) from error
     except GatedRepoError as error:
         raise AnalysisError(
-            f"{repository} is gated: ask for access on its page on the hub, log in with `hf auth login` and run again"
+            f"{repository} is gated: ask for access on its page on the hub, "
+            f"log in with `hf auth login` and run again"
         ) from error
     except HfHubHTTPError as error:
-        raise AnalysisError(f"the hub refused {repository}: {str(error).splitlines()[0]}") from error
+        raise AnalysisError(
+            f"the hub refused {repository}: {str(error).splitlines()[0]}"
+        ) from error
     except OSError as error:
         # The hub's own "not in the cache" error is an OSError too.
         reason = "cannot be reached" if offline else f"failed ({type(error).__name__})"
         raise _unreachable(repository, reason) from error
     except Exception as error:  # Of the HTTP client, such as for a proxy that is none.
-        raise _unreachable(repository, f"cannot be asked ({type(error).__name__}: {error})") from error
+        raise _unreachable(
+            repository, f"cannot be asked ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _misnamed(repository: str) -> AnalysisError:
@@ -108,10 +119,12 @@ def _unreachable(repository: str, reason: str) -> AnalysisError:
 
 
 def _reachable() -> bool:
-    """Whether the hub answers at all: its client would retry for half a minute before it says no."""
+    """Whether the hub answers: its client would retry for half a minute before it says no."""
     if constants.HF_HUB_OFFLINE:
         return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+    if any(
+        os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ):
         return True
     endpoint = urlsplit(constants.ENDPOINT)
     port = endpoint.port or (443 if endpoint.scheme == "https" else 80)

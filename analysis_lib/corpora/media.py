@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from analysis_lib.corpora.containers import is_cut_short, recordings, with_length
+from analysis_lib.corpora.reading import read_bytes, translated
 from analysis_lib.errors import AnalysisError, require_extra, require_whole, shown
 
 if TYPE_CHECKING:
@@ -81,21 +82,6 @@ class ArrayImage:
         return hashlib.sha256(repr(self.pixels.shape).encode() + self.pixels.tobytes()).digest()
 
 
-def refuse_irregular(path: Path) -> None:
-    """Raise an AnalysisError for pipes, and for what the kernel shows as files: they may never end."""
-    if path.exists() and (not path.is_file() or path.resolve().is_relative_to("/proc")):
-        raise AnalysisError(f"{path} is no regular file: give one, or pipe lines of text into -")
-
-
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; an AnalysisError if it cannot be read."""
-    refuse_irregular(path)
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise AnalysisError(f"{path} cannot be read: {error.strerror}") from error
-
-
 @dataclass(frozen=True, slots=True)
 class MediaFile:
     """An image or a sound in a file of its own, or in a larger one.
@@ -136,8 +122,8 @@ class MediaFile:
             AnalysisError: the file is not there, is no image or sound, is empty or cut short; or a sound has samples
                 that are not finite or not scaled to a full scale of 1.
         """
-        found = decoded(self.kind, self.content(), str(self), self.page)
-        return replace(found, text=self.text) if self.text else found
+        item = decoded(self.kind, self.content(), str(self), self.page)
+        return replace(item, text=self.text) if self.text else item
 
     def digest(self) -> bytes:
         """sha256 of the content, and of what is said, or which picture it is."""
@@ -145,9 +131,11 @@ class MediaFile:
         return hashlib.sha256(self.content() + self.text.encode() + page.encode()).digest()
 
 
-def decoded(kind: str, content: bytes, place: str, page: int = 0) -> "Image | Sound":
-    """An image or a sound out of its file's content; ``place`` says for errors where that lies."""
-    return _image(io.BytesIO(content), place, page) if kind == "image" else _sound(content, place)
+def decoded(kind: str, content: bytes, name: str, page: int = 0) -> "Image | Sound":
+    """An image or a sound out of its file's content; ``name`` is that of the file, for errors."""
+    if kind == "image":
+        return _image(io.BytesIO(content), name, page)
+    return _sound(content, name)
 
 
 # The formats of Pillow that hold several pictures. What else there is in one, such as the preview of a photograph, the
@@ -192,31 +180,22 @@ def row_group(path: Path, group: int, column: str) -> "ChunkedArray":
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator["ParquetFile"]:
-    from pyarrow import ArrowException, parquet
+    from pyarrow import parquet
 
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except (OSError, ArrowException) as error:
-        raise AnalysisError(f"{path} cannot be read ({str(error).splitlines()[0]}): fetch it again") from error
+    with translated(path, "is no Parquet file or cannot be read"), parquet.ParquetFile(path) as file:
+        yield file
 
 
 def _image(file: BinaryIO, name: str, page: int) -> "Image":
     require_extra("packages", "PIL")
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
-    try:
-        with Image.open(file) as opened:
-            form = opened.format
-            if page:
-                opened.seek(page)
-            opened.load()
-            image = ImageOps.exif_transpose(opened)
-    except UnidentifiedImageError as error:
-        raise AnalysisError(f"{name} is no image, or of a format that cannot be read: mend or remove it") from error
-    except Exception as error:  # Whatever a decoder of Pillow meets in a damaged file.
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise AnalysisError(f"{name} is an image that cannot be read ({reason}): mend or remove it") from error
+    with translated(name, "is no image or cannot be read"), Image.open(file) as opened:
+        form = opened.format
+        if page:
+            opened.seek(page)
+        opened.load()
+        image = ImageOps.exif_transpose(opened)
     # Pillow would cut sixteen bits off at 255, not scale them. Those of a PGM it gives in 32.
     if image.mode.startswith("I;16") or (image.mode == "I" and form in ("PPM", "PNG")):
         return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
@@ -224,7 +203,8 @@ def _image(file: BinaryIO, name: str, page: int) -> "Image":
         raise AnalysisError(f"{name} has 32-bit pixels of an unknown range: save it with 8 or 16 bits a channel")
     if image.mode == "P":  # Straight to RGB, a palette with transparency gives a warning.
         image = image.convert("RGBA")
-    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+    mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    return image.convert(mode)
 
 
 _MPEG_FRAME = 1152
@@ -246,18 +226,14 @@ def _recording(content: bytes, name: str) -> Sound:
     require_extra("packages", "soundfile")
     import soundfile
 
-    try:
-        with soundfile.SoundFile(io.BytesIO(with_length(content))) as sound:
-            # In blocks: a damaged header may declare more samples than memory holds.
-            blocks = [np.zeros(0, np.float32)]
-            while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
-                blocks.append(block.mean(axis=1))
-            samples = np.concatenate(blocks)
-            rate, frames, log = sound.samplerate, sound.frames, sound.extra_info
-    except soundfile.SoundFileError as error:
-        raise AnalysisError(
-            f"{name} is no sound, or is damaged or of a format that cannot be read: mend or remove it"
-        ) from error
+    file = io.BytesIO(with_length(content))
+    with translated(name, "is no sound or cannot be read"), soundfile.SoundFile(file) as sound:
+        # In blocks: a damaged header may declare more samples than memory holds.
+        blocks = [np.zeros(0, np.float32)]
+        while len(block := sound.read(2**20, dtype="float32", always_2d=True)):
+            blocks.append(block.mean(axis=1))
+        samples = np.concatenate(blocks)
+        rate, frames, log = sound.samplerate, sound.frames, sound.extra_info
     # Encoders of MP3 disagree about the padding of the last frame.
     if is_cut_short(log) or len(samples) + _MPEG_FRAME < frames:
         raise AnalysisError(f"{name} is cut short: it holds less sound than its header says, so copy it again")

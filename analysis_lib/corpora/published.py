@@ -1,17 +1,19 @@
-"""The corpora that were published elsewhere: Parquet files of the hub, each at a pinned revision."""
+"""Corpora of the hub: Parquet files, each at a pinned revision.
+
+A new one is an entry of ``data/corpora.yml``, which says what each field means.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from analysis_lib.corpora import hub
-from analysis_lib.corpora.corpus import Labelled, Pair, Source, refuse_gaps
+from analysis_lib.corpora.corpus import Example, KnownCorpus, Pair, checked
 from analysis_lib.corpora.media import MediaFile, parquet_file, row_group
 from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import divided
-from analysis_lib.errors import AnalysisError, near_names
+from analysis_lib.corpora.tables import open_table
 
 
 @dataclass(frozen=True)
@@ -28,66 +30,76 @@ class Dataset:
     classes: Sequence[str] = ()
     validation: float = 0.0
 
-    def source(self) -> Source:
+    def known(self) -> KnownCorpus:
         """The corpus of its files."""
-        origin = _origin(self.repository, self.revision, {split: self.files(split)[0] for split in self.splits})
-        return Source(self.description, {split: partial(self.rows, split) for split in self.splits}, origin, self.kind)
+        splits = [*self.splits]
+        return KnownCorpus(self.description, splits, self.examples, self.origin, self.kind)
+
+    def origin(self, split: str) -> str:
+        """The repository and the commit, or revision, of a split."""
+        first = self.files(split)[0]
+        commit = hub.require(self.repository, self.revision, first, repo_type="dataset")
+        return f"{self.repository}@{commit}"
 
     def files(self, split: str) -> list[str]:
         """The files of a split: ``test-*-of-00002.parquet`` stands for two."""
         pattern = self.splits[split]
-        parts = int(pattern.removesuffix(".parquet")[-5:]) if "*" in pattern else 1
-        return [pattern.replace("*", f"{part:05d}") for part in range(parts)]
+        if "*" not in pattern:
+            return [pattern]
+        count = int(pattern.removesuffix(".parquet")[-5:])
+        return [pattern.replace("*", f"{part:05d}") for part in range(count)]
 
-    def rows(self, split: str) -> Iterator:
-        """What the files of a split hold, one file after the other."""
+    def examples(self, split: str) -> Iterator[Example]:
+        """The examples of a split, file by file."""
         for file in self.files(split):
             path = hub.dataset_file(self.repository, self.revision, file)
-            found = _images(path) if self.kind == "image" else self.texts(path)
-            yield from divided(found, split, self.validation) if self.validation and split != "test" else found
+            examples = _images(path) if self.kind == "image" else self._texts(path)
+            if self.validation and split != "test":
+                examples = divided([*examples], split, self.validation)
+            yield from examples
 
-    def texts(self, path: Path) -> list[str] | list[Labelled]:
-        """The texts of a file; where they have a class, those with a majority for it."""
-        columns = [self.text] if isinstance(self.text, str) else self.text
+    def _texts(self, path: Path) -> Iterable[Example]:
+        """The texts of a file; where they have classes, those of which a majority agrees on one."""
+        columns = [self.text] if isinstance(self.text, str) else [*self.text]
         if not self.label:
-            return [str(text) for (text,) in _cells(columns, path)]
-        rows = []
-        for *texts, label in _cells([*columns, self.label], path):
-            # Where posts are words, each has the classes that its annotators gave.
-            texts = [" ".join(text) if isinstance(text, list) else text or "" for text in texts]
-            votes = label["label"] if isinstance(label, dict) else [label]
-            most, count = Counter(votes).most_common(1)[0]
-            if 2 * count > len(votes):
-                # No name where there is no such class, as for the -1 of the hub, which is no class.
-                name = dict(enumerate(self.classes)).get(most, "")
-                rows.append(Labelled(Pair(*texts) if len(texts) > 1 else texts[0], name))
-        refuse_gaps(str(path), rows)
-        return rows
+            return (Example(str(text)) for (text,) in open_table(path).rows(columns))
+        examples = []
+        for *texts, label in open_table(path).rows([*columns, self.label]):
+            class_name = self._class_name(label)
+            if class_name is not None:
+                texts = [_joined(text) for text in texts]
+                text = Pair(*texts) if len(texts) > 1 else texts[0]
+                examples.append(Example(text, class_name))
+        return checked(str(path), examples)
+
+    def _class_name(self, label: int | dict | None) -> str | None:
+        """The name of a class; None where annotators disagree.
+
+        It is blank for what is no class, such as the -1 of the hub.
+        """
+        # A post that was annotated has a label from each annotator.
+        votes = label["label"] if isinstance(label, dict) else [label]
+        (majority, count), *_ = Counter(votes).most_common(1)
+        if 2 * count <= len(votes):
+            return None
+        return dict(enumerate(self.classes)).get(majority, "")
 
 
-def _origin(repository: str, revision: str, files: dict[str, str]) -> Callable[[str], str]:
-    return lambda split: f"{repository}@{hub.require(repository, revision, files[split], repo_type='dataset')}"
+def _joined(text: str | list[str] | None) -> str:
+    return " ".join(text) if isinstance(text, list) else text or ""
 
 
-def _cells(columns: Sequence[str], path: Path) -> Iterable[tuple]:
-    """The rows of a Parquet file, each as the cells of these columns."""
+def _images(path: Path) -> Iterator[Example]:
     with parquet_file(path) as file:
-        if missing := [name for name in columns if name not in file.schema_arrow.names]:
-            raise AnalysisError(f"{path} has no column {missing[0]}: {near_names(missing[0], file.schema_arrow.names)}")
-        table = file.read(columns=list(columns))
-    return zip(*(table[name].to_pylist() for name in columns), strict=True)
-
-
-def _images(path: Path) -> Iterator[tuple[MediaFile, int]]:
-    with parquet_file(path) as rows:
-        groups = [rows.read_row_group(i, columns=["label"])["label"] for i in range(rows.num_row_groups)]
-    for i, labels in enumerate(groups):
-        for row, label in enumerate(labels.to_pylist()):
-            yield MediaFile("image", path, f"row {row} of row group {i}", _image_content, (i, row)), label
+        count = file.num_row_groups
+    for group in range(count):
+        for row, label in enumerate(row_group(path, group, "label").to_pylist()):
+            part = f"row {row} of row group {group}"
+            yield Example(MediaFile("image", path, part, _image_content, (group, row)), label)
 
 
 def _image_content(path: Path, group: int, row: int) -> bytes:
     return row_group(path, group, "image")[row].as_py()["bytes"]
 
 
-PUBLISHED = {name: dataset.source() for name, dataset in entries("corpora.yml", Dataset).items()}
+PUBLISHED = {name: dataset.known() for name, dataset in entries("corpora.yml", Dataset).items()}

@@ -1,265 +1,308 @@
-"""Tables in files: CSV, TSV, JSON, JSON lines, Parquet, Arrow and Feather, also compressed.
+"""Tables of texts, wherever they are: one way to their columns.
 
-All of the library's tables of texts are read here: corpora, and what is said in the sounds of a folder.
+In files: CSV, TSV, JSON, JSON lines, Parquet, Arrow and Feather, also compressed. In memory:
+frames of pandas and polars, Arrow tables, ``datasets``, dictionaries of columns, rows as
+dictionaries. Only the columns that are wanted are read; what comes row by row stays a stream.
 """
 
-import bz2
 import csv
-import gzip
 import io
 import json
 import logging
-import lzma
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from analysis_lib.corpora.media import read_bytes, refuse_irregular
-from analysis_lib.errors import AnalysisError, near_names, what_failed
+from analysis_lib.corpora.reading import (
+    ending,
+    is_packed,
+    lines_of,
+    refuse_irregular,
+    text_of,
+    translated,
+    unpacked,
+)
+from analysis_lib.errors import AnalysisError, near_names
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
-_JSON = {".json", ".jsonl", ".ndjson"}
-_ARROW = {".arrow", ".feather"}
-ENDINGS = {".csv", ".tsv", ".parquet", *_JSON, *_ARROW}
 # What a cell of a text, a class or a unit may be.
 _SCALAR = str | int | float | None
+_NO_PARQUET = "is no Parquet file or cannot be read"
+_NO_ARROW = "is no Arrow file or cannot be read"
 
 
-def _unpack_zstandard(content: bytes) -> bytes:
-    # Imported here: Arrow takes half a second.
-    import pyarrow as pa
-
-    return pa.CompressedInputStream(pa.BufferReader(content), "zstd").read()
-
-
-_UNPACK = {
-    ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
-    ".zst": _unpack_zstandard,
-}
-
-
-def ending(path: Path) -> str:
-    """The ending of a file's name that says what is in it, without that of a compressed file.
-
-    >>> ending(Path("reviews.CSV.gz")), ending(Path("notes.txt"))
-    ('.csv', '.txt')
-    """
-    suffix = path.suffix.lower()
-    return path.with_suffix("").suffix.lower() if _is_packed(path) else suffix
-
-
-def content(path: Path) -> bytes:
-    """What is in a file, unpacked if it is compressed."""
-    stored, unpack = read_bytes(path), _UNPACK.get(path.suffix.lower())
-    if unpack is None:
-        return stored
-    try:
-        return unpack(stored)
-    except Exception as error:  # Each library has its own.
-        raise AnalysisError(f"{path} cannot be unpacked ({error}): copy it again") from error
-
-
-def text_of(path: Path) -> str:
-    """The text of a file, or an AnalysisError if it is not UTF-8."""
-    return decoded_text(str(path), content(path))
-
-
-def decoded_text(name: str, stored: bytes) -> str:
-    """Bytes as text, or an AnalysisError if they are not UTF-8."""
-    if stored.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise AnalysisError(f"{name} is not UTF-8 but UTF-16: convert it first, with `iconv -f UTF-16 -t UTF-8`")
-    if b"\0" in stored:
-        raise AnalysisError(f"{name} is no text (it has a zero byte): give a UTF-8 text or CSV file, unpacked")
-    try:
-        # utf-8-sig: spreadsheet programs put a byte-order mark before the first column's name.
-        return stored.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise AnalysisError(
-            f"{name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start}): "
-            f"convert it first, for example with `iconv -f LATIN1 -t UTF-8`"
-        ) from error
-
-
-def lines_of(text: str) -> list[str]:
-    """The lines of a text."""
-    # Not str.splitlines, which also cuts at form feeds and other separators inside a line.
-    return io.StringIO(text, newline=None).read().removesuffix("\n").split("\n") if text else []
-
-
-class Table:
-    """A table in a file, of which each column is read when it is asked for.
+class Table(NamedTuple):
+    """A table of which columns are read when they are asked for.
 
     Attributes:
-        header: the names of the columns, in order; empty if the file is.
-
-    Raises:
-        AnalysisError: the file cannot be read as what its name says it is.
+        name: the path, or the type of the object.
+        header: the names of the columns, in order; empty if a file is.
+        select: gives the rows of some columns, each row as a tuple of its cells.
+        is_stream: whether its rows come one by one, and once.
     """
 
-    def __init__(self, path: Path):
-        self.path = path
-        if ending(path) == ".parquet":
-            self.header, self._column = _parquet(path)
-        elif ending(path) in _ARROW:
-            self.header, self._column = _arrow(path)
-        elif ending(path) in _JSON:
-            self.header, self._column = _json_objects(path)
-        else:
-            self.header, self._column = _separated(path)
+    name: str
+    header: list
+    select: Callable[[Sequence], Iterable[tuple]]
+    is_stream: bool = False
 
-    def column(self, name: str) -> list[str]:
-        """The cells of a column as text; a missing one is empty.
+    def rows(self, columns: Sequence[str]) -> Iterable[tuple]:
+        """The rows of some columns of a file, each row as a tuple of its cells.
+
+        Raises:
+            AnalysisError: there is no such column, or several.
+        """
+        for column in columns:
+            count = self.header.count(column)
+            if not self.header:
+                raise AnalysisError(
+                    f"{self.name} is empty: it needs a header row and at least one utterance"
+                )
+            if count > 1:
+                raise AnalysisError(
+                    f"{self.name} has {count} columns named {column}: rename all but one"
+                )
+            if not count:
+                near = near_names(column, self.header)
+                raise AnalysisError(f"{self.name} has no column {column}: {near}")
+        return self.select(columns)
+
+    def column(self, column: str) -> list[str]:
+        """The cells of a column of a file as texts; a missing one is empty.
 
         Raises:
             AnalysisError: there is no such column, or several, or it holds no texts.
         """
-        if not self.header:
-            raise AnalysisError(f"{self.path} is empty: it needs a header row and at least one utterance")
-        if self.header.count(name) > 1:
-            count = self.header.count(name)
-            raise AnalysisError(f"{self.path} has {count} columns named {name}: rename all but one")
-        if name not in self.header:
-            raise AnalysisError(f"{self.path} has no column {name}: {near_names(name, self.header)}")
         texts = []
-        for cell in self._column(self.header.index(name)):
+        for (cell,) in self.rows([column]):
             if not isinstance(cell, _SCALAR):
                 kind = type(cell).__name__
-                raise AnalysisError(f"{self.path}: column {name} holds a {kind}: name a column of texts")
+                raise AnalysisError(
+                    f"{self.name}: column {column} holds a {kind}: name a column of texts"
+                )
             # NaN, which is not itself, is missing.
-            is_missing = cell is None or cell != cell
-            texts.append("" if is_missing else str(cell))
+            text = "" if cell is None or cell != cell else str(cell)
+            texts.append(text)
         return texts
 
 
-# The names of the columns of a table, and what gives the cells of a column by its number.
-_Columns = tuple[list[str], Callable[[int], list]]
+def open_table(data: Path | Iterable) -> Table:
+    """A table in a file or in memory.
+
+    What has no columns, such as a list of texts, has an empty header, and each row is an item.
+
+    Raises:
+        AnalysisError: the file is not what its name says; the object gives neither texts nor rows.
+    """
+    if isinstance(data, Path):
+        return _FORMATS.get(ending(data), _separated)(data)
+    return _in_memory(data)
 
 
-def _separated(path: Path) -> _Columns:
+def _separated(path: Path) -> Table:
     """A table whose cells are separated by commas, tabs, semicolons or bars."""
     text = text_of(path)
-    # The field limit of the csv module is 128 KiB; an utterance may be longer.
-    csv.field_size_limit(2**31 - 1)
-    first_line, delimiter = text.partition("\n")[0], "\t" if ending(path) == ".tsv" else ","
-    if delimiter not in first_line:
-        likely = max(";\t|", key=first_line.count)
-        if likely in first_line:
-            delimiter = likely
-            said = "note: the columns of %s are taken to be separated by %r"
-            logging.getLogger(__name__).warning(said, path, delimiter)
+    first_line = text.partition("\n")[0]
+    delimiter = _delimiter(path, first_line)
     # Between tabs, quotation marks are part of the text, unless the header is in them, too.
     is_quoted = delimiter != "\t" or first_line.startswith('"')
     quoting = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
-    try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True))
-    except csv.Error as error:
-        raise AnalysisError(f"{path} is not a well-formed table: {error}") from error
-    if several := sum(any("\n" in cell for cell in row) for row in rows):
-        said = (
-            "note: %s of the rows of %s have a cell of several lines: if that is wrong, look for single quotation marks"
-        )
-        logging.getLogger(__name__).warning(said, several, path)
-    header, body = rows[0] if rows else [], rows[1:]
+    # The field limit of the csv module is 128 KiB; an utterance may be longer.
+    csv.field_size_limit(2**31 - 1)
+    lines = io.StringIO(text, newline="")
+    with translated(path, "is not a well-formed table"):
+        rows = list(csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True))
+    _warn_of_lines_in_cells(path, rows)
+    header, *body = rows or [[]]
     for number, row in enumerate(body, 2):
         if len(row) > len(header):
             cells = f"{len(row)} cells, and the header {len(header)}"
-            raise AnalysisError(f"{path}: row {number} has {cells}: put what has the separator in it between quotes")
+            raise AnalysisError(
+                f"{path}: row {number} has {cells}: put what has the separator in it between quotes"
+            )
 
-    def column(place: int) -> list[str]:
+    def select(columns: Sequence[str]) -> Iterator[tuple]:
         for number, row in enumerate(body, 2):
-            if row and len(row) <= place:
-                raise AnalysisError(f"{path}: row {number} has no column {header[place]}: mend the row or its quotes")
-        return [row[place] for row in body if row]
+            cells = dict(zip(header, row, strict=False))
+            for column in columns:
+                if row and column not in cells:
+                    fault = f"row {number} has no column {column}"
+                    raise AnalysisError(f"{path}: {fault}: mend the row or its quotes")
+            if row:
+                yield tuple(cells[column] for column in columns)
 
-    return header, column
+    return Table(str(path), header, select)
 
 
-def _json_objects(path: Path) -> _Columns:
+def _delimiter(path: Path, first_line: str) -> str:
+    usual = "\t" if ending(path) == ".tsv" else ","
+    likely = max(";\t|", key=first_line.count)
+    if usual in first_line or likely not in first_line:
+        return usual
+    note = "note: the columns of %s are taken to be separated by %r"
+    logging.getLogger(__name__).warning(note, path, likely)
+    return likely
+
+
+def _warn_of_lines_in_cells(path: Path, rows: list[list[str]]) -> None:
+    several = 0
+    for row in rows:
+        several += any("\n" in cell for cell in row)
+    if several:
+        note = (
+            "note: %s of the rows of %s have a cell of several lines: "
+            "if that is wrong, look for single quotation marks"
+        )
+        logging.getLogger(__name__).warning(note, several, path)
+
+
+def _json(path: Path) -> Table:
     """A table of JSON objects, one on each line or all in one array."""
     records = []
-    for number, record in _numbered_json(path, text_of(path)):
+    names = {}
+    for number, record in _numbered_records(path):
         if not isinstance(record, dict):
-            raise AnalysisError(f'{path}: line {number} is no JSON object: give lines such as {{"text": "..."}}')
+            raise AnalysisError(
+                f'{path}: line {number} is no JSON object: give lines such as {{"text": "..."}}'
+            )
         records.append(record)
-    header = [*dict.fromkeys(name for record in records for name in record)]
-    return header, lambda place: [record.get(header[place]) for record in records]
+        names |= dict.fromkeys(record)
+    return Table(str(path), [*names], lambda columns: _cells_of(records, columns))
 
 
-def _numbered_json(path: Path, text: str) -> Iterable[tuple[int, object]]:
-    with suppress(ValueError, RecursionError):
-        # What is no array is told by its line.
-        if text.lstrip().startswith("["):
-            return enumerate(json.loads(text), 1)
-    return _json_lines(path, text)
-
-
-def _json_lines(path: Path, text: str) -> Iterator[tuple[int, object]]:
+def _numbered_records(path: Path) -> Iterator[tuple[int, object]]:
+    text = text_of(path)
+    if text.lstrip().startswith("["):
+        # A damaged array is refused below, with the number of the line.
+        with suppress(ValueError, RecursionError):
+            yield from enumerate(json.loads(text), 1)
+            return
     for number, line in enumerate(lines_of(text), 1):
-        try:
-            if line.strip():
-                yield number, json.loads(line)
-        except (ValueError, RecursionError) as error:
-            fault = what_failed(error) if isinstance(error, RecursionError) else error
-            raise AnalysisError(f"{path}: line {number} is no JSON ({fault}): mend or remove it") from error
+        if line.strip():
+            with translated(f"{path}: line {number}", "is no JSON"):
+                record = json.loads(line)
+            yield number, record
 
 
-def _parquet(path: Path) -> _Columns:
+def _parquet(path: Path) -> Table:
     # Imported here: Arrow takes half a second.
     from pyarrow import parquet
 
-    def column(place: int) -> list:
-        with _read_as("Parquet", path), parquet.ParquetFile(_source(path)) as file:
-            name = file.schema_arrow.names[place]
+    refuse_irregular(path)
+
+    def opened() -> parquet.ParquetFile:
+        source = io.BytesIO(unpacked(path)) if is_packed(path) else path
+        return parquet.ParquetFile(source)
+
+    def select(columns: Sequence[str]) -> Iterable[tuple]:
+        with translated(path, _NO_PARQUET), opened() as file:
             # What else lies in the file, such as embeddings of the texts, is not unpacked.
-            return file.read(columns=[name])[name].to_pylist()
+            return _columns_of(file.read(columns=[*columns]), columns)
 
-    with _read_as("Parquet", path), parquet.ParquetFile(_source(path)) as file:
-        return file.schema_arrow.names, column
+    with translated(path, _NO_PARQUET), opened() as file:
+        return Table(str(path), file.schema_arrow.names, select)
 
 
-def _arrow(path: Path) -> _Columns:
-    """A table in an Arrow file, which Feather is too, or in an Arrow stream, as ``datasets`` writes it."""
+def _arrow(path: Path) -> Table:
+    """A table in an Arrow file, which Feather is too, or in an Arrow stream of ``datasets``."""
     import pyarrow as pa
 
-    def opened(*places: int) -> "pa.RecordBatchReader | pa.ipc.RecordBatchFileReader":
-        options = pa.ipc.IpcReadOptions(included_fields=[*places])
-        source = pa.py_buffer(content(path)) if _is_packed(path) else pa.memory_map(str(path))
+    refuse_irregular(path)
+
+    def opened(*fields: int) -> "pa.RecordBatchReader | pa.ipc.RecordBatchFileReader":
+        options = pa.ipc.IpcReadOptions(included_fields=[*fields])
+        source = pa.py_buffer(unpacked(path)) if is_packed(path) else pa.memory_map(str(path))
         try:
             return pa.ipc.open_file(source, options=options)
         except pa.ArrowInvalid:
             return pa.ipc.open_stream(source, options=options)
 
-    def column(place: int) -> list:
-        with _read_as("Arrow", path):
-            return opened(place).read_all().column(0).to_pylist()
+    def select(columns: Sequence[str]) -> Iterable[tuple]:
+        fields = [header.index(column) for column in columns]
+        with translated(path, _NO_ARROW):
+            return _columns_of(opened(*fields).read_all(), columns)
 
-    refuse_irregular(path)
-    with _read_as("Arrow", path):
-        return opened().schema.names, column
-
-
-def _is_packed(path: Path) -> bool:
-    return path.suffix.lower() in _UNPACK
+    with translated(path, _NO_ARROW):
+        header = opened().schema.names
+    return Table(str(path), header, select)
 
 
-def _source(path: Path) -> Path | io.BytesIO:
-    """What Arrow opens: the file itself, of which it reads parts, unless it is compressed."""
-    refuse_irregular(path)
-    return io.BytesIO(content(path)) if _is_packed(path) else path
+_FORMATS = {
+    ".csv": _separated,
+    ".tsv": _separated,
+    ".json": _json,
+    ".jsonl": _json,
+    ".ndjson": _json,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+}
+ENDINGS = {*_FORMATS}
 
 
-@contextmanager
-def _read_as(form: str, path: Path) -> Iterator[None]:
-    """Inside it, what Arrow meets in a damaged file is said in one line."""
-    try:
-        yield
-    except AnalysisError:
-        raise
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise AnalysisError(f"{path} is no {form} file ({reason}): write it again") from error
+def _in_memory(data: Iterable) -> Table:
+    import pandas as pd
+    import pyarrow as pa
+
+    name = type(data).__name__
+    # Lazy frames of polars are collected, and frames of polars are known by `iter_rows`.
+    if hasattr(data, "collect"):
+        data = data.collect()
+    if hasattr(data, "iter_rows"):
+        data = data.to_pandas()
+    if isinstance(data, Mapping):
+        with translated(f"a {name}", "of columns that are not equally long is no table"):
+            data = pd.DataFrame(dict(data))
+    if isinstance(data, pd.DataFrame):
+        return Table(name, [*data.columns], lambda columns: _frame_rows(data, columns))
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return Table(name, data.schema.names, lambda columns: _columns_of(data, columns))
+    if hasattr(data, "select_columns") and data.column_names:
+        # Of a dataset, what else is in a row, such as an image, is not decoded.
+        return Table(
+            name,
+            data.column_names,
+            lambda columns: _cells_of(data.select_columns([*columns]), columns),
+            is_stream=True,
+        )
+    if isinstance(data, pa.Array | pa.ChunkedArray):
+        data = data.to_pylist()
+    return _iterated(name, data, is_stream=not isinstance(data, list | tuple | pd.Series))
+
+
+def _iterated(name: str, data: Iterable, is_stream: bool) -> Table:
+    """Texts, or rows as dictionaries, that come one by one."""
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise AnalysisError(
+            f"a {name} is no corpus: give texts in a list, a table with column=, or a name"
+        )
+    if isinstance(data, set | frozenset):
+        fault = f"a {name} of texts has another order in every process"
+        raise AnalysisError(f"{fault}: give sorted(...)")
+    items = iter(data)
+    first = [*islice(items, 1)]
+    rows = chain(first, items)
+    if first and isinstance(first[0], Mapping):
+        return Table(name, [*first[0]], lambda columns: _cells_of(rows, columns), is_stream)
+    return Table(name, [], lambda _: zip(rows), is_stream)
+
+
+def _cells_of(records: Iterable[Mapping], columns: Sequence) -> Iterator[tuple]:
+    """The cells of rows that are dictionaries; None where a row lacks the column."""
+    for record in records:
+        yield tuple(record.get(column) for column in columns)
+
+
+def _frame_rows(frame: "pd.DataFrame", columns: Sequence) -> Iterable[tuple]:
+    # Of a frame without any column, none can be named.
+    return zip(*(frame.get(column, ()) for column in columns), strict=True)
+
+
+def _columns_of(table: "pa.Table | pa.RecordBatch", columns: Sequence[str]) -> Iterable[tuple]:
+    cells = [table[column].to_pylist() for column in columns]
+    return zip(*cells, strict=True)

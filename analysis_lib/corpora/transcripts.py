@@ -1,92 +1,112 @@
-"""What is said in the sounds of a folder, by the tables that lie beside them."""
+"""The texts of the sounds of a folder, as tables beside them give them."""
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from analysis_lib.corpora.tables import Table
+from analysis_lib.corpora.tables import Table, open_table
 from analysis_lib.errors import AnalysisError
 
-# Names of the columns that tables of sounds have, in lower case: that of the files, and that of what is said.
-FILES = (
-    *("file_name", "audio_file_name", "filename", "file", "path"),
-    *("audio", "audio_path", "audio_filepath", "wav", "wav_path"),
-)
-SAID = ("transcription", "transcript", "sentence", "text", "normalized_text", "raw_text")
+# Names of columns in tables of sounds, in lower case: of the files, and of the words.
+FILES = ["file_name", "audio_file_name", "filename", "file", "path"]
+FILES += ["audio", "audio_path", "audio_filepath", "wav", "wav_path"]
+WORDS = ["transcription", "transcript", "sentence", "text", "normalized_text", "raw_text"]
 # What `datasets` calls the table of a folder.
 METADATA = "metadata"
 
 
-def transcripts(folder: Path, sounds: Sequence[Path], tables: Iterable[Path]) -> tuple[dict[Path, str], list[Path]]:
-    """What is said in the sounds of a folder, and the tables that say it.
+def transcripts(
+    folder: Path, sounds: Sequence[Path], tables: Iterable[Path]
+) -> tuple[dict[Path, str], list[Path]]:
+    """The text of each sound of a folder that has one, and the tables that hold these.
 
-    A table says it if it has a column of ``FILES`` and one of ``SAID``. It names a sound by its path, from the folder
-    of the table or from any folder above the sound, with or without its ending.
+    Such a table has a column of ``FILES`` and one of ``WORDS``. It names a sound by its path, from
+    the folder of the table or from any folder above the sound, with or without its ending.
 
     Raises:
-        AnalysisError: a table that names none of the sounds, or one sound twice with other words.
+        AnalysisError: a table names none of the sounds, or one sound twice with other words.
     """
-    said: dict[Path, str] = {}
-    read = []
-    known = _by_name(sounds)
+    texts: dict[Path, str] = {}
+    used = []
+    by_name = _by_name(sounds)
     for path in tables:
-        is_metadata = path.stem.partition(".")[0].lower() == METADATA
-        try:
-            table = Table(path)
-        except AnalysisError:
-            # Of other tables it is not known whether they are about sounds at all.
-            if is_metadata:
-                raise
+        table = _table_of_sounds(path)
+        if table is None:
             continue
-        columns = {str(name).strip().lower(): name for name in table.header}
-        of_files = next((columns[name] for name in FILES if name in columns), None)
-        of_words = next((columns[name] for name in SAID if name in columns), None)
-        if of_files is None or of_words is None:
-            if is_metadata:
-                missing, names = ("what is said", SAID) if of_files else ("file names", FILES)
-                note = "note: %s says nothing of the sounds: it has no column of %s, such as %s"
-                logging.getLogger(__name__).warning(note, path, missing, ", ".join(names[:4]))
-            continue
-        read.append(path)
-        names = table.column(of_files)
-        named = [_sound_of(name, path.parent, known) for name in names]
+        used.append(path)
+        column = _column_of(table, FILES)
+        names = table.column(column)
+        named = [_sound_of(name, path.parent, by_name) for name in names]
         if not any(named):
+            first = f"its column {column} begins with {next(iter(names), '')!r}"
+            wanted = f"the first sound is {sounds[0].relative_to(folder)}"
+            fault = f"{path} names none of the {len(sounds)} sounds of {folder}"
             raise AnalysisError(
-                f"{path} names none of the {len(sounds)} sounds of {folder}: its column {of_files} begins with "
-                f"{next(iter(names), '')!r}, and the first sound is {sounds[0].relative_to(folder)}: mend the names, "
-                f"or move the table away"
+                f"{fault}: {first}, and {wanted}: mend the names, or move the table away"
             )
-        for sound, words in zip(named, table.column(of_words), strict=True):
-            if sound is not None and said.setdefault(sound, words) != words:
-                raise AnalysisError(f"{path} has {sound} twice, with other words: remove one of the rows")
-    if read:
-        spoken = sum(bool(words.strip()) for words in said.values())
+        words = table.column(_column_of(table, WORDS))
+        for sound, text in zip(named, words, strict=True):
+            if sound is not None and texts.setdefault(sound, text) != text:
+                raise AnalysisError(
+                    f"{path} has {sound} twice, with other words: remove one of the rows"
+                )
+    if used:
+        with_text = sum(bool(text.strip()) for text in texts.values())
+        without = len(sounds) - with_text
+        names = ", ".join(path.name for path in used)
         note = "note: of the %s sounds of %s, %s have a text in %s, and %s have none"
-        tables_read = ", ".join(path.name for path in read)
-        logging.getLogger(__name__).warning(note, len(sounds), folder, spoken, tables_read, len(sounds) - spoken)
-    return said, read
+        logging.getLogger(__name__).warning(note, len(sounds), folder, with_text, names, without)
+    return texts, used
+
+
+def _table_of_sounds(path: Path) -> Table | None:
+    """A table of sounds and their texts; None for another table."""
+    is_metadata = path.stem.partition(".")[0].lower() == METADATA
+    try:
+        table = open_table(path)
+    except AnalysisError:
+        # Other tables need not be about sounds at all.
+        if is_metadata:
+            raise
+        return None
+    names = _column_of(table, FILES)
+    words = _column_of(table, WORDS)
+    if names and words:
+        return table
+    if is_metadata:
+        missing, examples = ("what is said", WORDS) if names else ("file names", FILES)
+        note = "note: %s says nothing of the sounds: it has no column of %s, such as %s"
+        logging.getLogger(__name__).warning(note, path, missing, ", ".join(examples[:4]))
+    return None
+
+
+def _column_of(table: Table, names: Sequence[str]) -> str | None:
+    """The column with the first of some names that the table has, however it is written."""
+    columns = {str(column).strip().lower(): column for column in table.header}
+    return next((columns[name] for name in names if name in columns), None)
 
 
 def _by_name(sounds: Iterable[Path]) -> dict[str, list[Path]]:
     """The sounds by the names of their files, with and without ending."""
-    known = defaultdict(list)
+    by_name = defaultdict(list)
     for sound in sounds:
         for name in {sound.name, sound.stem}:
-            known[name].append(sound)
-    return known
+            by_name[name].append(sound)
+    return by_name
 
 
-def _sound_of(name: str, home: Path, known: dict[str, list[Path]]) -> Path | None:
-    """The one sound that a row of a table in the folder ``home`` names."""
-    parts = PurePosixPath(name.strip().replace("\\", "/")).parts
-    if not parts:
-        return None
-    *above, last = parts
-    named = known.get(last, [])
+def _sound_of(name: str, home: Path, by_name: dict[str, list[Path]]) -> Path | None:
+    """The sound that a row of a table in the folder ``home`` names; None unless it is one."""
+    *above, last = PurePosixPath(name.strip().replace("\\", "/")).parts or [""]
+    named = by_name.get(last, [])
     beside = [sound for sound in named if sound.parent == home.joinpath(*above)]
-    below = [sound for sound in named if [*sound.absolute().parent.parts][-len(above) :] == above or not above]
-    for sounds in (beside, below):
-        if len(sounds) == 1:
-            return sounds[0]
-    return None
+    if len(beside) == 1:
+        return beside[0]
+    below = [sound for sound in named if _is_below(sound, above)]
+    return below[0] if len(below) == 1 else None
+
+
+def _is_below(sound: Path, folders: Sequence[str]) -> bool:
+    parents = sound.absolute().parent.parts
+    return not folders or [*parents[-len(folders) :]] == [*folders]

@@ -189,12 +189,12 @@ def measure_vectors(
         vectors: by layer, or a list of layers from 0 on, such as the ``hidden_states`` of transformers: of each an
             array of numpy or torch, token x width, the texts one after another; or utterance x token x width, with
             padding after the end of a text; or a list of such arrays, each of the next text or texts. Layers are
-            numbers, or names such as ``layer_3``; the word query, key, value or final in a name says that its vectors
-            are these: ``key_3``, token x head x dim.
-            Or a folder of ``.safetensors``, ``.npy`` and ``.npz`` files. A file that holds one array is known by its
-            own name, if there is a number in it, and the arrays of others by theirs: the layer is the number after
-            ``layer``, else after ``block`` or ``h``, else one that stands alone, else the first. What is of one layer
-            follows one another in the order of the numbers in the names of the files, which differ in numbers alone.
+            numbers, or names: ``layer_3`` of hidden vectors, and ``query_3``, ``key_3``, ``value_3``, token x head x
+            dim, or ``final_3``.
+            Or a folder of ``.safetensors`` and ``.npy`` files. A file with one array is known by its own name, such as
+            ``layer_3.npy``, and the arrays of other safetensors by theirs. ``layer_3-part_0.npy`` and
+            ``layer_3-part_1.npy`` follow one another, as do arrays of one name, in the order of the numbers in the
+            names of the files.
         lengths: how many vectors each text has, in order; 1 for each where a vector stands for a whole text. They are
             known where each array of a list is a text, or from the shape utterance x token x width. In a folder, they
             are an array ``lengths``: a file, or in a file with vectors, of the texts in it.
@@ -219,7 +219,7 @@ def measure_vectors(
     _refuse_work(workers, None, WORKER_TIMEOUT, checkpoints, progress)
     given = GivenVectors(vectors)
     texts = given.texts(lengths, mask)
-    units = given.told["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
+    units = given.stored["units"] if units is None else in_order("units", units, "the unit of each text, in a list")
     units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_senseless(given, corpus, metrics, Settings(), workers)

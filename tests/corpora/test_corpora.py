@@ -341,6 +341,7 @@ def test_standard_input_is_lines_of_text(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("a\n\nb\u00e9\n".encode())))
     corpus = load_corpus("-")
     assert (corpus.items, corpus.blank) == (["a", "b\u00e9"], 1)
+    refused("-", "leave doc out", units="doc")
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path):
@@ -1602,3 +1603,40 @@ def test_other_files_of_a_folder_are_counted_and_named(write, tmp_path, caplog):
         write(name, "x")
     assert len(load_corpus(str(tmp_path))) == 1
     assert "where 1 images are read, are other files: 2 of .heic, 1 of no ending, 1 of .txt" in caplog.text
+
+
+class Dataset:
+    """As much of a dataset of ``datasets`` as its users rely on: its other columns are costly to decode."""
+
+    def __init__(self, chosen=None):
+        self.chosen = chosen
+        self.column_names = [*ROWS[0], "image"]
+
+    def select_columns(self, columns):
+        return Dataset(columns)
+
+    def __iter__(self):
+        assert self.chosen is not None
+        for row in ROWS:
+            yield {name: row[name] for name in self.chosen}
+
+
+def test_the_other_columns_of_a_dataset_are_not_decoded():
+    corpus = load_corpus(Dataset(), column="text", units="unit")
+    assert list(corpus.texts) == COLUMNS["text"]
+    assert list(corpus.units) == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_a_table_may_have_another_ending(write):
+    assert load_corpus(write("table.txt", "text,label\none,1\n") + ":text").items == ["one"]
+
+
+def test_the_first_texts_are_taken_and_no_more_is_read(write):
+    """From a file as from a stream: blank lines behind them are not counted."""
+    path = write("lines.txt", "\none\ntwo\n\n\nthree\n")
+    corpus = load_corpus(path, limit=2, seed=None)
+    assert (corpus.items, corpus.blank) == (["one", "two"], 1)
+    labelled = write("labelled.csv", "text,label\none,b\ntwo,a\nthree,c\n")
+    corpus = load_corpus(f"{labelled}:text:label", limit=2, seed=None)
+    # Classes are those of the whole corpus.
+    assert (corpus.labels, corpus.classes) == ([1, 0], ["a", "b", "c"])

@@ -15,9 +15,8 @@ import pytest
 from waiting import wait_until
 
 from analysis_book.training.settings import RECIPES
-from analysis_lib import AnalysisError, Corpus, load_corpus, measure
+from analysis_lib import AnalysisError, measure
 from analysis_lib.corpora import packages
-from analysis_lib.corpora.objects import TextFile
 from analysis_lib.files import SEAL, Output
 from analysis_lib.measurement import execution
 from analysis_lib.measurement.tables import save_tables
@@ -52,14 +51,6 @@ def test_a_derived_folder_with_another_byte_is_made_again(home):
     assert (folder / "sub" / "a").read_text() == "content"
     (folder / "sub" / "a").unlink()
     assert not packages.is_whole(folder)
-
-
-def test_texts_with_another_byte_are_written_again(home):
-    texts = [f"text {i}" for i in range(3000)]
-    corpus = Corpus("many", texts)
-    kept = TextFile.kept(texts, corpus.sha256)
-    damaged(kept._path)
-    assert list(TextFile.kept(texts, corpus.sha256)) == texts
 
 
 def test_a_package_with_another_byte_is_refused(home, monkeypatch):
@@ -277,10 +268,3 @@ def test_what_listens_and_is_no_scheduler_is_told_in_time(tiny_folder, monkeypat
             measure(tiny_folder("bert"), ["a", "b c"], "anisotropy", scheduler=address, progress=False)
         # A second, and what a busy machine adds.
         assert time.monotonic() - started < 100
-
-
-def test_corpora_are_kept_by_content(home):
-    many = [f"text {i}" for i in range(100_001)]
-    corpus = load_corpus(many)
-    assert isinstance(corpus.items, TextFile)
-    assert corpus.items[100_000] == "text 100000"

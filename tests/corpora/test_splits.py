@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis_lib import AnalysisError, Corpus, load_corpus
-from analysis_lib.corpora.corpus import Labelled
+from analysis_lib.corpora.corpus import Example
 from analysis_lib.corpora.splits import SPLITS, divided, division, drawn, stratified
 
 LABELS = st.lists(st.sampled_from("abc"), min_size=1, max_size=60)
@@ -27,9 +27,9 @@ def test_splits_are_apart_and_whole_and_keep_the_shares(labels, validation, test
 
 
 def test_rows_of_a_split_are_in_the_order_of_the_corpus():
-    rows = [Labelled(f"text {i}", "ab"[i % 3 == 0]) for i in range(40)]
-    assert [row.text for row in divided(rows, "test", 0.1, 0.2)] == sorted(
-        (rows[i].text for i in division([row.label for row in rows], "ab", "test", 0.1, 0.2)),
+    rows = [Example(f"text {i}", "ab"[i % 3 == 0]) for i in range(40)]
+    assert [row.item for row in divided(rows, "test", 0.1, 0.2)] == sorted(
+        (rows[i].item for i in division([row.label for row in rows], "ab", "test", 0.1, 0.2)),
         key=lambda text: int(text.split()[1]),
     )
 

@@ -5,7 +5,6 @@ import json
 import math
 import multiprocessing
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -37,7 +36,7 @@ from waiting import PATIENCE, wait_until
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.cli import main
-from analysis_lib.corpora import Corpus, loading
+from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import execution, merging, shards
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums
@@ -638,26 +637,6 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
     assert_same_bytes(found, expected)
     assert found.report == expected.report
     assert four_branches == [32] * 4
-
-
-def test_workers_read_texts_of_a_large_file_themselves(model, small_shards, cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "MOST_HELD", 63)
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    corpus = load_corpus(str(tmp_path / "texts.txt"))
-    assert (corpus.sha256, [*corpus.items]) == (CORPUS.sha256, [*TEXTS])
-    (*_, last) = shards.make_shards(model, corpus, metrics.resolve(FEW), Settings())
-    sent = pickle.dumps(last.items)
-    assert (pickle.loads(sent)[7], len(pickle.loads(sent))) == (TEXTS[-1], 8)
-    assert TEXTS[-1].encode() not in sent
-    assert_same_bytes(
-        measure(model, corpus, FEW, scheduler=cluster.scheduler_address, progress=False),
-        measure(model, CORPUS, FEW, progress=False),
-    )
-    # On a machine that does not see the file.
-    corpus.items._path.unlink()
-    with pytest.raises(AnalysisError, match=r"texts\.arrow.*cannot be read here: let ANALYSIS_LIB_DATA") as caught:
-        pickle.loads(sent)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_shard_carries_no_sums(model, small_shards):
