@@ -1,5 +1,6 @@
 """The tables of a measurement, and the report of what was read."""
 
+import functools
 import json
 import math
 import operator
@@ -298,8 +299,12 @@ class Tables(LazyTables):
         if any(other.run["data_sha256"] != self.run["data_sha256"] for other in others):
             raise AnalysisError("the measurements are of different texts: measure one corpus with every model")
 
+        # The sums of layers are put together once for all tables without some groups.
+        leaving_out = functools.cache(operator.methodcaller("leaving_out"))
+
         def without(*left_out: int) -> list[LazyTables]:
-            return [LazyTables(t._parts, operator.methodcaller("without", *left_out), t.layers) for t in measured]
+            make = lambda part: leaving_out(part)(*left_out)  # noqa: E731
+            return [LazyTables(t._parts, make, t.layers) for t in measured]
 
         known = {name: s if isinstance(s, Plain | Ratio) else Plain(s) for name, s in statistics.items()}
         # What is chosen on every other group is judged on the rest.

@@ -12,13 +12,8 @@ from analysis_lib.metrics.accumulator import (
     VECTOR_SPACES,
     WHOLE_SPACES,
     Columns,
-    Layers,
+    LayerSums,
     Metric,
-    Points,
-    Sums,
-    crossed,
-    head_rows,
-    tabulated,
 )
 
 
@@ -84,22 +79,21 @@ class Anisotropy(Metric):
 
     name = "anisotropy"
     needs = frozenset(VECTOR_SPACES)
+    axes = ("head",)
     interval = "cosine"
     limits = (-1, 1)
     counts = "tokens"
 
     def update(self, activations: Activations) -> None:
+        layer = activations.layer
         for space, vectors in self.vectors(activations):
-            self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-            self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
+            self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
+            self.add(("vectors", space, layer), vectors.nonzero, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers, space: str) -> Columns:
-            vectors = layers["vectors", space]
-            cosine = mean_pair_cosine(layers["unit_sum", space], vectors)
-            return head_rows(layers, {"cosine": cosine, "tokens": vectors.astype(int)}, space)
-
-        return tabulated(sums, "unit_sum", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        vectors = sums["vectors"]
+        cosine = mean_pair_cosine(sums["unit_sum"], vectors)
+        return {"cosine": cosine, "tokens": vectors.astype(int)}
 
     def table(self) -> pd.DataFrame:
         table = super().table()
@@ -117,23 +111,22 @@ class CosineByDimension(Metric):
 
     name = "cosine_by_dimension"
     needs = frozenset(WHOLE_SPACES)
+    axes = ("dimension",)
     interval = "cosine"
     on_request = True
 
     def update(self, activations: Activations) -> None:
+        layer = activations.layer
         for space, vectors in self.vectors(activations):
-            self.add(("unit_sum", space, activations.layer), vectors.unit_sum, activations)
-            self.add(("unit_squares", space, activations.layer), vectors.unit_squares, activations)
-            self.add(("vectors", space, activations.layer), vectors.nonzero, activations)
+            self.add(("unit_sum", space, layer), vectors.unit_sum, activations)
+            self.add(("unit_squares", space, layer), vectors.unit_squares, activations)
+            self.add(("vectors", space, layer), vectors.nonzero, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers, space: str) -> Columns:
-            unit_sum, squares, vectors = (layers[name, space] for name in ("unit_sum", "unit_squares", "vectors"))
-            cosine = (unit_sum**2 - squares) / _pairs(vectors)[..., None]
-            columns = crossed(layers, {"space": [space], "dimension": range(cosine.shape[-1])}, cosine=cosine)
-            return {"space": columns["space"]} | columns
-
-        return tabulated(sums, "unit_sum", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        pairs = _pairs(sums["vectors"])[..., None]
+        cosine = (sums["unit_sum"] ** 2 - sums["unit_squares"]) / pairs
+        # Hidden vectors have one head.
+        return {"cosine": cosine[:, 0]}
 
 
 class UtteranceSimilarity(Metric):
@@ -146,26 +139,27 @@ class UtteranceSimilarity(Metric):
 
     name = "utterance_similarity"
     needs = frozenset(VECTOR_SPACES)
+    axes = ("head",)
     interval = "similarity"
     limits = (-1, 1)
     counts = "utterances"
     of_pairs_within_utterances = True
 
     def update(self, activations: Activations) -> None:
+        layer = activations.layer
         for space, vectors in self.vectors(activations):
             count = vectors.nonzero
+            pairs = (count * (count - 1)).clamp_min(1)
             square = vectors.unit_sum.double().square().sum(-1)
-            similarity = torch.where(count > 1, (square - count) / (count * (count - 1)).clamp_min(1), 0)
-            self.add(("similarity", space, activations.layer), similarity, activations)
-            self.add(("utterances", space, activations.layer), (count > 1).double(), activations)
+            has_pairs = count > 1
+            similarity = torch.where(has_pairs, (square - count) / pairs, 0)
+            self.add(("similarity", space, layer), similarity, activations)
+            self.add(("utterances", space, layer), has_pairs.double(), activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers, space: str) -> Columns:
-            count = layers["utterances", space]
-            mean = layers["similarity", space] / np.where(count > 0, count, np.nan)
-            return head_rows(layers, {"similarity": mean, "utterances": count.astype(int)}, space)
-
-        return tabulated(sums, "similarity", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        count = sums["utterances"]
+        mean = sums["similarity"] / np.where(count > 0, count, np.nan)
+        return {"similarity": mean, "utterances": count.astype(int)}
 
     def table(self) -> pd.DataFrame:
         table = super().table()

@@ -3,17 +3,7 @@
 import numpy as np
 
 from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import (
-    KEY_TYPES,
-    Columns,
-    Layers,
-    Metric,
-    Points,
-    Sums,
-    crossed,
-    head_rows,
-    tabulated,
-)
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric
 
 
 class AttentionEntropy(Metric):
@@ -27,6 +17,7 @@ class AttentionEntropy(Metric):
 
     name = "attention_entropy"
     needs = frozenset({WEIGHTS})
+    axes = ("head",)
     interval = "entropy_normalised"
     limits = (0, 1)
 
@@ -42,13 +33,10 @@ class AttentionEntropy(Metric):
         self.add(("rows", layer), tokens.counts, activations)
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            every, several = layers["rows"][:, None], layers["normalised_rows"][:, None]
-            normalised = layers["normalised"] / np.where(several > 0, several, np.nan)
-            return head_rows(layers, {"entropy_nats": layers["nats"] / every, "entropy_normalised": normalised})
-
-        return tabulated(sums, "nats", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        every, several = sums["rows"][:, None], sums["normalised_rows"][:, None]
+        normalised = sums["normalised"] / np.where(several > 0, several, np.nan)
+        return {"entropy_nats": sums["nats"] / every, "entropy_normalised": normalised}
 
 
 class AttentionByTokenType(Metric):
@@ -66,7 +54,7 @@ class AttentionByTokenType(Metric):
     needs = frozenset({WEIGHTS})
     interval = "weight"
     limits = (0, 1)
-    kinds = "pairs"
+    axes = ("head", "key_type")
 
     def update(self, activations: Activations) -> None:
         if activations.rows is None:
@@ -77,15 +65,17 @@ class AttentionByTokenType(Metric):
         self.add(("pairs", layer), activations.rows.pairs, activations)
         self.add(("uniform", layer), activations.rows.uniform, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            occur, queries = layers.occur, layers["queries"][:, None, None]
-            given = layers["mass"][..., occur]
-            uniform, pairs = (layers[name][:, None, occur] for name in ("uniform", "pairs"))
-            pairs = np.where(pairs > 0, pairs, np.nan)
-            axes = {"head": range(1, given.shape[1] + 1), "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur]}
-            values = {"mass": given / queries, "weight": given / pairs}
-            even = {"uniform_mass": uniform / queries, "uniform_weight": uniform / pairs}
-            return crossed(layers, axes, **values, **even)
-
-        return tabulated(sums, "mass", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = sums.whole["pairs"] > 0
+        queries = sums["queries"][:, None, None]
+        mass = sums["mass"][..., occur]
+        uniform = sums["uniform"][:, None, occur]
+        pairs = sums["pairs"][:, None, occur]
+        pairs = np.where(pairs > 0, pairs, np.nan)
+        return {
+            "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur],
+            "mass": mass / queries,
+            "weight": mass / pairs,
+            "uniform_mass": uniform / queries,
+            "uniform_weight": uniform / pairs,
+        }

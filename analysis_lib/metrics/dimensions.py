@@ -4,7 +4,13 @@ import numpy as np
 from jaxtyping import Float
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import (
+    Columns,
+    LayerSums,
+    Metric,
+    kinds_of,
+    type_means,
+)
 from analysis_lib.models import TOKEN_TYPES
 
 THRESHOLD = 3.0
@@ -21,7 +27,9 @@ def magnitude_zscores(means: Float[np.ndarray, " dim"]) -> Float[np.ndarray, " d
     """
     magnitudes = np.abs(means)
     spread = magnitudes.std()
-    return (magnitudes - magnitudes.mean()) / spread if spread > 0 else np.zeros_like(magnitudes)
+    if spread == 0:
+        return np.zeros_like(magnitudes)
+    return (magnitudes - magnitudes.mean()) / spread
 
 
 class DimensionMeans(Metric):
@@ -33,22 +41,23 @@ class DimensionMeans(Metric):
 
     name = "dimension_means"
     needs = frozenset({"hidden"})
-    kinds = "tokens"
+    axes = ("token_type", "dimension")
+    order = ("layer", "dimension", "token_type")
 
     def update(self, activations: Activations) -> None:
-        if (hidden := activations.spaces.get("hidden")) is not None:
-            tokens, layer = hidden.tokens, activations.layer
-            counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
-            self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
-            self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
+        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        if hidden is None:
+            return
+        tokens = hidden.tokens
+        counts = (tokens.type_masks * tokens.counted.unsqueeze(1)).sum(-1)
+        self.add(("sum", layer), hidden.counted_type_sums.squeeze(1), activations)
+        self.add(("tokens", layer), counts[:, tokens.counted_types], activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            tokens, occur = layers["tokens"], layers.occur
-            means, _, types = type_means(layers["sum"][:, occur], tokens, occur, TOKEN_TYPES[-len(occur) :])
-            return crossed(layers, {"token_type": types, "dimension": range(means.shape[-1])}, mean=means)
-
-        return tabulated(sums, "sum", rows)[["layer", "dimension", "token_type", "mean"]]
+    def rows(self, sums: LayerSums) -> Columns:
+        tokens, occur = sums["tokens"], sums.whole["tokens"] > 0
+        means, _ = type_means(sums["sum"][:, occur], tokens, occur)
+        types = kinds_of(occur, TOKEN_TYPES[-len(occur) :])
+        return {"token_type": types, "mean": means}
 
 
 class OutlierDimensions(DimensionMeans):
@@ -59,14 +68,12 @@ class OutlierDimensions(DimensionMeans):
     """
 
     name = "outlier_dimensions"
+    axes = ("dimension",)
+    order = ("layer", "dimension")
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layer: Layers) -> Columns:
-            mean = layer["sum"][0].sum(0) / layer["tokens"].sum()
-            zscore = magnitude_zscores(mean)
-            order = np.argsort(-zscore, kind="stable")
-            found = order[zscore[order] > THRESHOLD]
-            columns = {"dimension": found, "mean": mean[found], "zscore": zscore[found]}
-            return {"layer": np.repeat(layer.numbers, len(found)), **columns}
-
-        return tabulated(sums.apart(), "sum", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        mean = sums["sum"][0].sum(0) / sums["tokens"].sum()
+        zscore = magnitude_zscores(mean)
+        order = np.argsort(-zscore, kind="stable")
+        outliers = order[zscore[order] > THRESHOLD]
+        return {"dimension": outliers, "mean": mean[outliers], "zscore": zscore[outliers]}

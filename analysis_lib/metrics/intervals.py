@@ -1,5 +1,6 @@
 """95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -65,14 +66,19 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable, smooth: bool = Tru
         square += part
     several = np.where(groups > 1, groups, np.nan)
     error = np.sqrt((several - 1) / several * square)
-    quantiles = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(np.max(groups, initial=0) + 1) - 1)
-    reach = quantiles[groups] * error
+    reach = _quantiles(int(np.max(groups, initial=0)))[groups] * error
     centre = np.asarray(point)
     if smooth:
         bias = np.subtract(mean, point, out=part)
         bias *= several - 1
         centre = centre - np.clip(bias, -error, error, out=part)
     return np.asarray(centre - reach), np.asarray(centre + reach)
+
+
+@functools.cache
+def _quantiles(most: int) -> np.ndarray:
+    """The quantile of Student's law by the number of groups, up to the most."""
+    return scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(most + 1) - 1)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Isotropy: how far a cloud of vectors is from one that has no preferred direction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,9 +10,8 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, in_order, require_known
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, Layers, Metric, Points, Sums, head_rows, tabulated
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, Name
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
-from analysis_lib.metrics.intervals import jackknife_interval
 
 # Two matrices of this width take 1 GiB per layer.
 WIDEST = 8192
@@ -101,6 +100,8 @@ class Isotropy(Metric):
 
     name = "isotropy"
     needs: frozenset[str] = frozenset({"hidden"})
+    axes = ("head",)
+    interval = "deviations"
     on_request = True
 
     def __init__(self, spaces: Sequence[str] = ("hidden",)) -> None:
@@ -137,38 +138,26 @@ class Isotropy(Metric):
         self.add_whole(("moment", space, layer), values.mT @ values)
         self.add_whole(("unit_moment", space, layer), units.mT @ units)
 
-    def points(self, sums: Sums) -> Points:
-        arrays = self.arrays()
-
-        def rows(layer: Layers, space: str) -> Columns:
-            names, (number,) = ("unit_sum", "vectors"), layer.numbers
-            unit_sum, vectors = (layer[name, space] for name in names)
-            deviations = _deviations(unit_sum, vectors)
-            without = [layer[name, space] - arrays[name, space, number].values for name in names]
-            low, high = jackknife_interval(deviations, (part[None] for part in _deviations(*without)))
-            square = mean_square_cosine(layer["unit_moment", space], vectors)
-            with np.errstate(divide="ignore"):
-                effective = 1 / square
-            columns = {
-                "dimensions": np.full(vectors.shape, unit_sum.shape[-1]),
-                "deviations": deviations,
-                "ci_low": low,
-                "ci_high": high,
-                "mean_square_cosine": square,
-                "effective_dimension": effective,
-                "isoscore": isoscore(_covariance(layer, space)),
-                "tokens": vectors.astype(int),
-            }
-            return head_rows(layer, columns, space)
-
-        return tabulated(sums.apart(), "moment", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        vectors = sums.whole["vectors"]
+        square = mean_square_cosine(sums.whole["unit_moment"], vectors)
+        with np.errstate(divide="ignore"):
+            effective = 1 / square
+        return {
+            "dimensions": np.full(vectors.shape, sums["unit_sum"].shape[-1]),
+            "deviations": _deviations(sums["unit_sum"], sums["vectors"]),
+            "mean_square_cosine": square,
+            "effective_dimension": effective,
+            "isoscore": isoscore(_covariance(sums.whole)),
+            "tokens": vectors.astype(int),
+        }
 
     def table(self) -> pd.DataFrame:
         table = super().table()
         refuse_few_vectors(table, "isotropy", "data")
         return table
 
-    def without(self, group: int) -> pd.DataFrame:
+    def leaving_out(self) -> Callable[..., pd.DataFrame]:
         """Refused: the second moments hold every group.
 
         Raises:
@@ -186,11 +175,11 @@ def _deviations(
     return mean_pair_cosine(unit_sum, vectors) * np.sqrt(unit_sum.shape[-1])
 
 
-def _covariance(layer: Layers, space: str) -> Float[np.ndarray, "#layer head dim dim"]:
-    """The covariance of the vectors that count, zero vectors among them; 0 where it is below rounding."""
-    tokens = layer["tokens", space][..., None, None]
-    mean = layer["sum", space] / tokens[..., 0]
-    moment = layer["moment", space] / tokens
+def _covariance(sums: dict[Name, np.ndarray]) -> Float[np.ndarray, "head dim dim"]:
+    """The covariance of the vectors that count, with zero vectors; 0 where it is below rounding."""
+    tokens = sums["tokens"][..., None, None]
+    mean = sums["sum"] / tokens[..., 0]
+    moment = sums["moment"] / tokens
     covariance = moment - mean[..., :, None] * mean[..., None, :]
     variance, power = (np.trace(matrix, axis1=-2, axis2=-1) for matrix in (covariance, moment))
     return np.where((variance > ROUNDING * power)[..., None, None], covariance, 0.0)

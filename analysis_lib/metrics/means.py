@@ -3,17 +3,7 @@
 import numpy as np
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import (
-    VECTOR_SPACES,
-    Columns,
-    Layers,
-    Metric,
-    Points,
-    Sums,
-    crossed,
-    head_rows,
-    tabulated,
-)
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric
 
 
 class MeanVector(Metric):
@@ -25,21 +15,20 @@ class MeanVector(Metric):
 
     name = "mean_vector"
     needs = frozenset(VECTOR_SPACES)
+    axes = ("head",)
 
     def update(self, activations: Activations) -> None:
+        layer = activations.layer
         for space, vectors in self.vectors(activations):
-            self.add(("sum", space, activations.layer), vectors.sum, activations)
-            self.add(("norms", space, activations.layer), vectors.norms.sum(-1), activations)
-            self.add(("tokens", space, activations.layer), vectors.counts, activations)
+            self.add(("sum", space, layer), vectors.sum, activations)
+            self.add(("norms", space, layer), vectors.norms.sum(-1), activations)
+            self.add(("tokens", space, layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers, space: str) -> Columns:
-            tokens = layers["tokens", space][:, None]
-            norm_of_mean = np.linalg.norm(layers["sum", space] / tokens[..., None], axis=-1)
-            mean_norm = layers["norms", space] / tokens
-            return head_rows(layers, {"norm_of_mean": norm_of_mean, "mean_norm": mean_norm}, space)
-
-        return tabulated(sums, "sum", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        tokens = sums["tokens"][:, None]
+        mean = sums["sum"] / tokens[..., None]
+        norm_of_mean = np.linalg.norm(mean, axis=-1)
+        return {"norm_of_mean": norm_of_mean, "mean_norm": sums["norms"] / tokens}
 
 
 class HeadMeans(Metric):
@@ -51,20 +40,16 @@ class HeadMeans(Metric):
 
     name = "head_means"
     needs = frozenset({"query", "key", "value"})
+    axes = ("head", "dimension")
 
     def update(self, activations: Activations) -> None:
+        layer = activations.layer
         for space, vectors in self.vectors(activations):
-            self.add(("sum", space, activations.layer), vectors.sum, activations)
-            self.add(("tokens", space, activations.layer), vectors.counts, activations)
+            self.add(("sum", space, layer), vectors.sum, activations)
+            self.add(("tokens", space, layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers, space: str) -> Columns:
-            means = layers["sum", space] / layers["tokens", space][:, None, None]
-            _, heads, width = means.shape
-            axes = {"space": [space], "head": range(1, heads + 1), "dimension": range(width)}
-            return crossed(layers, axes, mean=means[:, None])
-
-        return tabulated(sums, "sum", rows)[["space", "layer", "head", "dimension", "mean"]]
+    def rows(self, sums: LayerSums) -> Columns:
+        return {"mean": sums["sum"] / sums["tokens"][:, None, None]}
 
 
 class QueryKeyAlignment(Metric):
@@ -76,24 +61,24 @@ class QueryKeyAlignment(Metric):
 
     name = "qk_alignment"
     needs = frozenset({"query", "key"})
+    axes = ("head",)
     interval = "cosine"
     limits = (-1, 1)
 
     def update(self, activations: Activations) -> None:
         if not self.needs <= activations.spaces.keys():
             return
+        layer = activations.layer
         for space in ("query", "key"):
             vectors = activations.spaces[space]
-            self.add((space, activations.layer), vectors.sum, activations)
-            self.add((f"{space} tokens", activations.layer), vectors.counts, activations)
+            self.add((space, layer), vectors.sum, activations)
+            self.add((f"{space} tokens", layer), vectors.counts, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            query, key = (layers[name] / layers[f"{name} tokens"][:, None, None] for name in ("query", "key"))
-            # Grouped queries share the keys of their group.
-            key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
-            dot = (query * key).sum(-1)
-            norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
-            return head_rows(layers, {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot})
-
-        return tabulated(sums, "query", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        query = sums["query"] / sums["query tokens"][:, None, None]
+        key = sums["key"] / sums["key tokens"][:, None, None]
+        # Grouped queries share the keys of their group.
+        key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
+        dot = (query * key).sum(-1)
+        norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
+        return {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot}

@@ -1,9 +1,7 @@
 """What an intervention does to what a model gives out: its vectors, and its predictions of tokens."""
 
-import numpy as np
-
 from analysis_lib.capture import LOSS, MASKED, OUTPUT, Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, tabulated
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 
 
 class _OfTokens(Metric):
@@ -14,22 +12,19 @@ class _OfTokens(Metric):
     columns: tuple[str, ...]
 
     def update(self, activations: Activations) -> None:
-        found = activations.output
-        if found is None or found.masked != (MASKED in self.needs):
+        output, layer = activations.output, activations.layer
+        if output is None or output.masked != (MASKED in self.needs):
             return
         for name in self.columns:
-            values = getattr(found, name).double()
-            self.add((name, activations.layer), (values * found.counted[name]).sum(1, keepdim=True), activations)
-        counts = found.counted[self.columns[0]].sum(1, keepdim=True).double()
-        self.add(("tokens", activations.layer), counts, activations)
+            values = getattr(output, name).double() * output.counted[name]
+            self.add((name, layer), values.sum(1), activations)
+        counts = output.counted[self.columns[0]].sum(1).double()
+        self.add(("tokens", layer), counts, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            tokens = layers["tokens"]
-            means = {name: layers[name] / tokens for name in self.columns}
-            return {"layer": np.array(layers.numbers), **means, "tokens": tokens.astype(int)}
-
-        return tabulated(sums, "tokens", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        tokens = sums["tokens"]
+        means = {name: sums[name] / tokens for name in self.columns}
+        return {**means, "tokens": tokens.astype(int)}
 
 
 class OutputChange(_OfTokens):

@@ -3,7 +3,13 @@
 import numpy as np
 
 from analysis_lib.capture import SCORES, Activations
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated, type_means
+from analysis_lib.metrics.accumulator import (
+    Columns,
+    LayerSums,
+    Metric,
+    kinds_of,
+    type_means,
+)
 
 
 class ScoreContributions(Metric):
@@ -22,7 +28,9 @@ class ScoreContributions(Metric):
     name = "score_contributions"
     needs = frozenset({SCORES})
     interval = "contribution"
-    counts = kinds = "pairs"
+    counts = "pairs"
+    axes = ("head", "key_type", "dimension")
+    order = ("layer", "head", "dimension", "key_type")
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
@@ -30,19 +38,15 @@ class ScoreContributions(Metric):
         scores, layer = activations.scores, activations.layer
         # Apart, since most types never occur: in a large model, these are the largest sums of all.
         for place, kind in enumerate(scores.visibility.keys.kinds):
-            self.add_runs(("sum", kind, layer), scores.contributions[:, :, place], activations)
+            of_kind = scores.contributions[:, :, place]
+            self.add_runs(("sum", kind, layer), of_kind, activations)
         self.add(("pairs", layer), scores.visibility.pairs, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            totals = np.stack([layers["sum", kind] for kind in np.flatnonzero(layers.occur).tolist()], 2)
-            means, pairs, types = type_means(totals, layers["pairs"], layers.occur)
-            _, heads, _, width = means.shape
-            axes = {"head": range(1, heads + 1), "key_type": types, "dimension": range(width)}
-            columns = crossed(layers, axes, contribution=means, pairs=pairs)
-            return {name: columns[name] for name in ("layer", "head", "dimension", *columns)}
-
-        return tabulated(sums, "pairs", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = sums.whole["pairs"] > 0
+        totals = [sums["sum", kind] for kind in np.flatnonzero(occur).tolist()]
+        means, pairs = type_means(np.stack(totals, 2), sums["pairs"], occur)
+        return {"key_type": kinds_of(occur), "contribution": means, "pairs": pairs}
 
 
 class ScoreTerms(Metric):
@@ -59,22 +63,26 @@ class ScoreTerms(Metric):
     name = "score_terms"
     needs = frozenset({SCORES})
     interval = "contribution"
-    counts = kinds = "pairs"
+    counts = "pairs"
+    axes = ("head", "term", "key_type")
+    order = ("layer", "head", "key_type", "term")
 
     def update(self, activations: Activations) -> None:
         if activations.scores is None:
             return
-        for term, sums in activations.scores.terms.items():
-            self.add_runs(("sum", term, activations.layer), sums.unsqueeze(-1), activations)
-        self.add(("pairs", activations.layer), activations.scores.visibility.pairs, activations)
+        scores, layer = activations.scores, activations.layer
+        for term, sums in scores.terms.items():
+            self.add_runs(("sum", term, layer), sums.unsqueeze(-1), activations)
+        self.add(("pairs", layer), scores.visibility.pairs, activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            terms = [term for name, *between in layers.sums if name == "sum" for term in between]
-            totals = np.stack([layers["sum", term][:, :, layers.occur] for term in terms], 2)
-            means, pairs, types = type_means(totals, layers["pairs"], layers.occur)
-            axes = {"head": range(1, means.shape[1] + 1), "term": terms, "key_type": types}
-            columns = crossed(layers, axes, contribution=means[..., 0], pairs=pairs[..., 0])
-            return {name: columns[name] for name in ("layer", "head", "key_type", *columns)}
-
-        return tabulated(sums, "pairs", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = sums.whole["pairs"] > 0
+        terms = sums.parts("sum")
+        totals = np.stack([sums["sum", term][:, :, occur] for term in terms], 2)
+        means, pairs = type_means(totals, sums["pairs"], occur)
+        return {
+            "term": np.array(terms),
+            "key_type": kinds_of(occur),
+            "contribution": means[..., 0],
+            "pairs": pairs[..., 0],
+        }

@@ -1,16 +1,15 @@
 """Which keys draw attention to themselves, and which tokens have long vectors: by position, and by type of token."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from analysis_lib.capture import RECEIVED, Activations, Tokens
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, Layers, Metric, Points, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name
 from analysis_lib.models import TOKEN_TYPES
 
 # How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025, sec. 3.1).
@@ -39,19 +38,9 @@ def _with_all(sums: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.concatenate([of_types.sum(axis, keepdims=True), sums], axis)
 
 
-def _places() -> tuple[np.ndarray, np.ndarray]:
-    """Of all tokens and of each slot, the position (0 for any) and the type, as its place in ``KEY_TYPES``."""
-    types = [0] * (1 + POSITIONS) + [KEY_TYPES.index(name) for name in TOKEN_TYPES]
-    return np.array([0, *range(1, POSITIONS + 1), *(0 for _ in TOKEN_TYPES)]), np.array(types)
-
-
-def _of_slots(sums: Sums, quantity: str, rows: Callable[[Layers], Columns]) -> Points:
-    """The rows of every layer; a position of 0 is none, and missing in the table."""
-    table = tabulated(sums, quantity, rows)
-    if sums.read:
-        return table
-    places = table["position"].to_numpy()
-    return table.assign(position=pd.arrays.IntegerArray(places, places == 0))
+# Of all tokens and of each slot: the position, 0 for any, and the type of token.
+SLOT_POSITIONS = np.array([0, *range(1, POSITIONS + 1), *[0] * len(TOKEN_TYPES)])
+SLOT_TYPES = np.array(["all"] * (1 + POSITIONS) + [*TOKEN_TYPES])
 
 
 class AttentionReceived(Metric):
@@ -67,7 +56,9 @@ class AttentionReceived(Metric):
     needs = frozenset({RECEIVED})
     interval = "received"
     limits = (0, 1)
-    counts = kinds = "keys"
+    counts = "keys"
+    axes = ("head", "position")
+    optional = ("head", "position")
     on_request = True
 
     def update(self, activations: Activations) -> None:
@@ -80,22 +71,19 @@ class AttentionReceived(Metric):
         self.add(("sinks", layer), (share > SINK).double() @ slots, activations)
         self.add(("keys", layer), slots.sum(1), activations)
 
-    def points(self, sums: Sums) -> Points:
-        position, types = _places()
-
-        def rows(layers: Layers) -> Columns:
-            occur = _with_all(layers.occur) > 0
-            received, sinks, keys = (_with_all(layers[name])[..., occur] for name in ("received", "sinks", "keys"))
-            keys = keys[:, None]
-            several = np.where(keys > 0, keys, np.nan)
-            axes = {"head": range(1, received.shape[1] + 1), "place": np.flatnonzero(occur)}
-            shares = {"received": received / several, "sink_rate": sinks / several}
-            columns = crossed(layers, axes, **shares, keys=keys.astype(int))
-            place = columns.pop("place")
-            columns |= {"position": position[place], "key_type": types[place]}
-            return {name: columns[name] for name in ("layer", "head", "position", "key_type", *columns)}
-
-        return _of_slots(sums, "received", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = _with_all(sums.whole["keys"] > 0) > 0
+        received = _with_all(sums["received"])[..., occur]
+        sinks = _with_all(sums["sinks"])[..., occur]
+        keys = _with_all(sums["keys"])[:, None, occur]
+        several = np.where(keys > 0, keys, np.nan)
+        return {
+            "position": SLOT_POSITIONS[occur],
+            "key_type": SLOT_TYPES[occur],
+            "received": received / several,
+            "sink_rate": sinks / several,
+            "keys": keys.astype(int),
+        }
 
 
 def separating_bin(counts: Int[np.ndarray, " bin"]) -> int | None:
@@ -122,11 +110,12 @@ def median_bin(counts: Int[np.ndarray, " bin"]) -> int:
     return int(np.searchsorted(counts.cumsum(), (counts.sum() + 1) // 2))
 
 
-def median_norm(counts: Int[np.ndarray, "slot bin"]) -> Float[np.ndarray, " slot"]:
-    """The median of the norms in each row, NaN of none: of an even number, the mean of the two in the middle.
+def median_norm(counts: Int[np.ndarray, "*slot bin"]) -> Float[np.ndarray, "*slot"]:
+    """The median of the norms of each slot, NaN of none.
 
-    The norms of a bin are taken to lie evenly over the logarithms in it, so that the median is less than 1.1 % off, and
-    by far less of many norms. It moves with every norm that is added, as a jackknife needs.
+    Of an even number it is the mean of the two in the middle. The norms of a bin are taken to lie
+    evenly over the logarithms in it, so that the median is less than 1.1 % off, and by far less of
+    many norms. It moves with every norm that is added, as a jackknife needs.
 
     >>> counts = np.zeros((3, BINS), int)
     >>> counts[:, -8 * PER_OCTAVE] = 1, 3, 1  # From 2**16 on.
@@ -135,16 +124,26 @@ def median_norm(counts: Int[np.ndarray, "slot bin"]) -> Float[np.ndarray, " slot
     >>> places.round(6)  # The middle of 1; the first of 3; half of the larger of 2, the other being tiny.
     array([  0.5     ,   0.166667, -63.5     ])
     """
-    norms = counts.sum(1)
-    return (_norm_of_rank(counts, (norms + 1) // 2) + _norm_of_rank(counts, norms // 2 + 1)) / 2
+    up_to = counts.cumsum(-1)
+    norms = up_to[..., -1]
+    lower = _norm_of_rank(counts, up_to, (norms + 1) // 2)
+    upper = _norm_of_rank(counts, up_to, norms // 2 + 1)
+    return (lower + upper) / 2
 
 
-def _norm_of_rank(counts: Int[np.ndarray, "slot bin"], rank: Int[np.ndarray, " slot"]) -> Float[np.ndarray, " slot"]:
-    """In each row, the norm that so many, itself among them, do not exceed; NaN of none."""
-    up_to = counts.cumsum(1)
-    rows, place = np.arange(len(counts)), (up_to >= rank[:, None]).argmax(1)
-    inside = counts[rows, place]
-    before = up_to[rows, place] - inside
+def _norm_of_rank(
+    counts: Int[np.ndarray, "*slot bin"],
+    up_to: Int[np.ndarray, "*slot bin"],
+    rank: Int[np.ndarray, "*slot"],
+) -> Float[np.ndarray, "*slot"]:
+    """In each slot, the norm that so many, itself among them, do not exceed; NaN of none.
+
+    Args:
+        up_to: how many norms there are up to each bin.
+    """
+    place = (up_to >= rank[..., None]).argmax(-1)
+    inside = np.take_along_axis(counts, place[..., None], -1)[..., 0]
+    before = np.take_along_axis(up_to, place[..., None], -1)[..., 0] - inside
     share = (rank - 0.5 - before) / np.where(inside > 0, inside, np.nan)
     return _norm(place + share - 0.5)
 
@@ -177,6 +176,8 @@ class TokenNorms(Metric):
 
     name = "token_norms"
     needs = frozenset({"hidden"})
+    axes = ("position",)
+    optional = ("position",)
     interval = "median"
     limits = (0, np.inf)
     smooth = False
@@ -201,35 +202,39 @@ class TokenNorms(Metric):
             if counts[:, :, i].any():
                 self.add_runs(("norms", octave, layer), counts[:, :, i], activations)
 
+    def rows(self, sums: LayerSums) -> Columns:
+        counts, whole = self._by_bin(sums), self._by_bin(sums.whole)
+        occur = whole.any(-1)
+        counts = counts[:, occur]
+        multiple = np.array(np.nan)
+        spikes = np.zeros(counts.shape[:2], int)
+        # All tokens are the first slot.
+        first = separating_bin(whole[0])
+        if first is not None:
+            below = np.flatnonzero(whole[0, :first])[-1]
+            multiple = np.sqrt(_norm(first) * _norm(below)) / median_norm(whole[:1])
+            spikes = counts[..., first:].sum(-1)
+        largest = [np.flatnonzero(of_slot)[-1] for of_slot in whole[occur]]
+        return {
+            "position": SLOT_POSITIONS[occur],
+            "token_type": SLOT_TYPES[occur],
+            "median": median_norm(counts),
+            "largest": _norm(np.array(largest, int)),
+            "multiple": multiple,
+            "spikes": spikes,
+            "tokens": counts.sum(-1),
+        }
+
     @staticmethod
-    def _by_bin(layer: Layers) -> Int[np.ndarray, "slot bin"]:
-        """The counts of a layer, of all tokens and of each slot."""
-        counts = np.zeros((layer["tokens"].shape[1], BINS // PER_OCTAVE, PER_OCTAVE), int)
-        for quantity, *octave in layer.sums:
-            if quantity == "norms":
-                counts[:, octave[0]] = layer["norms", *octave][0]
-        return _with_all(counts.reshape(-1, BINS), 0)
-
-    def points(self, sums: Sums) -> Points:
-        position, types = _places()
-        everything = {layer.numbers: layer for layer in self.total().apart().layers}
-
-        def rows(layer: Layers) -> Columns:
-            counts, whole = self._by_bin(layer), self._by_bin(everything[layer.numbers])
-            occur = whole.any(1)
-            counts, first = counts[occur], separating_bin(whole[0])
-            multiple, spikes = np.nan, np.zeros(len(counts), int)
-            if first is not None:
-                below = np.flatnonzero(whole[0][:first])[-1]
-                multiple = np.sqrt(_norm(first) * _norm(below)) / median_norm(whole[:1]).item()
-                spikes = counts[:, first:].sum(1).astype(int)
-            last = np.array([np.flatnonzero(of_slot)[-1] for of_slot in whole[occur]])
-            columns = {"position": position[occur], "token_type": np.array(KEY_TYPES, object)[types[occur]]}
-            columns |= {"median": median_norm(counts), "largest": _norm(last), "multiple": np.full(len(last), multiple)}
-            columns |= {"spikes": spikes, "tokens": counts.sum(1).astype(int)}
-            return {"layer": np.repeat(layer.numbers, len(last)), **columns}
-
-        return _of_slots(sums.apart(), "tokens", rows)
+    def _by_bin(sums: Mapping[Name, np.ndarray]) -> Int[np.ndarray, "*replicate slot bin"]:
+        """How many norms each bin holds, of all tokens and of each slot."""
+        tokens = sums["tokens"]
+        counts = np.zeros((*tokens.shape, BINS // PER_OCTAVE, PER_OCTAVE), int)
+        for name in sums:
+            if name != "tokens":
+                octave = name[1]
+                counts[..., octave, :] = sums[name]
+        return _with_all(counts.reshape(*tokens.shape, BINS), -2)
 
 
 class SpikeDimensions(Metric):
@@ -242,6 +247,7 @@ class SpikeDimensions(Metric):
 
     name = "spike_dimensions"
     needs = frozenset({"hidden"})
+    axes = ("dimension",)
     on_request = True
 
     def update(self, activations: Activations) -> None:
@@ -253,16 +259,17 @@ class SpikeDimensions(Metric):
         self.add_whole(("tokens", activations.layer), torch.bincount(bins[counted], minlength=BINS))
         self.add_whole(("squares", activations.layer), ((octaves * counted.unsqueeze(-1)).mT @ squares).sum(0))
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layer: Layers) -> Columns:
-            counts = layer["tokens"][0].astype(int)
-            first = separating_bin(counts)
-            # A range as wide as an octave holds the beginning of one: sums by octave tell the spikes from the others.
-            squares = np.zeros(0) if first is None else layer["squares"][0, first // PER_OCTAVE :].sum(0)
-            share, tokens = squares / max(squares.sum(), 1e-300), counts[first:].sum()
-            order = np.argsort(-share, kind="stable")
-            found = order[share[order] >= LEAST_SHARE]
-            columns = {"dimension": found, "share": share[found], "rms": np.sqrt(squares[found] / tokens)}
-            return {"layer": np.repeat(layer.numbers, len(found)), **columns}
-
-        return tabulated(sums.apart(), "squares", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        counts = sums.whole["tokens"].astype(int)
+        first = separating_bin(counts)
+        if first is None:
+            nothing = np.zeros(0)
+            return {"dimension": nothing.astype(int), "share": nothing, "rms": nothing}
+        # A range as wide as an octave holds the beginning of one: sums by octave tell the spikes
+        # from the others.
+        squares = sums.whole["squares"][first // PER_OCTAVE :].sum(0)
+        share = squares / max(squares.sum(), 1e-300)
+        order = np.argsort(-share, kind="stable")
+        largest = order[share[order] >= LEAST_SHARE]
+        rms = np.sqrt(squares[largest] / counts[first:].sum())
+        return {"dimension": largest, "share": share[largest], "rms": rms}

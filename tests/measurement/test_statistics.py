@@ -1,7 +1,7 @@
 """Numbers computed from tables: of several, of the best of them, of ratios, with intervals over groups of texts."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,9 @@ class Means:
 
     def table(self) -> pd.DataFrame:
         return self.without()
+
+    def leaving_out(self) -> Callable[..., pd.DataFrame]:
+        return self.without
 
     def without(self, *groups: int) -> pd.DataFrame:
         kept = np.delete(self.values, groups, axis=0)

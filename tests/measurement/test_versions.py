@@ -29,7 +29,7 @@ class Mine(metrics.Metric):
     def update(self, activations):
         self.add(("x",), helper(activations), activations)
 
-    def points(self, sums):
+    def rows(self, sums):
         return sums
 """
 CHANGES = [

@@ -1,8 +1,10 @@
 """The metrics on clouds of vectors whose geometry is known, and the laws that they obey."""
 
 import copy
+import importlib
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import torch
 from clouds import CLS, OTHER, PUNCT, SEP, accumulated, activations_of, repeatable, seeds, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import COLUMNS
 from sklearn.metrics.pairwise import cosine_similarity
 from tiny import TEXTS, build, items, kind
 
@@ -349,22 +352,58 @@ def assert_untouched(metric, before) -> None:
         assert np.array_equal(after[key].values, values)
 
 
-def test_layers_that_are_alike_give_together_what_each_gives_alone(passes):
-    for metric in passes.whole.values():
-        total, summed = metric.total(), {key: values.sum(0) for key, (_, values) in metric.arrays().items()}
-        numbers = {key[-1] for key in summed}
-        assert len(numbers) == 1 or len(total.layers) < len(numbers)
-        assert total.keys() == summed.keys()
-        assert all(np.array_equal(total[key], summed[key]) for key in summed)
-        pd.testing.assert_frame_equal(metric.points(total), metric.points(total.apart()), check_exact=True)
+def test_sums_of_a_layer_are_of_the_corpus_whole_and_without_groups(passes):
+    metric = passes.whole["score_contributions"]
+    groups, values = metric.arrays()["pairs", 2]
+    layer = next(layer for layer in metric.layers() if layer.layer == 2)
+    np.testing.assert_array_equal(layer.whole["pairs"], values.sum(0))
+    replicates = layer.replicated([(), (groups[3],), (groups[0], groups[5], 99)])["pairs"]
+    wanted = [values.sum(0), np.delete(values, 3, 0).sum(0), np.delete(values, [0, 5], 0).sum(0)]
+    np.testing.assert_array_equal(replicates, wanted)
+    kinds = layer.parts("sum")
+    assert {*layer} == {"pairs", *(("sum", kind) for kind in kinds)}
+    assert len(kinds) > 2
+    assert layer.parts("pairs") == []
     with pytest.raises(KeyError, match="99"):
-        total["sum", 99]
+        layer["sum", 99]
+
+
+class Misshapen(metrics.Metric):
+    name, needs = "misshapen", frozenset({"hidden"})
+
+    def update(self, activations):
+        norms = activations.spaces["hidden"].norms
+        self.add(("norms", activations.layer), norms.sum(-1), activations)
+
+    def rows(self, sums):
+        return {"norm": sums["norms"]}
+
+
+def test_columns_of_another_shape_than_the_axes_are_one_clear_line(model):
+    with pytest.raises(AnalysisError, match=r"misshapen: .*'norm': \(1, 1\).* let rows give arrays of replicate"):
+        measure(model, list(TEXTS), [Misshapen()], progress=False)["misshapen"]
+
+
+def test_every_metric_of_the_modules_is_listed():
+    """By its plain name, such as ``metrics.Anisotropy``, and by that of its table."""
+    for path in Path(metrics.__file__).parent.glob("[!_]*.py"):
+        module = importlib.import_module(f"analysis_lib.metrics.{path.stem}")
+        for value in vars(module).values():
+            is_metric = isinstance(value, type) and issubclass(value, metrics.Metric)
+            if is_metric and value.__module__ == module.__name__ and hasattr(value, "name"):
+                assert metrics.METRICS[value.name] is value
+                assert getattr(metrics, value.__name__) is value
+
+
+def test_every_common_metric_has_a_reference():
+    assert {*COLUMNS} == {name for name, metric in metrics.METRICS.items() if not metric.on_request}
 
 
 def test_intervals_are_those_of_the_tables_without_a_group(passes):
-    found = {name: metric for name, metric in passes.whole.items() if metric.interval}
-    assert len(found) > 5
-    for metric in found.values():
+    # The second moments of isotropy are not kept by group.
+    with_interval = [name for name, metric in passes.whole.items() if metric.interval and name != "isotropy"]
+    assert len(with_interval) > 5
+    for metric in (passes.whole[name] for name in with_interval):
         table, interval, counts, left_out = metric.table(), metric.interval, metric.counts, []
         for group in metric.occupied_groups():
             part = metric.without(group)

@@ -13,7 +13,7 @@ from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import Tables, TableSet, measure
 from analysis_lib.measurement.interventions import changes_of
-from analysis_lib.metrics.accumulator import GROUPS, Columns, Layers, Metric, Points, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import GROUPS, Columns, LayerSums, Metric
 from analysis_lib.metrics.intervals import Estimate, jackknife
 from analysis_lib.models import TOKEN_TYPES, LoadedModel, load_model, title
 
@@ -36,6 +36,7 @@ class DimensionVariances(Metric):
 
     name = "dimension_variances"
     needs = frozenset({"attention_input"})
+    axes = ("dimension",)
 
     def update(self, activations: capture.Activations) -> None:
         if (read := activations.spaces.get("attention_input")) is not None:
@@ -44,12 +45,9 @@ class DimensionVariances(Metric):
             self.add(("square", activations.layer), values.square().sum((1, 2)), activations)
             self.add(("tokens", activations.layer), read.counts.unsqueeze(1), activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            mean, square = (layers[name] / layers["tokens"] for name in ("sum", "square"))
-            return crossed(layers, {"dimension": range(mean.shape[-1])}, variance=square - mean**2)
-
-        return tabulated(sums, "sum", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        mean, square = sums["sum"] / sums["tokens"], sums["square"] / sums["tokens"]
+        return {"variance": square - mean**2}
 
 
 def attention_in(tables: TableSet, layer: int) -> pd.Series:

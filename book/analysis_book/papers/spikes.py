@@ -12,7 +12,7 @@ from analysis_lib.capture.interventions import Replace
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import require_whole
 from analysis_lib.measurement import Tables, TableSet, measure
-from analysis_lib.metrics.accumulator import Columns, Layers, Metric, Points, Sums, crossed, tabulated
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
 from analysis_lib.metrics.anisotropy import Anisotropy
 from analysis_lib.metrics.intervals import Estimate
 from analysis_lib.models import LoadedModel, load_model
@@ -28,6 +28,7 @@ RECORDED, TRAINED = "spike", "norms"
 class _OfFirst(Metric):
     """Means over texts of what each of the first few tokens has: columns layer, position (from 0), these, and texts."""
 
+    axes = ("position",)
     counts = "texts"
     means: tuple[str, ...]
 
@@ -40,13 +41,11 @@ class _OfFirst(Metric):
             self.add((name, activations.layer), torch.where(counted, values[name], 0).double(), activations)
         self.add(("texts", activations.layer), counted.double(), activations)
 
-    def points(self, sums: Sums) -> Points:
-        def rows(layers: Layers) -> Columns:
-            texts = layers["texts"]
-            means = {name: layers[name] / np.where(texts > 0, texts, np.nan) for name in self.means}
-            return crossed(layers, {"position": range(texts.shape[1])}, **means, texts=texts)
-
-        return tabulated(sums, "texts", rows)
+    def rows(self, sums: LayerSums) -> Columns:
+        texts = sums["texts"]
+        several = np.where(texts > 0, texts, np.nan)
+        means = {name: sums[name] / several for name in self.means}
+        return {**means, "texts": texts}
 
 
 class SpikeHeight(_OfFirst):

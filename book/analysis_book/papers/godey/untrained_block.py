@@ -280,7 +280,7 @@ def _tables(block: Block, norm: float, edges: np.ndarray | None) -> dict[str, pd
         if edges is not None:
             statistics.append(attention_statistics(scores[0]))
             counts = counts + histogram(scores[0], edges)
-    cosines, lengths = (metric.points(metric.total()) for metric in metrics)
+    cosines, lengths = (metric.without() for metric in metrics)
     tables = {"vectors": cosines.drop(columns="tokens").merge(lengths, on=["space", "layer", "head"])}
     if edges is not None:
         *_, alone = attend(block, (norm * block.direction).view(1, 1, -1))
