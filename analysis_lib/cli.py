@@ -6,7 +6,6 @@ what adds one, :meth:`Commands.add`.
 """
 
 import argparse
-import ast
 import errno
 import logging
 import os
@@ -28,6 +27,7 @@ from analysis_lib.errors import (
     require_extra,
     whole_number,
 )
+from analysis_lib.metrics.listing import catalogue
 from analysis_lib.progress import Once
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from analysis_lib.files import Output
 
 STORES = {"measurements": "finished measurements", "derived": "models trained here, corpora cut into sentences"}
-METRICS = (
-    "anisotropy mean_vector utterance_similarity qk_alignment head_means attention_entropy attention_by_token_type "
-    "dimension_means outlier_dimensions score_contributions score_terms isotropy cosine_by_dimension "
-    "attention_received token_norms spike_dimensions output_change next_token_loss masked_token_loss"
-)
 
 # The options of `measure` that make sense of vectors.
 OF_VECTORS = {"vectors", "metrics", "out", "format", "workers", "quiet", "debug", "help"}
@@ -213,8 +208,9 @@ def _parser() -> argparse.ArgumentParser:
         """What `measure` and `compare` have in common; metrics are those by default."""
         known = "one of `datasets`, table.csv:COLUMN (also TSV, JSONL, Parquet), lines.txt, a folder, or -"
         add("--data", required=True, type=expanduser, help=known).completer = known_names
-        known = f"comma-separated, or all but what costs much (default {metrics}): {METRICS}"
-        add("--metrics", default=metrics, help=known).completer = lambda **_: METRICS.split()
+        names = [*catalogue()]
+        known = f"comma-separated, or all but what costs much (default {metrics}): {' '.join(names)}"
+        add("--metrics", default=metrics, help=known).completer = lambda **_: names
         add("--limit", type=whole, help="measure at most this many items, drawn at random")
         add("--seed", type=whole, help="with which they are drawn (default 0)")
         add("--first", action="store_true", help="take the first --limit items instead of drawing them")
@@ -464,15 +460,7 @@ def count(number: int, thing: str) -> str:
 
 
 def _metrics(options: argparse.Namespace) -> None:
-    # Read and not imported: torch takes seconds.
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in Path(__file__).parent.glob("metrics/*.py"))
-    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
-    said = {}
-    for found in classes:
-        match [node.value.value for node in found.body if ast.unparse(node).startswith("name = ")]:
-            case [name]:
-                said[name] = ast.get_docstring(found).splitlines()[0]
-    print_names({name: said[name] for name in METRICS.split()})
+    print_names({name: entry.summary for name, entry in catalogue().items()})
 
 
 def _cache(options: argparse.Namespace) -> None:

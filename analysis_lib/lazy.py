@@ -3,18 +3,23 @@
 import ast
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 
-def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def lazily(
+    package: str, more: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The ``__getattr__`` and the ``__dir__`` of a package that imports its names under ``if TYPE_CHECKING``.
 
     No name can be that of a module of the package, which would take its place once it is imported.
 
+    Args:
+        more: names that are not imported there, and the module that each comes from.
+
     >>> __getattr__, __dir__ = lazily(__name__)  # doctest: +SKIP
     """
-    known = homes(package)
+    known = homes(package) | dict(more or {})
 
     def named(name: str) -> object:
         if name not in known:

@@ -27,25 +27,11 @@ SPACES = ("hidden", "final", "query", "key", "value")
 JACKKNIFE_GROUPS = 20
 PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
-# The tables of the design, and their columns.
-COLUMNS = {
-    "anisotropy": ["space", "layer", "head", "cosine", "ci_low", "ci_high", "tokens"],
-    "mean_vector": ["space", "layer", "head", "norm_of_mean", "mean_norm"],
-    "utterance_similarity": ["space", "layer", "head", "similarity", "ci_low", "ci_high", "utterances"],
-    "qk_alignment": ["layer", "head", "cosine", "ci_low", "ci_high", "dot"],
-    "head_means": ["space", "layer", "head", "dimension", "mean"],
-    "attention_entropy": ["layer", "head", "entropy_nats", "entropy_normalised", "ci_low", "ci_high"],
-    "attention_by_token_type": [
-        *("layer", "head", "key_type", "mass", "weight", "ci_low", "ci_high", "uniform_mass", "uniform_weight"),
-    ],
-    "dimension_means": ["layer", "dimension", "token_type", "mean"],
-    "outlier_dimensions": ["layer", "dimension", "mean", "zscore"],
-    "score_contributions": ["layer", "head", "dimension", "key_type", "contribution", "ci_low", "ci_high", "pairs"],
-    "score_terms": ["layer", "head", "key_type", "term", "contribution", "ci_low", "ci_high", "pairs"],
-}
+# By the name of each table of the reference, its columns; and the tables that need no attention.
+COLUMNS: dict[str, list[str]] = {}
+OF_HIDDEN_STATES: list[str] = []
 # What a row of a table is about.
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
-OF_HIDDEN_STATES = ("anisotropy", "mean_vector", "utterance_similarity", "dimension_means", "outlier_dimensions")
 
 
 def bundled_model(folder: Path) -> Path:
@@ -730,6 +716,18 @@ def _token_types(family: Family, model: nn.Module, step: Step, count: int) -> np
 # --- The tables -----------------------------------------------------------------------------------
 
 
+def table(columns: str, of_hidden_states: bool = False) -> Callable[[Callable], Callable]:
+    """Mark a method of the reference that makes the table of its name, with these columns."""
+
+    def marked(method: Callable) -> Callable:
+        COLUMNS[method.__name__] = columns.split()
+        if of_hidden_states:
+            OF_HIDDEN_STATES.append(method.__name__)
+        return method
+
+    return marked
+
+
 class Reference:
     """The tables of ``items`` (texts, PIL images, or samples at 16 kHz) under the model of ``folder``."""
 
@@ -962,6 +960,7 @@ class Reference:
         ends = (low, high) if range_ is None else np.clip((low, high), *range_)
         return float(value), *map(float, ends)
 
+    @table("space layer head cosine ci_low ci_high tokens", of_hidden_states=True)
     def anisotropy(self) -> pd.DataFrame:
         """Mean cosine of all pairs of distinct tokens of the corpus."""
         rows = []
@@ -989,6 +988,7 @@ class Reference:
             rows += self._rows(space, layer, cosine=value, ci_low=low, ci_high=high, tokens=tokens)
         return pd.DataFrame(rows)
 
+    @table("space layer head norm_of_mean mean_norm", of_hidden_states=True)
     def mean_vector(self) -> pd.DataFrame:
         """Norm of the mean vector, and mean of the norms."""
         rows = []
@@ -1000,6 +1000,7 @@ class Reference:
             )
         return pd.DataFrame(rows)
 
+    @table("space layer head similarity ci_low ci_high utterances", of_hidden_states=True)
     def utterance_similarity(self) -> pd.DataFrame:
         """Fosse eq. 3: the mean cosine of an utterance's pairs of tokens, averaged over utterances."""
         rows = []
@@ -1016,6 +1017,7 @@ class Reference:
             rows += self._rows(space, layer, similarity=value, ci_low=low, ci_high=high, utterances=utterances)
         return pd.DataFrame(rows)
 
+    @table("layer head cosine ci_low ci_high dot")
     def qk_alignment(self) -> pd.DataFrame:
         """Cosine and scalar product of the mean query and the mean key."""
         rows = []
@@ -1038,6 +1040,7 @@ class Reference:
                 rows.append({"layer": layer, "head": head + 1, "cosine": cosine, **ends, "dot": dot})
         return pd.DataFrame(rows)
 
+    @table("space layer head dimension mean")
     def head_means(self) -> pd.DataFrame:
         """The mean query, key and value of each head."""
         rows = []
@@ -1049,6 +1052,7 @@ class Reference:
                     rows.append({**about, "mean": mean})
         return pd.DataFrame(rows)
 
+    @table("layer head entropy_nats entropy_normalised ci_low ci_high")
     def attention_entropy(self) -> pd.DataFrame:
         """Mean over queries of the entropy of their row, in nats and as a share of ln(keys it may see)."""
         rows = []
@@ -1065,6 +1069,7 @@ class Reference:
                 rows.append({**row, "entropy_normalised": value, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
 
+    @table("layer head key_type mass weight ci_low ci_high uniform_mass uniform_weight")
     def attention_by_token_type(self) -> pd.DataFrame:
         """Weight a query gives to all keys of a type, and to one of them."""
         rows = []
@@ -1088,6 +1093,7 @@ class Reference:
                         rows.append({**row, "uniform_weight": np.concatenate(even).mean()})
         return pd.DataFrame(rows)
 
+    @table("layer dimension token_type mean", of_hidden_states=True)
     def dimension_means(self) -> pd.DataFrame:
         """Mean of every dimension of the hidden state, over all tokens and over those of a type."""
         frames = []
@@ -1105,6 +1111,7 @@ class Reference:
                     frames.append(pd.DataFrame({"layer": layer, **columns}))
         return pd.concat(frames, ignore_index=True)
 
+    @table("layer dimension mean zscore", of_hidden_states=True)
     def outlier_dimensions(self) -> pd.DataFrame:
         """Dimensions whose |mean| is more than 3 standard deviations above the layer's average |mean|."""
         means = self.dimension_means()
@@ -1118,6 +1125,7 @@ class Reference:
             rows += [{"layer": layer, "dimension": d, "mean": mean[d], "zscore": zscore[d]} for d in found]
         return pd.DataFrame(rows, columns=["layer", "dimension", "mean", "zscore"])
 
+    @table("layer head dimension key_type contribution ci_low ci_high pairs")
     def score_contributions(self) -> pd.DataFrame:
         """Maruta eq. 7: C_j of a pair is the part of its score that goes through dimension j of the key's input."""
         frames = []
@@ -1142,6 +1150,7 @@ class Reference:
                         frames.append(pd.DataFrame({"layer": layer, "head": head + 1, **columns}))
         return pd.concat(frames, ignore_index=True)
 
+    @table("layer head key_type term contribution ci_low ci_high pairs")
     def score_terms(self) -> pd.DataFrame:
         """Mean over pairs of what a score is the sum of, before the scaling."""
         rows = []

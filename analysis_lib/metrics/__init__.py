@@ -1,24 +1,18 @@
 """The quantities, each an accumulator that merges.
 
-To add a quantity, subclass :class:`Metric` and list it here and in ``registry.py``. ``tests/reference.py``
-computes the same table naively, unless it is made on request: its columns go into ``COLUMNS``, at the same place, its
-name into ``OF_HIDDEN_STATES`` if it needs no attention, and a method of its name gives its rows.
+To add a quantity, write a module here with a subclass of :class:`Metric`: it is listed, and can be
+measured by its name, without a line elsewhere. ``tests/reference.py`` computes the same table
+naively, in a method of its name, unless it is made on request; ``book/notation.md`` explains it.
 """
 
 from typing import TYPE_CHECKING
 
 from analysis_lib.lazy import lazily
+from analysis_lib.metrics.listing import catalogue
 
 if TYPE_CHECKING:
     from analysis_lib.metrics.accumulator import Metric
-    from analysis_lib.metrics.anisotropy import Anisotropy, CosineByDimension, UtteranceSimilarity
-    from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
-    from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
-    from analysis_lib.metrics.isotropy import Isotropy
-    from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
-    from analysis_lib.metrics.outputs import MaskedTokenLoss, NextTokenLoss, OutputChange
     from analysis_lib.metrics.registry import METRICS, resolve
-    from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
-    from analysis_lib.metrics.sinks import AttentionReceived, SpikeDimensions, TokenNorms
 
-__getattr__, __dir__ = lazily(__name__)
+_CLASSES = {entry.kind: entry.module for entry in catalogue().values()}
+__getattr__, __dir__ = lazily(__name__, _CLASSES)

@@ -1,24 +1,15 @@
 """Every quantity by its name, and the accumulators that a measurement is asked for."""
 
+import importlib
 from collections.abc import Iterable
 
 from analysis_lib.errors import AnalysisError, in_order, near_names, shown
 from analysis_lib.metrics.accumulator import Metric
-from analysis_lib.metrics.anisotropy import Anisotropy, CosineByDimension, UtteranceSimilarity
-from analysis_lib.metrics.attention import AttentionByTokenType, AttentionEntropy
-from analysis_lib.metrics.dimensions import DimensionMeans, OutlierDimensions
-from analysis_lib.metrics.isotropy import Isotropy
-from analysis_lib.metrics.means import HeadMeans, MeanVector, QueryKeyAlignment
-from analysis_lib.metrics.outputs import MaskedTokenLoss, NextTokenLoss, OutputChange
-from analysis_lib.metrics.score_contributions import ScoreContributions, ScoreTerms
-from analysis_lib.metrics.sinks import AttentionReceived, SpikeDimensions, TokenNorms
+from analysis_lib.metrics.listing import catalogue
 
-_ATTENTION = (QueryKeyAlignment, HeadMeans, AttentionEntropy, AttentionByTokenType)
-_DIMENSIONS = (DimensionMeans, OutlierDimensions, ScoreContributions, ScoreTerms)
-_EVERY = (Anisotropy, MeanVector, UtteranceSimilarity, *_ATTENTION, *_DIMENSIONS, Isotropy, CosineByDimension)
-_SINKS = (AttentionReceived, TokenNorms, SpikeDimensions)
-_OUTPUTS = (OutputChange, NextTokenLoss, MaskedTokenLoss)
-METRICS: dict[str, type[Metric]] = {metric.name: metric for metric in (*_EVERY, *_SINKS, *_OUTPUTS)}
+METRICS: dict[str, type[Metric]] = {}
+for _name, _entry in catalogue().items():
+    METRICS[_name] = getattr(importlib.import_module(_entry.module), _entry.kind)
 
 WANTED = "names, or accumulators in a list, as in [metrics.Anisotropy()]"
 

@@ -79,6 +79,7 @@ def test_the_lines_of_a_table(given, section, rows, columns):
             "contribution",
             "layer == 1 and head == 2 and key_type == 'all'",
         ),
+        ("cosine_by_dimension", "cosine_by_dimension", "parts", "cosine", "space == 'hidden' and layer == 0"),
     ],
 )
 def test_the_lines_of_a_table_by_dimension(given, section, table, name, column, rows):
@@ -87,6 +88,15 @@ def test_the_lines_of_a_table_by_dimension(given, section, table, name, column, 
     np.testing.assert_allclose(names[name], tables[table].query(rows)[column], rtol=1e-5, atol=1e-9)
     if "contributions" in names:
         np.testing.assert_allclose(names["contributions"].mean((0, 1)), names["mean"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", metrics.METRICS)
+def test_every_table_has_its_section_with_its_columns(given, name):
+    sections = re.split(r"\n(?=#{2,3} )", PAGE.read_text(encoding="utf-8"))
+    (section,) = [text for text in sections if f"`{name}`" in text.partition("\n")[0]]
+    columns = given[1][name] if name in given[1] else metrics.METRICS[name].columns
+    explained = {word for line in section.splitlines() for word in re.findall(r"`(\w+)`", line)}
+    assert {*columns} - {"ci_low", "ci_high"} <= explained
 
 
 def test_the_lines_of_outlier_dimensions(given):
