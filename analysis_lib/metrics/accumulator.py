@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
 
@@ -38,6 +39,8 @@ Key = tuple[str | int, ...]
 # A key without its space and its layer: of a single word, that word.
 Name = str | Key
 Columns = dict[str, np.ndarray]
+# Jackknife groups.
+Groups = tuple[int, ...]
 
 
 class GroupSums(NamedTuple):
@@ -48,15 +51,17 @@ class GroupSums(NamedTuple):
         values: of shape group x ..., on the device that summed them; or as arrays.
     """
 
-    groups: tuple[int, ...]
+    groups: Groups
     values: Tensor | np.ndarray
 
-    def without(self, left_out: Sequence[int], total: np.ndarray) -> np.ndarray:
-        """What is left of the total, which is over all groups, without some of them."""
-        places = [self.groups.index(group) for group in left_out if group in self.groups]
-        if not places:
-            return total
-        return total - functools.reduce(operator.add, (self.values[place] for place in places))
+    def of(self, groups: Groups) -> list[np.ndarray]:
+        """The sums of some groups, of those that have any."""
+        sums = []
+        for group in groups:
+            if group in self.groups:
+                place = self.groups.index(group)
+                sums.append(self.values[place])
+        return sums
 
 
 class LayerSums(Mapping[Name, np.ndarray]):
@@ -77,23 +82,30 @@ class LayerSums(Mapping[Name, np.ndarray]):
     def __init__(self, layer: int, space: str, sums: dict[Name, GroupSums]) -> None:
         self.layer = layer
         self.space = space
-        self.whole = {name: values.sum(0) for name, (_, values) in sums.items()}
-        self.left_out: list[tuple[int, ...]] = [()]
+        self.whole: Columns = {}
+        for name, (_, values) in sums.items():
+            self.whole[name] = values.sum(0)
+        self.left_out: list[Groups] = [()]
         self._sums = sums
 
-    def replicated(self, left_out: list[tuple[int, ...]]) -> Self:
+    def replicated(self, left_out: list[Groups]) -> Self:
         """The same sums, with these replicates."""
         other = copy.copy(self)
         other.left_out = left_out
         return other
 
     def __getitem__(self, name: Name) -> np.ndarray:
-        sums, total = self._sums[name], self.whole[name]
+        sums = self._sums[name]
+        total = self.whole[name]
         if sums.groups == (WHOLE,):
             return total[None]
-        replicates = np.empty((len(self.left_out), *total.shape))
+        shape = len(self.left_out), *total.shape
+        replicates = np.empty(shape)
+        replicates[:] = total
         for place, groups in enumerate(self.left_out):
-            replicates[place] = sums.without(groups, total)
+            left_out = sums.of(groups)
+            if left_out:
+                replicates[place] -= functools.reduce(operator.add, left_out)
         return replicates
 
     def __iter__(self) -> Iterator[Name]:
@@ -104,7 +116,11 @@ class LayerSums(Mapping[Name, np.ndarray]):
 
     def parts(self, name: str) -> list[str | int]:
         """What follows a name in keys: 3 and 4 where there are ("sum", 3) and ("sum", 4)."""
-        return [key[1] for key in self if isinstance(key, tuple) and key[0] == name]
+        parts = []
+        for key in self:
+            if isinstance(key, tuple) and key[0] == name:
+                parts.append(key[1])
+        return parts
 
 
 class Metric(ABC):
@@ -219,10 +235,11 @@ class Metric(ABC):
         Raises:
             AnalysisError: there is too little to measure, such as a single token.
         """
-        left_out: list[tuple[int, ...]] = [()]
-        if self.interval is not None:
+        with_interval = self.interval is not None
+        left_out: list[Groups] = [()]
+        if with_interval:
             left_out += [(group,) for group in self.occupied_groups()]
-        return self._table(self.layers(), left_out, with_interval=self.interval is not None)
+        return self._table(self.layers(), left_out, with_interval)
 
     def without(self, *groups: int) -> pd.DataFrame:
         """The table of the corpus without some groups of utterances, and without intervals."""
@@ -238,18 +255,27 @@ class Metric(ABC):
         arrays = self.arrays()
         if not arrays:
             raise AnalysisError(f"{self.name}: nothing was measured")
-        by_place: dict[tuple[int, int, str], dict[Name, GroupSums]] = {}
-        for (*name, layer), sums in arrays.items():
+        by_place = defaultdict(dict)
+        for (*words, layer), sums in arrays.items():
             space = ""
-            rank = 0
-            if len(name) > 1 and name[1] in VECTOR_SPACES:
-                space = name.pop(1)
-                rank = VECTOR_SPACES.index(space)
-            of_place = by_place.setdefault((rank, layer, space), {})
-            of_place[name[0] if len(name) == 1 else tuple(name)] = sums
-        return [LayerSums(layer, space, by_place[rank, layer, space]) for rank, layer, space in sorted(by_place)]
+            if len(words) > 1 and words[1] in VECTOR_SPACES:
+                space = words.pop(1)
+            rank = VECTOR_SPACES.index(space or "hidden")
+            place = rank, layer, space
+            name = words[0] if len(words) == 1 else tuple(words)
+            by_place[place][name] = sums
+        layers = []
+        for place in sorted(by_place):
+            _, layer, space = place
+            layers.append(LayerSums(layer, space, by_place[place]))
+        return layers
 
-    def _table(self, layers: list[LayerSums], left_out: list[tuple[int, ...]], with_interval: bool) -> pd.DataFrame:
+    def _table(
+        self,
+        layers: list[LayerSums],
+        left_out: list[Groups],
+        with_interval: bool,
+    ) -> pd.DataFrame:
         """The table of the first replicate, with the interval that the others give."""
         parts = []
         # Without a group, the only utterance of its kind may be missing: what is left is NaN.
@@ -266,7 +292,9 @@ class Metric(ABC):
 
     def _columns(self, sums: LayerSums, with_interval: bool) -> Columns:
         """The columns of a layer in the order of the table, of one dimension each."""
-        columns = {name: _as_cells(name, values) for name, values in self.rows(sums).items()}
+        columns = {}
+        for name, values in self.rows(sums).items():
+            columns[name] = _as_cells(name, values)
         shape = self._shape(columns, len(sums.left_out))
         columns |= self._labels(columns, shape[1:], sums.space)
         columns["layer"] = np.array(sums.layer)
@@ -276,18 +304,24 @@ class Metric(ABC):
             first = ("space", *first)
         table = {}
         for name in dict.fromkeys((*first, *columns)):
-            table[name] = np.broadcast_to(columns[name], shape)[0].ravel()
+            replicates = np.broadcast_to(columns[name], shape)
+            table[name] = replicates[0].ravel()
             if name == self.interval and with_interval:
                 low, high = self._interval(columns, shape)
-                table |= {"ci_low": low.ravel(), "ci_high": high.ravel()}
+                table["ci_low"] = low.ravel()
+                table["ci_high"] = high.ravel()
         return table
 
     def _shape(self, columns: Columns, replicates: int) -> tuple[int, ...]:
         """The shape of the columns, replicate x axes; an AnalysisError if they have another."""
-        shapes = {name: values.shape for name, values in columns.items() if name not in self.axes}
         axes = ("replicate", *self.axes)
+        shapes = {}
+        for name, values in columns.items():
+            if name not in self.axes:
+                shapes[name] = values.shape
+        smallest = replicates, *(1 for _ in self.axes)
         try:
-            shape = np.broadcast_shapes((replicates, *[1] * len(self.axes)), *shapes.values())
+            shape = np.broadcast_shapes(smallest, *shapes.values())
         except ValueError:
             shape = ()
         if len(shape) != len(axes) or shape[0] != replicates:
@@ -300,17 +334,24 @@ class Metric(ABC):
     def _labels(self, columns: Columns, shape: tuple[int, ...], space: str) -> Columns:
         """What stands along each axis, in arrays that broadcast to the columns."""
         labels = {}
-        for place, (axis, size) in enumerate(zip(self.axes, shape, strict=True)):
+        further = len(shape)
+        for axis, size in zip(self.axes, shape, strict=True):
             numbers = np.arange(size)
-            if axis == "head":
-                numbers = np.zeros(1, int) if space in WHOLE_SPACES else numbers + 1
-            further = [1] * (len(shape) - place - 1)
-            labels[axis] = columns.get(axis, numbers).reshape(-1, *further)
+            if axis == "head" and space not in WHOLE_SPACES:
+                numbers += 1
+            further -= 1
+            along = -1, *(1 for _ in range(further))
+            labels[axis] = columns.get(axis, numbers).reshape(along)
         return labels
 
-    def _interval(self, columns: Columns, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def _interval(
+        self,
+        columns: Columns,
+        shape: tuple[int, ...],
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the interval of a layer's rows."""
-        point, *parts = map(np.asarray, np.broadcast_to(columns[self.interval], shape))
+        replicates = np.broadcast_to(columns[self.interval], shape)
+        point, *parts = map(np.asarray, replicates)
         if self.counts is not None:
             every, *counts = np.broadcast_to(columns[self.counts], shape)
             for place, count in enumerate(counts):
@@ -319,7 +360,8 @@ class Metric(ABC):
                     parts[place] = np.ma.array(parts[place], mask=has_no_part)
         low, high = jackknife_interval(point, parts, self.smooth)
         if self.limits is not None:
-            low, high = low.clip(*self.limits), high.clip(*self.limits)
+            low = low.clip(*self.limits)
+            high = high.clip(*self.limits)
         return low, high
 
     def arrays(self) -> dict[Key, GroupSums]:
@@ -328,14 +370,19 @@ class Metric(ABC):
         Raises:
             AnalysisError: a sum is not finite; the first layer that has such is named.
         """
-        found = {key: GroupSums(groups, values.cpu().numpy()) for key, (groups, values) in self.sums.items()}
-        bad = [key[-1] for key, (_, values) in found.items() if not math.isfinite(values.sum())]
+        arrays = {}
+        bad = []
+        for key, (groups, values) in self.sums.items():
+            array = values.cpu().numpy()
+            arrays[key] = GroupSums(groups, array)
+            if not math.isfinite(array.sum()):
+                bad.append(key[-1])
         if bad:
             raise AnalysisError(
                 f"{self.name}: layer {min(bad)} has vectors that are not finite (NaN or infinity): "
                 f"the weights or the precision of this model do not carry this corpus"
             )
-        return found
+        return arrays
 
     def occupied_groups(self) -> list[int]:
         """The groups that hold an utterance."""
@@ -362,7 +409,8 @@ class Metric(ABC):
     def add_whole(self, key: Key, values: Tensor) -> None:
         """Add a sum that is too large to keep once per group; what it gives has no interval."""
         # In memory, whatever the device: it may have no room for what is so large.
-        self._accumulate(key, values.cpu().unsqueeze(0), Owners([WHOLE]))
+        in_memory = values.cpu().unsqueeze(0)
+        self._accumulate(key, in_memory, Owners([WHOLE]))
 
     def _accumulate(self, key: Key, values: Tensor, owners: Owners) -> None:
         groups, sums = self.sums.get(key, ((), None))
@@ -382,8 +430,11 @@ def _as_cells(name: str, values: np.ndarray) -> np.ndarray:
     """Words as objects, each of which is there once; types of keys as their places."""
     cells = np.asarray(values)
     if name == "key_type":
-        return np.array([KEY_TYPES.index(word) for word in cells], np.int8)
-    return cells.astype(object) if cells.dtype.kind == "U" else cells
+        codes = [KEY_TYPES.index(word) for word in cells]
+        return np.array(codes, np.int8)
+    if cells.dtype.kind == "U":
+        return cells.astype(object)
+    return cells
 
 
 def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
@@ -393,12 +444,22 @@ def _typed(name: str, values: np.ndarray, is_optional: bool) -> object:
     if name == "key_type":
         occur = np.bincount(values, minlength=len(KEY_TYPES)) > 0
         # As ``remove_unused_categories`` does, which would sort all rows.
-        codes = (np.cumsum(occur) - 1)[values]
-        return pd.Categorical.from_codes(codes, np.array(KEY_TYPES)[occur], ordered=True)
+        codes = np.cumsum(occur) - 1
+        types = np.array(KEY_TYPES)[occur]
+        return pd.Categorical.from_codes(codes[values], types, ordered=True)
     return values
 
 
-def type_means(totals: np.ndarray, counts: np.ndarray, occur: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def means_of(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Sums over how many were summed; NaN where there were none."""
+    return totals / np.where(counts > 0, counts, np.nan)
+
+
+def type_means(
+    totals: np.ndarray,
+    counts: np.ndarray,
+    occur: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """The means over all tokens, or pairs, and over those of each type that occurs.
 
     Args:
@@ -410,13 +471,13 @@ def type_means(totals: np.ndarray, counts: np.ndarray, occur: np.ndarray) -> tup
         The means, of shape replicate x ... x kind x width, and how many there are of each kind,
         replicate x 1 ... x kind x 1; ``all`` is the first kind.
     """
-    rows = np.array([True, *occur])
-    totals = np.concatenate([totals.sum(-2, keepdims=True), totals], axis=-2)
-    counts = np.concatenate([counts.sum(-1, keepdims=True), counts], axis=-1)[:, rows]
+    of_all = totals.sum(-2, keepdims=True)
+    totals = np.concatenate([of_all, totals], axis=-2)
+    number = counts.sum(-1, keepdims=True)
+    counts = np.concatenate([number, counts[:, occur]], axis=-1)
     between = [1] * (totals.ndim - 3)
     counts = counts.reshape(len(counts), *between, -1, 1)
-    means = totals / np.where(counts > 0, counts, np.nan)
-    return means, counts.astype(int)
+    return means_of(totals, counts), counts.astype(int)
 
 
 def kinds_of(occur: np.ndarray, types: Sequence[str] = TOKEN_TYPES) -> np.ndarray:

@@ -14,6 +14,7 @@ from analysis_lib.metrics.accumulator import (
     Columns,
     LayerSums,
     Metric,
+    means_of,
 )
 
 
@@ -158,7 +159,7 @@ class UtteranceSimilarity(Metric):
 
     def rows(self, sums: LayerSums) -> Columns:
         count = sums["utterances"]
-        mean = sums["similarity"] / np.where(count > 0, count, np.nan)
+        mean = means_of(sums["similarity"], count)
         return {"similarity": mean, "utterances": count.astype(int)}
 
     def table(self) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """95 % intervals: of statistics over utterances, of means over seeds, of shares, and of ratios."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ import scipy
 from jaxtyping import Float
 
 CONFIDENCE = 0.95
+# Of a symmetric law, what lies below the upper end of its interval.
+UPPER_QUANTILE = (1 + CONFIDENCE) / 2
 # Raised in the commit that changes the intervals of tables, see ``measurement.versions``.
 VERSION = 2
 # Student's interval over fewer seeds is too wide to decide anything: over two, it is 12.7 standard errors to each side.
@@ -20,7 +23,11 @@ FEW_UNITS = 30
 Z_95 = 1.959964
 
 
-def jackknife_interval(point: np.ndarray, left_out: Iterable, smooth: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def jackknife_interval(
+    point: np.ndarray,
+    left_out: Iterable,
+    smooth: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
     r"""The 95 % interval of a statistic from its values with one group of utterances left out at a time.
 
     With G groups and values θ_(g), whose mean is θ̄, the squared standard error se² is (G − 1)/G · Σ (θ_(g) − θ̄)². The
@@ -49,13 +56,18 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable, smooth: bool = Tru
     >>> round(float(low + high) / 2, 3)
     1.8
     """
-    groups, mean, square = np.array(0), np.zeros(np.shape(point)), np.zeros(np.shape(point))
+    groups = np.array(0)
+    mean = np.zeros(np.shape(point))
+    square = np.zeros_like(mean)
     # Tables have millions of rows: what is computed of each has its room once.
-    step, part = np.empty_like(mean), np.empty_like(mean)
+    step = np.empty_like(mean)
+    part = np.empty_like(mean)
     for without in left_out:
-        values, mask = np.ma.getdata(without), np.ma.getmask(without)
+        values = np.ma.getdata(without)
+        mask = np.ma.getmask(without)
         if np.any(mask):
-            groups, values = groups + ~mask, np.where(mask, mean, values)
+            groups = groups + ~mask
+            values = np.where(mask, mean, values)
         else:
             groups = groups + 1
         # Running mean and sum of squares (Welford 1962).
@@ -66,19 +78,22 @@ def jackknife_interval(point: np.ndarray, left_out: Iterable, smooth: bool = Tru
         square += part
     several = np.where(groups > 1, groups, np.nan)
     error = np.sqrt((several - 1) / several * square)
-    reach = _quantiles(int(np.max(groups, initial=0)))[groups] * error
+    most = int(np.max(groups, initial=0))
+    reach = _quantiles(most)[groups] * error
     centre = np.asarray(point)
     if smooth:
         bias = np.subtract(mean, point, out=part)
         bias *= several - 1
-        centre = centre - np.clip(bias, -error, error, out=part)
+        np.clip(bias, -error, error, out=bias)
+        centre = centre - bias
     return np.asarray(centre - reach), np.asarray(centre + reach)
 
 
 @functools.cache
 def _quantiles(most: int) -> np.ndarray:
     """The quantile of Student's law by the number of groups, up to the most."""
-    return scipy.stats.t.ppf((1 + CONFIDENCE) / 2, np.arange(most + 1) - 1)
+    freedom = np.arange(most + 1) - 1
+    return scipy.stats.t.ppf(UPPER_QUANTILE, freedom)
 
 
 @dataclass(frozen=True)
@@ -109,24 +124,38 @@ class Estimate:
     centre: float = math.nan
 
     def __post_init__(self) -> None:
-        if not (self.ci_high > self.ci_low and math.isfinite(self.value)):
-            self.__dict__.update(ci_low=math.nan, ci_high=math.nan, centre=math.nan)
+        has_interval = self.ci_high > self.ci_low and math.isfinite(self.value)
+        if not has_interval:
+            nothing = dict.fromkeys(("ci_low", "ci_high", "centre"), math.nan)
+            self.__dict__.update(nothing)
         elif math.isnan(self.centre):
-            middle = (self._straight(self.ci_low) + self._straight(self.ci_high)) / 2
-            self.__dict__.update(centre=self._curved(middle))
+            low = self._straight(self.ci_low)
+            high = self._straight(self.ci_high)
+            middle = self._curved((low + high) / 2)
+            self.__dict__.update(centre=middle)
 
     def __format__(self, form: str) -> str:
         form = form or "z.2f"
         if math.isnan(self.value):
             return "none"
-        ends = "" if math.isnan(self.ci_low) else f" [{self.ci_low:{form}}, {self.ci_high:{form}}]"
-        return f"{self.value:{form}}{ends}"
+        number = format(self.value, form)
+        if math.isnan(self.ci_low):
+            return number
+        low = format(self.ci_low, form)
+        high = format(self.ci_high, form)
+        return f"{number} [{low}, {high}]"
 
     def __str__(self) -> str:
         return format(self)
 
     def __neg__(self) -> "Estimate":
-        return replace(self, value=-self.value, ci_low=-self.ci_high, ci_high=-self.ci_low, centre=-self.centre)
+        return replace(
+            self,
+            value=-self.value,
+            ci_low=-self.ci_high,
+            ci_high=-self.ci_low,
+            centre=-self.centre,
+        )
 
     @property
     def row(self) -> tuple[float, float, float]:
@@ -137,11 +166,17 @@ class Estimate:
         """On which side of a bound the whole interval lies: ``above``, ``below`` or ``undecided``; "" without one."""
         if math.isnan(self.ci_low):
             return ""
-        return "above" if self.ci_low > bound else "below" if self.ci_high <= bound else "undecided"
+        if self.ci_low > bound:
+            return "above"
+        if self.ci_high <= bound:
+            return "below"
+        return "undecided"
 
     def within(self, least: float, most: float) -> "Estimate":
         """The same, whose interval does not leave the range of its quantity; its centre and its p stay."""
-        return replace(self, ci_low=max(self.ci_low, least), ci_high=min(self.ci_high, most))
+        low = max(self.ci_low, least)
+        high = min(self.ci_high, most)
+        return replace(self, ci_low=low, ci_high=high)
 
     def p(self, bound: float) -> float:
         """The probability that a number whose true value is ``bound`` lies as far from it; NaN without an interval.
@@ -155,37 +190,50 @@ class Estimate:
         if math.isnan(self.ci_low):
             return math.nan
         distance = abs(self._straight(self.centre) - self._straight(bound))
-        return float(2 * self._law.sf(self._law.ppf((1 + CONFIDENCE) / 2) * distance / self._reach))
+        in_errors = self._law.ppf(UPPER_QUANTILE) * distance / self._reach
+        return float(2 * self._law.sf(in_errors))
 
     def wider(self, tests: int) -> "Estimate":
         """The same with the interval at the level at which so many are right at once (Bonferroni)."""
         level = 1 - (1 - CONFIDENCE) / 2 / tests
-        reach = self._reach * self._law.ppf(level) / self._law.ppf((1 + CONFIDENCE) / 2)
+        reach = self._reach * self._law.ppf(level) / self._law.ppf(UPPER_QUANTILE)
         centre = self._straight(self.centre)
-        return replace(self, ci_low=self._curved(centre - reach), ci_high=self._curved(centre + reach))
+        low = self._curved(centre - reach)
+        high = self._curved(centre + reach)
+        return replace(self, ci_low=low, ci_high=high)
 
     @property
     def _law(self) -> "scipy.stats.rv_frozen":
-        return scipy.stats.t(self.draws - 1) if math.isfinite(self.draws) else scipy.stats.norm()
+        if math.isfinite(self.draws):
+            return scipy.stats.t(self.draws - 1)
+        return scipy.stats.norm()
 
     @property
     def _reach(self) -> float:
         """How far the interval reaches from its centre: an end that was cut at a limit lies nearer."""
-        low, centre, high = map(self._straight, (self.ci_low, self.centre, self.ci_high))
+        low = self._straight(self.ci_low)
+        centre = self._straight(self.centre)
+        high = self._straight(self.ci_high)
         return max(centre - low, high - centre)
 
     def _straight(self, number: float) -> float:
         """A number on the scale on which the interval is symmetric, on which a correlation of 1 is infinitely far."""
         if self.scale == "linear":
             return number
-        return math.copysign(math.inf, number) if abs(number) >= 1 else math.atanh(number)
+        if abs(number) >= 1:
+            return math.copysign(math.inf, number)
+        return math.atanh(number)
 
     def _curved(self, number: float) -> float:
         """A number from the scale on which the interval is symmetric back to its own."""
         return math.tanh(number) if self.scale == "fisher" else number
 
 
-def jackknife(value: Any, left_out: Sequence[Any], smooth: bool = True) -> Estimate | list[Estimate]:
+def jackknife(
+    value: Any,
+    left_out: Sequence[Any],
+    smooth: bool = True,
+) -> Estimate | list[Estimate]:
     """A statistic with its :func:`jackknife_interval`; of several numbers, a list.
 
     Args:
@@ -198,8 +246,11 @@ def jackknife(value: Any, left_out: Sequence[Any], smooth: bool = True) -> Estim
     """
     value = np.asarray(value, dtype=float)
     low, high = jackknife_interval(value, left_out, smooth)
-    found = [Estimate(*map(float, row), len(left_out)) for row in zip(value.flat, low.flat, high.flat, strict=True)]
-    return found if value.ndim else found[0]
+    estimates = []
+    for number, *ends in zip(value.flat, low.flat, high.flat, strict=True):
+        estimate = Estimate(float(number), *map(float, ends), draws=len(left_out))
+        estimates.append(estimate)
+    return estimates if value.ndim else estimates[0]
 
 
 @dataclass(frozen=True)
@@ -223,8 +274,9 @@ class Least(Estimate):
             return math.nan
         if self.value > bound:
             return float(np.max(every))
-        below = [p for p, part in zip(every, self.parts, strict=True) if part.value <= bound]
-        return min(1.0, len(every) * float(np.min(below)))
+        is_below = (part.value <= bound for part in self.parts)
+        least = np.min([*itertools.compress(every, is_below)])
+        return min(1.0, len(every) * float(least))
 
 
 def least(parts: Sequence[Estimate]) -> Estimate:
@@ -239,9 +291,11 @@ def least(parts: Sequence[Estimate]) -> Estimate:
     """
     if len(parts) == 1:
         return parts[0]
-    value, low = (np.min([getattr(part, name) for part in parts]) for name in ("value", "ci_low"))
-    high = np.min([part.wider(len(parts)).ci_high for part in parts])
-    return Least(float(value), float(low), float(high), min(part.draws for part in parts), parts=tuple(parts))
+    value = float(np.min([part.value for part in parts]))
+    low = float(np.min([part.ci_low for part in parts]))
+    high = float(np.min([part.wider(len(parts)).ci_high for part in parts]))
+    draws = min(part.draws for part in parts)
+    return Least(value, low, high, draws, parts=tuple(parts))
 
 
 def mean_interval(values: Iterable[float], fewest: int = 2) -> Estimate:
@@ -253,10 +307,14 @@ def mean_interval(values: Iterable[float], fewest: int = 2) -> Estimate:
     2.00 [-0.48, 4.48]
     """
     values = np.asarray([*values], dtype=float)
-    mean, reach = float(values.mean()) if len(values) else math.nan, math.nan
-    if len(values) >= fewest:
-        reach = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * scipy.stats.sem(values))
-    return Estimate(mean, mean - reach, mean + reach, len(values))
+    draws = len(values)
+    mean = reach = math.nan
+    if draws:
+        mean = float(values.mean())
+    if draws >= fewest:
+        quantile = scipy.stats.t.ppf(UPPER_QUANTILE, draws - 1)
+        reach = float(quantile * scipy.stats.sem(values))
+    return Estimate(mean, mean - reach, mean + reach, draws)
 
 
 def seed_interval(values: Iterable[float]) -> Estimate:
@@ -296,12 +354,18 @@ def correlation(r: float, items: int, rank: bool = False) -> Estimate:
     >>> print(correlation(0.5, 30))
     0.50 [0.17, 0.73]
     """
-    most = 1 - 12 / max(items**3 - items, 24) if rank else 1 - 1e-9
     if items < 4 or math.isnan(r):
         return Estimate(r)
-    reach = Z_95 * math.sqrt((1 + r**2 / 2 if rank else 1) / (items - 3))
+    most = 1 - 1e-9
+    variance = 1 / (items - 3)
+    if rank:
+        most = 1 - 12 / max(items**3 - items, 24)
+        variance = (1 + r**2 / 2) / (items - 3)
+    reach = Z_95 * math.sqrt(variance)
     middle = math.atanh(min(max(r, -most), most))
-    return Estimate(r, math.tanh(middle - reach), math.tanh(middle + reach), scale="fisher")
+    low = math.tanh(middle - reach)
+    high = math.tanh(middle + reach)
+    return Estimate(r, low, high, scale="fisher")
 
 
 def holm(p_values: Sequence[float]) -> np.ndarray:
@@ -311,10 +375,12 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     [0.03, 0.06, nan, 0.06]
     """
     p_values = np.asarray(p_values, dtype=float)
+    # Those that are missing come last.
     order = np.argsort(p_values)[: np.isfinite(p_values).sum()]
+    factors = np.arange(len(order), 0, -1)
     raised = np.full(len(p_values), math.nan)
-    raised[order] = np.minimum(1, np.maximum.accumulate(p_values[order] * np.arange(len(order), 0, -1)))
-    return raised
+    raised[order] = np.maximum.accumulate(p_values[order] * factors)
+    return np.minimum(1, raised)
 
 
 @dataclass(frozen=True)
@@ -323,9 +389,13 @@ class Share(Estimate):
 
     def p(self, bound: float) -> float:
         """By the score test, which the interval inverts."""
-        distance, bound = abs(self.value - bound), abs(bound)  # Of a negated share, both are below zero.
-        error = math.sqrt(bound * (1 - bound) / self.draws) if 0 < bound < 1 else 0.0
-        return float(2 * scipy.stats.norm.sf(distance / error)) if error else float(distance == 0)
+        distance = abs(self.value - bound)
+        # Of a negated share, both are below zero.
+        bound = abs(bound)
+        if not 0 < bound < 1:
+            return float(distance == 0)
+        error = math.sqrt(bound * (1 - bound) / self.draws)
+        return float(2 * scipy.stats.norm.sf(distance / error))
 
 
 def share(correct: int, items: int) -> Share:
@@ -334,7 +404,8 @@ def share(correct: int, items: int) -> Share:
     >>> print(share(10, 10))
     1.00 [0.72, 1.00]
     """
-    interval = scipy.stats.binomtest(correct, items).proportion_ci(CONFIDENCE, method="wilson")
+    test = scipy.stats.binomtest(correct, items)
+    interval = test.proportion_ci(CONFIDENCE, method="wilson")
     return Share(correct / items, float(interval.low), float(interval.high), items)
 
 
@@ -346,5 +417,7 @@ def ratio(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"])
     """
     ratio = totals.sum() / sizes.sum()
     residuals = totals - ratio * sizes
-    half = Z_95 * math.sqrt(len(sizes) / max(len(sizes) - 1, 1) * (residuals**2).sum()) / sizes.sum()
-    return Estimate(float(ratio), float(ratio - half), float(ratio + half), len(sizes))
+    items = len(sizes)
+    spread = math.sqrt(items / max(items - 1, 1) * (residuals**2).sum())
+    reach = Z_95 * spread / sizes.sum()
+    return Estimate(float(ratio), float(ratio - reach), float(ratio + reach), items)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from analysis_lib.capture import Activations
 from analysis_lib.capture.vectors import Vectors
 from analysis_lib.errors import AnalysisError, in_order, require_known
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, Name
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, Name, means_of
 from analysis_lib.metrics.anisotropy import mean_pair_cosine, refuse_few_vectors
 
 # Two matrices of this width take 1 GiB per layer.
@@ -38,9 +38,10 @@ def mean_square_cosine(
     array(0.5)
     """
     square = np.square(unit_moment).sum((-2, -1))
-    pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
     # Rounding can leave orthogonal vectors a little below zero.
-    return np.asarray(np.maximum(square - vectors, 0) / pairs)
+    of_pairs = np.maximum(square - vectors, 0)
+    pairs = np.where(vectors > 1, vectors * (vectors - 1), np.nan)
+    return np.asarray(of_pairs / pairs)
 
 
 def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarray, "*batch"]:
@@ -66,8 +67,9 @@ def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarra
     dimensions = covariance.shape[-1]
     trace = np.trace(covariance, axis1=-2, axis2=-1)
     square = np.square(covariance).sum((-2, -1))
-    participation = trace**2 / np.where(square > 0, square, np.nan)
-    return np.asarray((participation - 1) / (dimensions - 1 if dimensions > 1 else np.nan))
+    participation = means_of(trace**2, square)
+    further = dimensions - 1 or np.nan
+    return np.asarray((participation - 1) / further)
 
 
 class Isotropy(Metric):
@@ -118,7 +120,8 @@ class Isotropy(Metric):
             self._update(space, vectors, activations)
 
     def _update(self, space: str, vectors: Vectors, activations: Activations) -> None:
-        layer, dimensions = activations.layer, vectors.values.shape[-1]
+        layer = activations.layer
+        dimensions = vectors.values.shape[-1]
         if dimensions > WIDEST:
             raise AnalysisError(
                 f"isotropy: the {space} vectors of layer {layer} have {dimensions} dimensions, and their second "
@@ -131,7 +134,8 @@ class Isotropy(Metric):
         # In float64 the mean can be 10⁵ times as long as the spread before the covariance, a difference of the two,
         # loses what vectors in float32 know of it; and merging stays a sum.
         counted = (vectors.norms != 0).unsqueeze(-1)
-        values = torch.where(counted, vectors.values, 0).double().transpose(0, 1).flatten(1, 2)
+        values = torch.where(counted, vectors.values, 0).double()
+        values = values.transpose(0, 1).flatten(1, 2)
         lengths = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
         units = values / torch.where(lengths != 0, lengths, 1)
         self.add_whole(("sum", space, layer), values.sum(1))
@@ -140,11 +144,12 @@ class Isotropy(Metric):
 
     def rows(self, sums: LayerSums) -> Columns:
         vectors = sums.whole["vectors"]
+        dimensions = sums["unit_sum"].shape[-1]
         square = mean_square_cosine(sums.whole["unit_moment"], vectors)
         with np.errstate(divide="ignore"):
             effective = 1 / square
         return {
-            "dimensions": np.full(vectors.shape, sums["unit_sum"].shape[-1]),
+            "dimensions": np.array(dimensions),
             "deviations": _deviations(sums["unit_sum"], sums["vectors"]),
             "mean_square_cosine": square,
             "effective_dimension": effective,
@@ -172,7 +177,8 @@ class Isotropy(Metric):
 def _deviations(
     unit_sum: Float[np.ndarray, "*batch dim"], vectors: Float[np.ndarray, "*batch"]
 ) -> Float[np.ndarray, "*batch"]:
-    return mean_pair_cosine(unit_sum, vectors) * np.sqrt(unit_sum.shape[-1])
+    dimensions = unit_sum.shape[-1]
+    return mean_pair_cosine(unit_sum, vectors) * np.sqrt(dimensions)
 
 
 def _covariance(sums: dict[Name, np.ndarray]) -> Float[np.ndarray, "head dim dim"]:
@@ -181,5 +187,7 @@ def _covariance(sums: dict[Name, np.ndarray]) -> Float[np.ndarray, "head dim dim
     mean = sums["sum"] / tokens[..., 0]
     moment = sums["moment"] / tokens
     covariance = moment - mean[..., :, None] * mean[..., None, :]
-    variance, power = (np.trace(matrix, axis1=-2, axis2=-1) for matrix in (covariance, moment))
-    return np.where((variance > ROUNDING * power)[..., None, None], covariance, 0.0)
+    variance = np.trace(covariance, axis1=-2, axis2=-1)
+    power = np.trace(moment, axis1=-2, axis2=-1)
+    is_there = variance > ROUNDING * power
+    return np.where(is_there[..., None, None], covariance, 0.0)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from analysis_lib.capture import Activations
-from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric
+from analysis_lib.metrics.accumulator import VECTOR_SPACES, Columns, LayerSums, Metric, means_of
 
 
 class MeanVector(Metric):
@@ -21,7 +21,8 @@ class MeanVector(Metric):
         layer = activations.layer
         for space, vectors in self.vectors(activations):
             self.add(("sum", space, layer), vectors.sum, activations)
-            self.add(("norms", space, layer), vectors.norms.sum(-1), activations)
+            norms = vectors.norms.sum(-1)
+            self.add(("norms", space, layer), norms, activations)
             self.add(("tokens", space, layer), vectors.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
@@ -49,7 +50,8 @@ class HeadMeans(Metric):
             self.add(("tokens", space, layer), vectors.counts, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        return {"mean": sums["sum"] / sums["tokens"][:, None, None]}
+        tokens = sums["tokens"][:, None, None]
+        return {"mean": sums["sum"] / tokens}
 
 
 class QueryKeyAlignment(Metric):
@@ -78,7 +80,9 @@ class QueryKeyAlignment(Metric):
         query = sums["query"] / sums["query tokens"][:, None, None]
         key = sums["key"] / sums["key tokens"][:, None, None]
         # Grouped queries share the keys of their group.
-        key = np.repeat(key, query.shape[1] // key.shape[1], axis=1)
+        shared_by = query.shape[1] // key.shape[1]
+        key = np.repeat(key, shared_by, axis=1)
         dot = (query * key).sum(-1)
-        norms = np.linalg.norm(query, axis=-1) * np.linalg.norm(key, axis=-1)
-        return {"cosine": dot / np.where(norms > 0, norms, np.nan), "dot": dot}
+        query_norm = np.linalg.norm(query, axis=-1)
+        key_norm = np.linalg.norm(key, axis=-1)
+        return {"cosine": means_of(dot, query_norm * key_norm), "dot": dot}
