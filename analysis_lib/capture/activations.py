@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from analysis_lib.capture.attention_rows import AttentionRows
+from analysis_lib.capture.attention_rows import AttentionWeights
 from analysis_lib.capture.inputs import Batch
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.outputs import Output
@@ -13,13 +13,14 @@ from analysis_lib.capture.score_sums import ScoreSums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import Vectors, wide
 
-# What a metric can ask for: the vectors of a space, attention weights, those that each key receives, or sums of scores.
+# What a metric can ask for: the vectors of a space; the entropy of attention rows and their weight by type of key;
+# blocks of the weights themselves; or sums of scores.
 SPACES = ("hidden", "final", "attention_input", "query", "key", "value")
 WEIGHTS = "weights"
-RECEIVED = "received"
+BLOCKS = "blocks"
 SCORES = "scores"
 # Of these, what attention alone has.
-OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, RECEIVED, SCORES})
+OF_ATTENTION = frozenset({"attention_input", "query", "key", "value", WEIGHTS, BLOCKS, SCORES})
 # And what it gives out, beside what it gives out without what is changed: vectors, predictions of the next token, and
 # of tokens that it reads masked, in a pass of its own.
 OUTPUT, LOSS, MASKED = "output", "loss", "masked"
@@ -46,7 +47,7 @@ class Activations:
             the last layer of its stack, and has the number of that layer;
             ``attention_input`` is what its attention projects to keys (one head); ``query``, ``key`` and ``value``
             are by head, as they enter attention: after bias, normalisation and rotation.
-        rows: summaries of the attention rows, if a metric asked for ``weights`` or ``received``.
+        attention: its weights, if a metric asked for ``weights`` or ``blocks``.
         scores: sums of the attention scores, if a metric asked for ``scores``.
         attended: whether the layer's attention was captured.
         output: what the model gives out, if a metric asked for that or for predictions: it comes alone, last.
@@ -57,7 +58,7 @@ class Activations:
     part: str
     tokens: Tokens
     spaces: dict[str, Vectors] = field(default_factory=dict)
-    rows: AttentionRows | None = None
+    attention: AttentionWeights | None = None
     scores: ScoreSums | None = None
     attended: bool = False
     output: Output | None = None

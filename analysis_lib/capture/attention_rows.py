@@ -1,162 +1,325 @@
-"""Attention with the entropy of its rows and their weight per type of key, without keeping the weights."""
+"""Attention by blocks of rows: its output, what its rows are like, and what a metric makes of weights.
+
+The weights of a layer are never there at once: a few rows are formed at a time, and none is kept.
+"""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn import functional
 
-from analysis_lib.capture.tokens import Tokens, Visibility
+from analysis_lib.capture.tokens import Visibility
 
 # How many scores are formed at once: as many as the cache of a processor holds, or a small part of a GPU's memory.
 SCORES_AT_ONCE, SCORES_AT_ONCE_ON_GPU = 2**19, 2**24
 # How many rows of causal attention are formed at once on a processor: no key after the last of them is.
 CAUSAL_ROWS = 64
 
-
-@dataclass(eq=False)
-class Received:
-    """The attention that each key receives from the counted queries that see it.
-
-    Attributes:
-        weights: their sum; 0 at padding.
-        queries: how many these are.
-        keys: the tokens of the keys.
-    """
-
-    weights: Float[Tensor, "utterance head key"]
-    queries: Float[Tensor, "utterance #key"]
-    keys: Tokens
-
-    @classmethod
-    def nothing(cls, heads: int, visibility: Visibility, like: Tensor) -> "Received":
-        """To which weights are to be added."""
-        keys, counted = visibility.keys, visibility.queries.counted.double()
-        weights = torch.zeros(len(keys.mask), heads, keys.mask.shape[1], dtype=like.dtype, device=like.device)
-        return cls(weights, visibility.over_queries(counted.unsqueeze(-1)).squeeze(-1), keys)
+# Some utterances, heads and queries.
+Part = tuple[slice, slice, slice]
 
 
 @dataclass(eq=False)
-class AttentionRows:
-    """Summary of the attention weights of a layer.
+class Softmax:
+    """The attention of a layer, from which blocks of its weights are formed.
+
+    With scores s = scaling · q·k + added and weights p = softmax(s), the entropy of a row is
+    −Σ p ln p, in nats, in [0, ln keys].
 
     Attributes:
-        entropy: −Σ p ln p of each row, in nats, in [0, ln keys].
-        type_mass: the weight given to the keys of each type, summed over the counted queries of an utterance.
-        keys: how many keys each query may see.
-        pairs: how many pairs of a counted query and a visible key there are, by the type of the key.
-        uniform: what ``type_mass`` is where attention is spread evenly over the keys that a query may see.
-        received: what each key receives, if a metric asked for it.
-
-    A learnt sink, a logit beside the scores that takes weight and gives no value, is a last type, and a key of each
-    query.
+        query, key: after any rotation, with as many heads.
+        scaling: by what the products are multiplied.
+        added: to the scores: a bias, and a number so low that its weight is 0 where a query does
+            not see a key, see :func:`added_to_scores`.
+        causal: whether no query sees a key after it, as ``added`` says.
+        softcap: c, where scaled scores are capped to c tanh(s / c) before anything is added.
+        sinks: a logit of each head beside its scores: it takes weight and gives no value.
     """
 
-    entropy: Float[Tensor, "utterance head token"]
-    type_mass: Float[Tensor, "utterance head type"]
-    keys: Float[Tensor, "utterance token"]
-    pairs: Float[Tensor, "utterance type"]
-    uniform: Float[Tensor, "utterance type"]
-    received: Received | None = None
+    query: Float[Tensor, "utterance head token head_dim"]
+    key: Float[Tensor, "utterance head key head_dim"]
+    scaling: float
+    added: Float[Tensor, "#utterance #head #token key"] | None = None
+    causal: bool = False
+    softcap: float | None = None
+    sinks: Float[Tensor, " head"] | None = None
+
+    def blocks(self) -> Iterator["Block"]:
+        """All rows, some at a time."""
+        keys = self.key.shape[2]
+        added = None
+        if self.added is not None:
+            added = self.added.expand(*self.query.shape[:3], keys)
+        for part in parts(self.query, keys, self.causal):
+            utterances, heads, queries = part
+            end = keys
+            if self.causal:
+                end = min(queries.stop, keys)
+            key = self.key[utterances, heads, :end]
+            scores = self.query[part] @ key.transpose(2, 3)
+            scores.mul_(self.scaling)
+            if self.softcap is not None:
+                scores.div_(self.softcap).tanh_().mul_(self.softcap)
+            if added is not None:
+                scores += added[part][..., :end]
+            largest = scores.amax(-1, keepdim=True)
+            # Not softmax, which takes several times as long over rows of fewer than sixteen keys.
+            powers = scores.sub_(largest).exp()
+            total = powers.sum(-1, keepdim=True)
+            kept = None
+            if self.sinks is not None:
+                logits = (total.log() + largest).squeeze(-1)
+                sinks = self.sinks[heads].unsqueeze(-1)
+                kept = torch.sigmoid(logits - sinks)
+            yield Block(part, keys, powers, scores, total, kept)
 
 
-def attend_with_rows(
-    query: Float[Tensor, "utterance head token head_dim"],
-    key: Float[Tensor, "utterance head key head_dim"],
+@dataclass(eq=False)
+class Block:
+    """Some rows of the attention weights of a layer.
+
+    Attributes:
+        part: which utterances, heads and queries they are of.
+        key_count: how many keys there are.
+        powers: e = exp(s − max s), of which the weights are the share in their sum.
+        shifted: s − max s; None where a model gives the weights themselves.
+        total: the sum Z = Σ e; None where a model gives the weights themselves.
+        kept: the part of its weight that a learnt sink leaves to the keys; None without one.
+        first_key: the first of the keys that are seen here; of all others, the weight is 0.
+    """
+
+    part: Part
+    key_count: int
+    powers: Float[Tensor, "utterance head query seen"]
+    shifted: Float[Tensor, "utterance head query seen"] | None = None
+    total: Float[Tensor, "utterance head query 1"] | None = None
+    kept: Float[Tensor, "utterance head query"] | None = None
+    first_key: int = 0
+
+    @property
+    def weights(self) -> Float[Tensor, "utterance head query key"]:
+        """The weights; rows of padding have some, too."""
+        weights = self.powers
+        if self.total is not None:
+            weights = weights / self.total
+        if self.kept is not None:
+            weights = weights * self.kept.unsqueeze(-1)
+        return self._of_all_keys(weights)
+
+    @property
+    def queries(self) -> Int[Tensor, " query"]:
+        """The positions of the queries."""
+        _, _, queries = self.part
+        return torch.arange(queries.start, queries.stop, device=self.powers.device)
+
+    @property
+    def keys(self) -> Int[Tensor, " key"]:
+        """The positions of the keys."""
+        return torch.arange(self.key_count, device=self.powers.device)
+
+    def of_queries(
+        self,
+        numbers: Float[Tensor, "all token"],
+    ) -> Float[Tensor, "utterance 1 query"]:
+        """Of the queries of the block, a number that there is of every query of the batch."""
+        utterances, _, queries = self.part
+        chosen = numbers[utterances, queries].to(self.powers.dtype)
+        return chosen.unsqueeze(1)
+
+    def average(
+        self,
+        values: Shaped[Tensor, "query key"],
+    ) -> Float[Tensor, "utterance head query"]:
+        """Of each query, the mean of what its keys have: Σ_n p_mn v_mn / Σ_n p_mn."""
+        end = self.first_key + self.powers.shape[-1]
+        weighted = self.powers * values[:, self.first_key : end]
+        if self.total is None:
+            return weighted.sum(-1) / self.powers.sum(-1)
+        return weighted.sum(-1) / self.total.squeeze(-1)
+
+    def received(
+        self,
+        numbers: Float[Tensor, "all token"],
+    ) -> Float[Tensor, "utterance head key"]:
+        """Σ_m a_m p_mn for each key n, from a number a of every query of the batch."""
+        given = self.of_queries(numbers)
+        if self.kept is not None:
+            given = given * self.kept
+        if self.total is not None:
+            given = given / self.total.squeeze(-1)
+        sums = (given.unsqueeze(2) @ self.powers).squeeze(2)
+        return self._of_all_keys(sums)
+
+    def _of_all_keys(
+        self,
+        values: Float[Tensor, "*batch seen"],
+    ) -> Float[Tensor, "*batch key"]:
+        """The same, with 0 at the keys that no query of the block sees."""
+        after = self.key_count - self.first_key - values.shape[-1]
+        if after == self.first_key == 0:
+            return values
+        return functional.pad(values, (self.first_key, after))
+
+
+@dataclass(eq=False)
+class AttentionWeights:
+    """The attention weights of a layer: what its rows are like, and what a metric makes of them.
+
+    Attributes:
+        visibility: the tokens of the queries and of the keys, and which pairs are seen.
+        blocks: forms the weights, some rows at a time.
+        entropy: −Σ p ln p of each row, in nats, in [0, ln keys]; None unless ``weights`` are needed.
+        mass: the weight that each query gives to the keys of each type; likewise.
+        has_sink: whether a learnt sink, a logit beside the scores, takes weight and gives no value.
+            It is a last type, and a key of each query.
+    """
+
+    visibility: Visibility
+    heads: int
+    blocks: Callable[[], Iterable[Block]]
+    entropy: Float[Tensor, "utterance head token"] | None = None
+    mass: Float[Tensor, "utterance head token type"] | None = None
+    has_sink: bool = False
+
+    def reduce(self, function: Callable[[Block], Tensor]) -> Tensor:
+        """The sum over all blocks of what a function makes of each.
+
+        The weights are formed anew for it: some rows of some heads and utterances at a time.
+
+        Args:
+            function: from a :class:`Block` to values of shape utterance x head x ..., those of its
+                utterances and heads.
+
+        Returns:
+            Of shape utterance x head x ..., summed over the queries.
+        """
+        sums = None
+        for block in self.blocks():
+            values = function(block)
+            if sums is None:
+                shape = len(self.counted), self.heads, *values.shape[2:]
+                sums = values.new_zeros(shape)
+            utterances, heads, _ = block.part
+            sums[utterances, heads] += values
+        return sums
+
+    @property
+    def is_to_itself(self) -> bool:
+        """Whether the keys are the tokens of the queries."""
+        return self.visibility.queries is self.visibility.keys
+
+    @property
+    def counted(self) -> Bool[Tensor, "utterance token"]:
+        """True at the queries that count."""
+        return self.visibility.queries.counted
+
+    @property
+    def keys(self) -> Float[Tensor, "utterance token"]:
+        """How many keys each query may see."""
+        return self._of_pairs[0]
+
+    @property
+    def pairs(self) -> Float[Tensor, "utterance type"]:
+        """How many pairs of a counted query and a visible key there are, by the type of the key."""
+        return self._of_pairs[1]
+
+    @property
+    def uniform(self) -> Float[Tensor, "utterance type"]:
+        """The mass over counted queries, if each spreads its attention evenly over what it sees."""
+        return self._of_pairs[2]
+
+    @property
+    def _of_pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        visibility = self.visibility
+        if self.has_sink:
+            return visibility.with_sink
+        return visibility.seen, visibility.pairs, visibility.uniform
+
+
+def attend(
+    softmax: Softmax,
     value: Float[Tensor, "utterance head key value_dim"],
-    mask: Bool[Tensor, "#utterance #head #token key"] | None,
-    scaling: float,
     type_masks: Float[Tensor, "utterance type key"],
-    counted: Bool[Tensor, "utterance token"],
-    bias: Float[Tensor, "#utterance #head #token key"] | None = None,
-    causal: bool = False,
-    softcap: float | None = None,
-    sinks: Float[Tensor, " head"] | None = None,
-    received: Float[Tensor, "utterance head key"] | None = None,
 ) -> tuple[
     Float[Tensor, "utterance head token value_dim"],
     Float[Tensor, "utterance head token"],
-    Float[Tensor, "utterance head kind"],
+    Float[Tensor, "utterance head token kind"],
 ]:
-    """The output of attention, the entropy of its rows, and the weight given to each type of key.
+    """The output of attention, the entropy of its rows, and their weight by type of key.
 
-    With scores s = scaling · q·k + bias and weights p = softmax(s), the entropy of a row is −Σ p ln p, in nats, in
-    [0, ln keys]. With e = exp(s − max s) and Z = Σ e, weights are e / Z and the entropy is ln Z − Σ e (s − max s) / Z:
-    no logarithm of every weight is taken. One product of e with the values [v, type indicators] gives the output and
-    the weight of each type, which are then divided by Z. Weights are summed over the counted queries of an utterance. A
-    few rows are formed at a time, and none is kept.
+    With e = exp(s − max s) and Z = Σ e, weights are e / Z and the entropy is
+    ln Z − Σ e (s − max s) / Z: no logarithm of every weight is taken. One product of e with the
+    values [v, type indicators] gives the output and the weight of each type, which are then
+    divided by Z.
 
-    With a sink of logit s₀, all weights shrink by a = 1 / (1 + exp(s₀ − log Σ exp s)), the sink has 1 − a, and the
-    entropy is that of the row times a, and −a ln a − (1 − a) ln(1 − a) more.
+    With a sink of logit s₀, all weights shrink by a = 1 / (1 + exp(s₀ − log Σ exp s)), the sink has
+    1 − a, and the entropy is that of the row times a, and −a ln a − (1 − a) ln(1 − a) more.
 
     Args:
-        mask: True where a query may see a key, one at least; None if every query sees every key.
         type_masks: 1 where a key has a type, else 0.
-        counted: True at the queries whose weights are summed.
-        bias: added to the scores after scaling.
-        causal: whether no query sees a key after it, as the mask says.
-        softcap: c, where scaled scores are capped to c tanh(s / c) before anything is added.
-        sinks: a logit of each head.
-        received: the weights that each key receives from counted queries are added to it.
 
     Returns:
-        The output; the entropy of each row; the weight by utterance, head and type, the sink last.
+        The output; the entropy of each row; the weight by utterance, head, query and type, the
+        sink last.
     """
-    utterances, heads, tokens, _ = query.shape
-    keys, width = value.shape[2:]
-    indicators = type_masks.transpose(1, 2).unsqueeze(1).expand(-1, heads, -1, -1)
+    query = softmax.query
+    rows = query.shape[:3]
+    indicators = type_masks.transpose(1, 2).unsqueeze(1)
+    indicators = indicators.expand(-1, rows[1], -1, -1)
     values = torch.cat([value, indicators], -1)
-    added = added_to_scores(mask, bias, query.dtype)
-    added = None if added is None else added.expand(utterances, heads, tokens, keys)
-    mixed, entropy = query.new_empty(*query.shape[:3], values.shape[-1]), query.new_empty(query.shape[:3])
-    kept = None if sinks is None else query.new_empty(query.shape[:3])
-    for part in _parts(query, keys, causal):
-        end = min(part[2].stop, keys) if causal else keys
-        of_keys = (*part[:2], slice(end))
-        scores = (query[part] @ key[of_keys].transpose(2, 3)).mul_(scaling)
-        if softcap is not None:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        if added is not None:
-            scores += added[part][..., :end]
-        largest = scores.amax(-1, keepdim=True)
-        # Not softmax, which takes several times as long over rows of fewer than sixteen keys.
-        weights = scores.sub_(largest).exp()
-        total = weights.sum(-1, keepdim=True)
-        mixed[part] = (weights @ values[of_keys]).div_(total)
-        if sinks is not None:
-            kept[part] = torch.sigmoid((total.log() + largest).squeeze(-1) - sinks[part[1], None])
-        if received is not None:
-            given = counted[part[0], part[2]].to(weights.dtype).unsqueeze(1)
-            given = (given if kept is None else given * kept[part]) / total.squeeze(-1)
-            received[of_keys] += (given.unsqueeze(2) @ weights).squeeze(2)
-        entropy[part] = total.log().squeeze(-1) - scores.mul_(weights).sum(-1) / total.squeeze(-1)
-    if sinks is not None:
+    mixed = query.new_empty(*rows, values.shape[-1])
+    entropy = query.new_empty(rows)
+    kept = query.new_empty(rows)
+    for block in softmax.blocks():
+        part = block.part
+        utterances, heads, _ = part
+        keys = block.powers.shape[-1]
+        seen = values[utterances, heads, :keys]
+        mixed[part] = (block.powers @ seen).div_(block.total)
+        total = block.total.squeeze(-1)
+        spread = block.shifted.mul_(block.powers).sum(-1)
+        entropy[part] = total.log() - spread / total
+        if block.kept is not None:
+            kept[part] = block.kept
+    if softmax.sinks is not None:
         lost = 1 - kept
-        entropy = kept * entropy + torch.special.entr(kept) + torch.special.entr(lost)
-        mixed = torch.cat([mixed * kept.unsqueeze(-1), lost.unsqueeze(-1)], -1)
-    output, mass = mixed.split([width, mixed.shape[-1] - width], -1)
-    queries = counted.to(mass.dtype)[:, None, None]
-    return output, entropy.clamp_min(0), (queries @ mass).squeeze(2)
+        entropy = kept * entropy + torch.special.entr(kept)
+        entropy = entropy + torch.special.entr(lost)
+        mixed = mixed * kept.unsqueeze(-1)
+        mixed = torch.cat([mixed, lost.unsqueeze(-1)], -1)
+    width = value.shape[-1]
+    return mixed[..., :width], entropy.clamp_min(0), mixed[..., width:]
 
 
-def _parts(query: Tensor, keys: int, causal: bool) -> Iterator[tuple[slice, slice, slice]]:
-    """Utterances, heads and tokens that are taken at once: several utterances, or heads of one, or rows of a head."""
+def parts(query: Tensor, keys: int, causal: bool) -> Iterator[Part]:
+    """What is taken at once: several utterances, or heads of one, or rows of a head."""
     on_cpu = query.device.type == "cpu"
     room = SCORES_AT_ONCE if on_cpu else SCORES_AT_ONCE_ON_GPU
-    most = [room // (query.shape[1] * query.shape[2] * keys), room // (query.shape[2] * keys), room // keys]
+    utterances, heads, tokens, _ = query.shape
+    most = [room // (heads * tokens * keys), room // (tokens * keys), room // keys]
     if causal and on_cpu:
         most[2] = min(most[2], CAUSAL_ROWS)
-    sizes = [max(1, min(count, size)) for count, size in zip(query.shape[:3], most, strict=True)]
-    starts = [range(0, count, size) for count, size in zip(query.shape[:3], sizes, strict=True)]
-    for start in itertools.product(*starts):
-        yield tuple(slice(first, first + size) for first, size in zip(start, sizes, strict=True))
+    ranges = []
+    for count, size in zip((utterances, heads, tokens), most, strict=True):
+        size = max(1, min(count, size))
+        starts = range(0, count, size)
+        ranges.append([slice(start, min(start + size, count)) for start in starts])
+    yield from itertools.product(*ranges)
 
 
-def added_to_scores(mask: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def added_to_scores(
+    mask: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor | None:
     """Bias and mask as one: where a key is not seen, a number so low that its weight is 0, but finite."""
     if mask is None:
         return bias
     lowest = torch.finfo(dtype).min / 2
-    return torch.where(mask, torch.zeros((), dtype=dtype, device=mask.device) if bias is None else bias, lowest)
+    if bias is None:
+        bias = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, bias, lowest)

@@ -20,6 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from analysis_lib.capture.activations import Activations, Receive
 from analysis_lib.capture.inputs import Reading, Settings
+from analysis_lib.capture.interventions import Changes
+from analysis_lib.capture.source import NEEDS, Source
 from analysis_lib.capture.tokens import unpadded
 from analysis_lib.capture.vectors import Vectors, wide
 from analysis_lib.corpora import packages
@@ -106,7 +108,7 @@ class Part:
         return torch.from_numpy(np.array(values, self.dtype))
 
 
-class Source:
+class LayerVectors:
     """The vectors of one space in one layer, in parts that follow one another.
 
     Attributes:
@@ -215,12 +217,12 @@ class FolderSpec(ModelSpec):
     """The folder, for another process that opens it."""
 
 
-class GivenVectors:
+class GivenVectors(Source):
     """Vectors of which a measurement asks what it asks of a :class:`~analysis_lib.models.LoadedModel`.
 
     Attributes:
         name: the folder, or ``vectors``.
-        sources: by layer.
+        layers: the vectors of each space in each layer, by layer.
         stored: the lengths of the texts, and the unit that each is a part of, if files hold them.
         spec: None of what is in memory.
     """
@@ -251,7 +253,7 @@ class GivenVectors:
             raise AnalysisError(
                 f"{self.name}: there are no vectors: give {{layer: vectors}}, or files of them named as in layer_3"
             )
-        self.sources = [Source(*key, parts[key]) for key in sorted(parts)]
+        self.layers = [LayerVectors(*key, parts[key]) for key in sorted(parts)]
 
     def _in_folder(self, folder: Path) -> Iterator[tuple[str, Part]]:
         """The arrays of the files, in the order of the numbers in their names, each with its name."""
@@ -297,9 +299,18 @@ class GivenVectors:
         """Themselves: a measurement asks for the precision."""
         return self
 
+    def unsupported(self, items: Sequence[Text], settings: Settings) -> dict[str, str]:
+        """What needs a model, and spaces of which there are no vectors."""
+        spaces = {vectors.space for vectors in self.layers}
+        reason = f"it needs more than the {', '.join(sorted(spaces))} vectors that are given"
+        return dict.fromkeys(NEEDS - spaces, reason)
+
+    def refuse_unreadable(self, items: Sequence[Text]) -> None:
+        """Nothing: vectors are looked at as they are read."""
+
     @property
     def dtype(self) -> str:
-        parts = itertools.chain.from_iterable(source.parts for source in self.sources)
+        parts = itertools.chain.from_iterable(vectors.parts for vectors in self.layers)
         return ", ".join(sorted({part.dtype for part in parts}))
 
     @cached_property
@@ -311,9 +322,9 @@ class GivenVectors:
     def revision(self) -> str:
         """The hash of the files, or of what is in memory."""
         digest = hashlib.sha256(json.dumps(self.files).encode())
-        for source in () if self.files else self.sources:
-            for part in source.parts:
-                digest.update(repr([source.name, part.shape, part.dtype]).encode())
+        for vectors in () if self.files else self.layers:
+            for part in vectors.parts:
+                digest.update(repr([vectors.name, part.shape, part.dtype]).encode())
                 for start in range(0, part.shape[0], ROWS):
                     rows = part.rows(slice(start, start + ROWS)).cpu().contiguous()
                     digest.update(rows.flatten().view(torch.uint8).numpy())
@@ -334,11 +345,11 @@ class GivenVectors:
                 raise AnalysisError(f"{self.name}: both lengths and mask are given: leave one of them out")
             return self._masked_texts(_mask_rows(mask))
         if lengths is None and not (lengths := self.stored["lengths"]):
-            known = [source for source in self.sources if source.lengths]
+            known = [vectors for vectors in self.layers if vectors.lengths]
             lengths = known[0].lengths if known else []
-            for source in known:
-                if source.lengths != lengths:
-                    raise AnalysisError(f"{source.name} tells other lengths than {known[0].name}: give lengths of all")
+            for vectors in known:
+                if vectors.lengths != lengths:
+                    raise AnalysisError(f"{vectors.name} tells other lengths than {known[0].name}: give lengths of all")
         if isinstance(lengths, Tensor):
             lengths = lengths.cpu()
         lengths = np.asarray(lengths)
@@ -353,14 +364,14 @@ class GivenVectors:
         for number in np.flatnonzero(lengths < 1)[:1]:
             raise AnalysisError(f"{self.name}: text {number + 1} has the length {lengths[number]}: leave it out")
         lengths = lengths.tolist()
-        for source in self.sources:
-            source.refuse_other(lengths)
+        for vectors in self.layers:
+            vectors.refuse_other(lengths)
         return [*map(Text, itertools.count(), itertools.accumulate(lengths, initial=0), lengths)]
 
     def _masked_texts(self, rows: Sequence[np.ndarray]) -> list[Text]:
         """The texts of padded vectors, each with the indices at which its row of a mask is 1."""
-        for source in self.sources:
-            source.refuse_mask(rows)
+        for vectors in self.layers:
+            vectors.refuse_mask(rows)
         texts, start = [], 0
         for number, row in enumerate(rows):
             kept = tuple(np.flatnonzero(row).tolist())
@@ -388,17 +399,20 @@ class GivenVectors:
         batch: tuple[Sequence[Text], tuple[int, ...]],
         needs: frozenset[str],
         receive: Receive,
-        _maps: str,
-        _changes: None,
+        maps: str = "flatten",
+        changes: Changes | None = None,
     ) -> None:
         """Read a batch; ``receive`` is called with the :class:`Activations` of each layer in turn."""
         texts, groups = batch
         lengths = torch.tensor([text.length for text in texts])
         tokens = unpadded(groups, int(lengths.max()))
         tokens.mask &= torch.arange(tokens.mask.shape[1]) < lengths[:, None]
-        for layer, sources in itertools.groupby(self.sources, lambda source: source.layer):
-            read = {source.space: source.read(texts) for source in sources if source.space in needs}
-            spaces = {space: Vectors(values, tokens.on(values.device)) for space, values in read.items()}
+        for layer, spaces_of_layer in itertools.groupby(self.layers, lambda vectors: vectors.layer):
+            spaces = {}
+            for vectors in spaces_of_layer:
+                if vectors.space in needs:
+                    values = vectors.read(texts)
+                    spaces[vectors.space] = Vectors(values, tokens.on(values.device))
             final = spaces.pop("final", None)
             receive(Activations(layer, "vectors", "", tokens, spaces))
             if final is not None:

@@ -5,6 +5,7 @@ What these models add to q·k is in :func:`_position_terms`. CANINE's local atte
 window; the windows are captured as one attention over all tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -14,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from analysis_lib.capture.activations import RECEIVED, SCORES, WEIGHTS, CurrentLayer
-from analysis_lib.capture.attention_rows import AttentionRows, Received
+from analysis_lib.capture.activations import BLOCKS, SCORES, WEIGHTS, CurrentLayer
+from analysis_lib.capture.attention_rows import AttentionWeights, Block
 from analysis_lib.capture.projections import ProjectionHooks, projected_by_head, score_sums
 from analysis_lib.capture.tokens import Tokens, Visibility
 from analysis_lib.capture.vectors import wide
@@ -61,8 +62,8 @@ class HookedAttention:
             layer.activations.scores = score_sums(
                 module, spec, call, query, heads, inputs, visibility, position, position_query
             )
-        if layer.needs & {WEIGHTS, RECEIVED}:
-            layer.activations.rows = rows_of_windows(windows, visibility, RECEIVED in layer.needs)
+        if layer.needs & {WEIGHTS, BLOCKS}:
+            layer.activations.attention = attention_of_windows(windows, visibility)
 
 
 def _seen(module: nn.Module, name: str, arguments: dict[str, object], count: int) -> Tensor:
@@ -163,19 +164,29 @@ def visibility_of_windows(windows: list[Window], queries: Tokens, keys: Tokens) 
     return Visibility(queries, keys, seen_by=torch.block_diag(*blocks).expand(len(queries.mask), -1, -1))
 
 
-def rows_of_windows(windows: list[Window], visibility: Visibility, receiving: bool = False) -> AttentionRows:
-    """The attention rows of all windows, from their weights; with what each key receives, if that is asked for."""
-    entropy = torch.cat([torch.special.entr(window.weights).sum(-1) for window in windows], 2)
-    type_masks = visibility.keys.type_masks.split([window.weights.shape[3] for window in windows], 2)
-    indicators = [masks.to(entropy.dtype).transpose(1, 2).unsqueeze(1) for masks in type_masks]
-    mass = torch.cat([window.weights @ types for window, types in zip(windows, indicators, strict=True)], 2)
-    queries = visibility.queries.counted.to(mass.dtype)[:, None, None]
-    mass = (queries @ mass).squeeze(2)
-    received = Received.nothing(entropy.shape[1], visibility, entropy) if receiving else None
-    if received:
-        counted = visibility.queries.counted.to(entropy.dtype)[:, None, None].split(
-            [w.weights.shape[2] for w in windows], 3
-        )
-        given = [(part @ window.weights).squeeze(2) for part, window in zip(counted, windows, strict=True)]
-        received.weights = torch.cat(given, 2)
-    return AttentionRows(entropy, mass, visibility.seen, visibility.pairs, visibility.uniform, received)
+def attention_of_windows(windows: list[Window], visibility: Visibility) -> AttentionWeights:
+    """The attention of all windows, from their weights."""
+    entropies, masses = [], []
+    key_counts = [window.weights.shape[3] for window in windows]
+    type_masks = visibility.keys.type_masks.split(key_counts, 2)
+    for window, masks in zip(windows, type_masks, strict=True):
+        indicators = masks.to(window.weights.dtype).transpose(1, 2).unsqueeze(1)
+        entropies.append(torch.special.entr(window.weights).sum(-1))
+        masses.append(window.weights @ indicators)
+    return AttentionWeights(
+        visibility,
+        windows[0].weights.shape[1],
+        partial(_blocks_of_windows, windows, sum(key_counts)),
+        torch.cat(entropies, 2),
+        torch.cat(masses, 2),
+    )
+
+
+def _blocks_of_windows(windows: list[Window], key_count: int) -> Iterator[Block]:
+    first_query = first_key = 0
+    for window in windows:
+        utterances, heads, queries, keys = window.weights.shape
+        part = slice(utterances), slice(heads), slice(first_query, first_query + queries)
+        yield Block(part, key_count, window.weights, first_key=first_key)
+        first_query += queries
+        first_key += keys

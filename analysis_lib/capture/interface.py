@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-from analysis_lib.capture.activations import OF_ATTENTION, RECEIVED, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
-from analysis_lib.capture.attention_rows import AttentionRows, Received, added_to_scores, attend_with_rows
+from analysis_lib.capture.activations import BLOCKS, OF_ATTENTION, SCORES, WEIGHTS, Activations, CurrentLayer, Receive
+from analysis_lib.capture.attention_rows import AttentionWeights, Softmax, added_to_scores, attend
 from analysis_lib.capture.projections import ProjectionHooks, score_sums
 from analysis_lib.capture.vectors import wide
 from analysis_lib.errors import AnalysisError
@@ -158,19 +158,20 @@ class InterfaceAttention:
                 module, self.own[module], call, query, key.shape[1], inputs, visibility, position
             )
         plain = softcap is None and sinks is None
-        if plain and not layer.needs & {WEIGHTS, RECEIVED}:
+        if plain and not layer.needs & {WEIGHTS, BLOCKS}:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
             key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
-        counted, indicators = visibility.queries.counted, visibility.keys.type_masks.to(query.dtype)
         sinks = None if sinks is None else wide(sinks)
-        received = Received.nothing(query.shape[1], visibility, query) if RECEIVED in layer.needs else None
-        arguments = (mask, scaling, indicators, counted, bias, visibility.causal, softcap, sinks)
-        output, entropy, mass = attend_with_rows(query, key, value, *arguments, received and received.weights)
-        of_rows = visibility.seen, visibility.pairs, visibility.uniform
-        of_rows = of_rows if sinks is None else visibility.with_sink
-        layer.activations.rows = AttentionRows(entropy, mass, *of_rows, received)
+        added = added_to_scores(mask, bias, query.dtype)
+        softmax = Softmax(query, key, scaling, added, visibility.causal, softcap, sinks)
+        attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=sinks is not None)
+        layer.activations.attention = attention
+        if plain and WEIGHTS not in layer.needs:
+            return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
+        indicators = visibility.keys.type_masks.to(query.dtype)
+        output, attention.entropy, attention.mass = attend(softmax, value, indicators)
         return output.to(dtype)
 
 
@@ -231,10 +232,12 @@ def _unmeasured(
     sinks: Tensor | None,
 ) -> Tensor:
     """Attention of capped scores, or with sinks, which the fused kernel does not know, and which is not captured."""
-    key, value = (part.repeat_interleave(query.shape[1] // key.shape[1], 1) for part in (key, value))
-    nothing = query.new_zeros(len(query), 0, key.shape[2])
-    counted = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
-    return attend_with_rows(query, key, value, mask, scaling, nothing, counted, bias, False, softcap, sinks)[0]
+    shared_by = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(shared_by, 1) for part in (key, value))
+    no_types = query.new_zeros(len(query), 0, key.shape[2])
+    added = added_to_scores(mask, bias, query.dtype)
+    softmax = Softmax(query, key, scaling, added, softcap=softcap, sinks=sinks)
+    return attend(softmax, value, no_types)[0]
 
 
 def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:

@@ -14,7 +14,7 @@ from analysis_lib.capture.vectors import wide
 from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics.accumulator import GROUPS
-from analysis_lib.metrics.sinks import TokenNorms
+from analysis_lib.metrics.norms import TokenNorms
 from analysis_lib.models import TOKEN_TYPES, LoadedModel
 from analysis_lib.progress import bar
 

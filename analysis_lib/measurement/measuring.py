@@ -15,17 +15,16 @@ import torch
 from torch import nn
 
 from analysis_lib import capture
-from analysis_lib.capture import RECEIVED, SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
+from analysis_lib.capture.source import Source, as_source, unsupported_by
 from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
 from analysis_lib.corpora.corpus import whole_units
 from analysis_lib.errors import (
     CONTINUES,
     AnalysisError,
     in_order,
-    refuse_all,
     require_extra,
     require_flag,
     require_number,
@@ -39,7 +38,7 @@ from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, inst
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
-from analysis_lib.metrics.accumulator import WHOLE_SPACES, Metric
+from analysis_lib.metrics.accumulator import Metric
 from analysis_lib.metrics.intervals import FEW_UNITS
 from analysis_lib.metrics.registry import WANTED
 from analysis_lib.models import LoadedModel, ModelName, load_model
@@ -138,14 +137,8 @@ def measure(
     model = model if isinstance(model, LoadedModel) else load_model(model, processor=processor)
     _refuse_kind(model.name, model.layout, corpus)
     _refuse_without_effect(model, settings)
-    lacking = _lacking(model, corpus, settings)
-    if any(one.where == "key" for one in settings.intervention):
-        lacking = lacking | {
-            SCORES: "its keys are changed after they are made, so that no dimension has a share in them"
-        }
-    senseless = _senseless(resolve(metrics), model.layout, settings, lacking)
     who = (workers, scheduler, worker_timeout)
-    return _tables(model, corpus, metrics, settings, senseless, who, checkpoints, progress, started)
+    return _measured(as_source(model), corpus, metrics, settings, who, checkpoints, progress, started)
 
 
 def measure_sensible(
@@ -156,12 +149,12 @@ def measure_sensible(
     workers: int = 1,
 ) -> Tables:
     """:func:`measure` of those metrics that can be had; ``run["left_out"]`` says why others cannot."""
-    started, settings = time.monotonic(), Settings()
+    started, settings, source = time.monotonic(), Settings(), as_source(model)
     _refuse_kind(model.name, model.layout, corpus)
-    wanted, lacking = resolve(metrics), _lacking(model, corpus, settings)
-    senseless = _senseless(wanted, model.layout, settings, lacking)
-    sensible = [metric for metric in wanted if metric.name not in senseless]
-    tables = _tables(model, corpus, sensible, settings, {}, (workers, None, WORKER_TIMEOUT), None, progress, started)
+    metrics = resolve(metrics)
+    senseless = _senseless(metrics, model.layout, settings, source.unsupported(corpus.items, settings))
+    sensible = [metric for metric in metrics if metric.name not in senseless]
+    tables = _tables(source, corpus, sensible, settings, {}, (workers, None, WORKER_TIMEOUT), None, progress, started)
     tables.run["left_out"] = senseless | tables.leave_out_what_fails()
     return tables
 
@@ -223,16 +216,25 @@ def measure_vectors(
     units = whole_units(given.name, [None if unit is None or unit != unit else str(unit) for unit in units])
     corpus = Corpus(f"{len(texts)} texts", texts, kind="vectors", units=units)
     refuse_senseless(given, corpus, metrics, Settings(), workers)
-    spaces = {source.space for source in given.sources}
-    reason = f"it needs more than the {', '.join(sorted(spaces))} vectors that are given"
-    senseless = {metric.name: reason for metric in resolve(metrics) if metric.needs.isdisjoint(spaces)}
-    return _tables(
-        given, corpus, metrics, Settings(), senseless, (workers, None, WORKER_TIMEOUT), checkpoints, progress, started
-    )
+    who = (workers, None, WORKER_TIMEOUT)
+    return _measured(given, corpus, metrics, Settings(), who, checkpoints, progress, started)
+
+
+def _measured(
+    source: Source,
+    corpus: Corpus,
+    metrics: str | Iterable[str | Metric],
+    settings: Settings,
+    *work: object,
+) -> Tables:
+    """The tables of a model, or of vectors that are given; ``work`` are the further arguments of :func:`_tables`."""
+    unsupported = source.unsupported(corpus.items, settings)
+    senseless = _senseless(resolve(metrics), source.model.layout, settings, unsupported)
+    return _tables(source, corpus, metrics, settings, senseless, *work)
 
 
 def _tables(
-    model: LoadedModel | GivenVectors,
+    source: Source,
     corpus: Corpus,
     metrics: str | Iterable[str | Metric],
     settings: Settings,
@@ -243,6 +245,7 @@ def _tables(
     started: float,
 ) -> Tables:
     """What is kept, and what is measured now, of all metrics but those that make no sense."""
+    model = source.model
     if metrics != "all":
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
@@ -256,7 +259,7 @@ def _tables(
         kept = MergedSums(checkpoints, model, corpus, missing, settings)
         if missing:
             try:
-                fresh = _measure(model, corpus, missing, settings, kept, who, progress)
+                fresh = _measure(source, corpus, missing, settings, kept, who, progress)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(CONTINUES if kept.merged else "") from None
             report = report.joined(fresh)
@@ -320,7 +323,7 @@ def refuse_senseless(
     if kind:
         layout = expected_layout(kind)
         _refuse_kind(model, layout, corpus)
-        senseless = _senseless(wanted, layout, settings, {})
+        senseless = _senseless(wanted, layout, settings, unsupported_by(layout))
         if metrics != "all":
             _refuse(model, senseless)
 
@@ -345,7 +348,7 @@ def measured(
 
 
 def _measure(
-    model: LoadedModel | GivenVectors,
+    source: Source,
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
@@ -354,9 +357,9 @@ def _measure(
     progress: bool,
 ) -> Report:
     """Fill the empty metrics; what was read."""
-    if isinstance(model, LoadedModel):
-        # Before anything is measured: each would else end the run at its turn.
-        refuse_all(capture.unreadable(model, corpus.items))
+    # Before anything is measured: each would else end the run at its turn.
+    source.refuse_unreadable(corpus.items)
+    model = source.model
     merging = kept.resume(metrics)
     shards = make_shards(model, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
@@ -406,24 +409,12 @@ def _refuse_without_effect(model: LoadedModel, settings: Settings) -> None:
         )
 
 
-def _lacking(model: LoadedModel, corpus: Corpus, settings: Settings) -> dict[str, str]:
-    """What cannot be captured of a model, which two items tell; all that cannot be read are named if these cannot."""
-    try:
-        return capture.lacking(model, corpus.items[:2], settings)
-    except AnalysisError:
-        refuse_all(capture.unreadable(model, corpus.items))
-        raise
-
-
 def _senseless(metrics: list[Metric], layout: Layout, settings: Settings, lacking: dict[str, str]) -> dict[str, str]:
     """The metrics that cannot be had of a model, and why.
 
     Args:
         lacking: what cannot be captured of it, of what metrics need, and why.
     """
-    if not layout.has_attention:
-        reason = "its attention is not captured" if layout.uncaptured else "it has no attention"
-        lacking = lacking | dict.fromkeys({*SPACES, WEIGHTS, RECEIVED, SCORES} - {*WHOLE_SPACES}, reason)
     found = {m.name: lacking[min(m.needs)] for m in metrics if m.needs <= lacking.keys()}
     if layout.maps and settings.maps == "flatten":
         one = "an image is one vector there, unless maps is positions"
@@ -444,7 +435,7 @@ def _notes(model: LoadedModel | GivenVectors, corpus: Corpus, report: Report) ->
     unknown, zeros = report.unknown / report.tokens, sum(report.zero_vectors.values())
     empty, little = corpus.blank + report.empty, ", so that its numbers say little of these texts"
     units = _units(corpus)["units"]
-    uncaptured = () if isinstance(model, GivenVectors) else model.layout.uncaptured
+    uncaptured = model.layout.uncaptured
     more = f" and of {len(uncaptured) - 1} more modules" if len(uncaptured) > 1 else ""
     found = {
         f"the attention of {', '.join(uncaptured[:1])}{more} is not captured, and in no table": uncaptured,

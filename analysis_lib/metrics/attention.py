@@ -1,9 +1,13 @@
-"""Attention rows: their entropy, and the weight that they give to keys of each type."""
+"""Attention rows: their entropy, the weight that they give to keys of each type, and what each key receives."""
 
 import numpy as np
 
-from analysis_lib.capture import WEIGHTS, Activations
-from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric
+from analysis_lib.capture import BLOCKS, WEIGHTS, Activations
+from analysis_lib.metrics.accumulator import KEY_TYPES, Columns, LayerSums, Metric, means_of
+from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
+
+# How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025, sec. 3.1).
+SINK = 0.3
 
 
 class AttentionEntropy(Metric):
@@ -22,21 +26,28 @@ class AttentionEntropy(Metric):
     limits = (0, 1)
 
     def update(self, activations: Activations) -> None:
-        if activations.rows is None:
+        attention, layer = activations.attention, activations.layer
+        if attention is None:
             return
-        tokens, layer = activations.tokens, activations.layer
-        entropy, keys = activations.rows.entropy.double(), activations.rows.keys
-        counted = tokens.counted.double().unsqueeze(1)
-        several = (counted * (keys > 1).unsqueeze(1)).double()
-        self.add(("nats", layer), (entropy * counted).sum(-1), activations)
-        self.add(("normalised", layer), (entropy / keys.clamp_min(2).log().unsqueeze(1) * several).sum(-1), activations)
-        self.add(("rows", layer), tokens.counts, activations)
+        entropy = attention.entropy.double()
+        keys = attention.keys
+        counted = attention.counted.double().unsqueeze(1)
+        several = counted * (keys > 1).unsqueeze(1)
+        largest = keys.clamp_min(2).log().unsqueeze(1)
+        nats = (entropy * counted).sum(-1)
+        normalised = (entropy / largest * several).sum(-1)
+        self.add(("nats", layer), nats, activations)
+        self.add(("normalised", layer), normalised, activations)
+        self.add(("rows", layer), counted.sum((1, 2)), activations)
         self.add(("normalised_rows", layer), several.sum((1, 2)), activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        every, several = sums["rows"][:, None], sums["normalised_rows"][:, None]
-        normalised = sums["normalised"] / np.where(several > 0, several, np.nan)
-        return {"entropy_nats": sums["nats"] / every, "entropy_normalised": normalised}
+        rows = sums["rows"][:, None]
+        several = sums["normalised_rows"][:, None]
+        return {
+            "entropy_nats": sums["nats"] / rows,
+            "entropy_normalised": means_of(sums["normalised"], several),
+        }
 
 
 class AttentionByTokenType(Metric):
@@ -57,13 +68,16 @@ class AttentionByTokenType(Metric):
     axes = ("head", "key_type")
 
     def update(self, activations: Activations) -> None:
-        if activations.rows is None:
+        attention, layer = activations.attention, activations.layer
+        if attention is None:
             return
-        layer = activations.layer
-        self.add(("mass", layer), activations.rows.type_mass, activations)
-        self.add(("queries", layer), activations.tokens.counts, activations)
-        self.add(("pairs", layer), activations.rows.pairs, activations)
-        self.add(("uniform", layer), activations.rows.uniform, activations)
+        counted = attention.counted.to(attention.mass.dtype)
+        mass = (counted[:, None, None] @ attention.mass).squeeze(2)
+        queries = attention.counted.sum(1).double()
+        self.add(("mass", layer), mass, activations)
+        self.add(("queries", layer), queries, activations)
+        self.add(("pairs", layer), attention.pairs, activations)
+        self.add(("uniform", layer), attention.uniform, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
         occur = sums.whole["pairs"] > 0
@@ -71,11 +85,61 @@ class AttentionByTokenType(Metric):
         mass = sums["mass"][..., occur]
         uniform = sums["uniform"][:, None, occur]
         pairs = sums["pairs"][:, None, occur]
-        pairs = np.where(pairs > 0, pairs, np.nan)
+        types = KEY_TYPES[1 : 1 + len(occur)]
         return {
-            "key_type": np.array(KEY_TYPES[1:])[: len(occur)][occur],
+            "key_type": np.array(types)[occur],
             "mass": mass / queries,
-            "weight": mass / pairs,
+            "weight": means_of(mass, pairs),
             "uniform_mass": uniform / queries,
-            "uniform_weight": uniform / pairs,
+            "uniform_weight": means_of(uniform, pairs),
+        }
+
+
+class AttentionReceived(Metric):
+    """The attention that a key receives: its weight, averaged over the queries that see it (Gu et al. 2025, sec. 3.1).
+
+    Columns: layer, head, position (1 for the first token, up to 8; missing where it does not matter), key_type (all, or
+    a type of token), received in [0, 1], mean over such keys, with its 95 % interval; sink_rate in [0, 1], the share of
+    them that receive more than 0.3; and keys, how many there are. A key that no counted query sees is none. Made on
+    request.
+    """
+
+    name = "attention_received"
+    needs = frozenset({BLOCKS})
+    interval = "received"
+    limits = (0, 1)
+    counts = "keys"
+    axes = ("head", "position")
+    optional = ("head", "position")
+    on_request = True
+
+    def update(self, activations: Activations) -> None:
+        attention, layer = activations.attention, activations.layer
+        if attention is None:
+            return
+        visibility = attention.visibility
+        counted = attention.counted.double()
+        weights = attention.reduce(lambda block: block.received(counted))
+        # How many queries see each key: one number where all see all.
+        queries = visibility.over_queries(counted.unsqueeze(-1)).squeeze(-1)
+        share = weights.double() / queries.clamp_min(1).unsqueeze(1)
+        is_seen = (queries > 0).expand_as(visibility.keys.mask)
+        slots = slots_of(visibility.keys) * is_seen.unsqueeze(1)
+        slots = slots.transpose(1, 2)
+        is_sink = (share > SINK).double()
+        self.add(("received", layer), share @ slots, activations)
+        self.add(("sinks", layer), is_sink @ slots, activations)
+        self.add(("keys", layer), slots.sum(1), activations)
+
+    def rows(self, sums: LayerSums) -> Columns:
+        occur = with_all(sums.whole["keys"] > 0) > 0
+        received = with_all(sums["received"])[..., occur]
+        sinks = with_all(sums["sinks"])[..., occur]
+        keys = with_all(sums["keys"])[:, None, occur]
+        return {
+            "position": SLOT_POSITIONS[occur],
+            "key_type": SLOT_TYPES[occur],
+            "received": means_of(received, keys),
+            "sink_rate": means_of(sinks, keys),
+            "keys": keys.astype(int),
         }

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from clouds import OTHER, tokens_of
 from torch.nn import functional
 
-from analysis_lib.capture import attention_rows
+from analysis_lib.capture import AttentionWeights, Block, Visibility, attention_rows
 from analysis_lib.models import TOKEN_TYPES
 
 pytestmark = pytest.mark.kernels
@@ -14,6 +15,13 @@ pytestmark = pytest.mark.kernels
 UTTERANCES, HEADS, TOKENS, HEAD_DIM = 3, 2, 40, 8
 # How many scores are held at once: all; those of an utterance, and of a head; eleven rows; less than one row.
 ROOMS = (2**19, HEADS * TOKENS**2, TOKENS**2, 11 * TOKENS, 1)
+
+
+def of_earlier_keys(block: Block) -> torch.Tensor:
+    is_earlier = block.queries[:, None] > block.keys
+    shares = block.average(is_earlier.to(block.powers.dtype))
+    torch.testing.assert_close(shares, (block.weights * is_earlier).sum(-1))
+    return shares.sum(-1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -34,23 +42,29 @@ def test_rows_are_those_of_the_weights(dtype, seen, biased, sharpness, monkeypat
     mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()[None, None] if seen == "earlier" else mask
     kinds = torch.randint(len(TOKEN_TYPES), (UTTERANCES, TOKENS), generator=generator)
     kinds = functional.one_hot(kinds, len(TOKEN_TYPES)).transpose(1, 2).double()
-    counted = torch.rand(UTTERANCES, TOKENS, generator=generator) < 0.7
+    counted = (torch.rand(UTTERANCES, TOKENS, generator=generator) < 0.7).double()
 
     scores = query @ key.mT * HEAD_DIM**-0.5 + (bias if biased else 0)
     weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
     entropy = torch.special.entr(weights).sum(-1)
-    exact = weights @ value, entropy, torch.einsum("bhmn,btn,bm->bht", weights, kinds, counted.double())
+    mass, received = torch.einsum("bhmn,btn->bhmt", weights, kinds), torch.einsum("bhmn,bm->bhn", weights, counted)
+    exact = weights @ value, entropy, mass, received, weights.tril(-1).sum((2, 3))
 
     query, key, value, kinds = (one.to(dtype) for one in (query, key, value, kinds))
     bias, before = (None, None) if bias is None else (bias.to(dtype), bias.to(dtype, copy=True))
-    arguments = query, key, value, None if seen == "all" else mask, HEAD_DIM**-0.5, kinds, counted, bias
+    added = attention_rows.added_to_scores(None if seen == "all" else mask, bias, dtype)
+    softmax = attention_rows.Softmax(query, key, HEAD_DIM**-0.5, added, causal=seen == "earlier")
+    tokens = tokens_of([[OTHER] * TOKENS] * UTTERANCES)
+    attention = AttentionWeights(Visibility(tokens, tokens), HEADS, softmax.blocks)
     tolerance = 1e-12 if dtype is torch.float64 else 1e-4
     for room in ROOMS:
         monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
         for rows in (7, 64):
             monkeypatch.setattr(attention_rows, "CAUSAL_ROWS", rows)
-            found = attention_rows.attend_with_rows(*arguments, causal=seen == "earlier")
-            for one, expected in zip(found, exact, strict=True):
+            found = attention_rows.attend(softmax, value, kinds)
+            of_keys = attention.reduce(lambda block: block.received(counted))
+            backward = attention.reduce(of_earlier_keys)
+            for one, expected in zip((*found, of_keys, backward), exact, strict=True):
                 torch.testing.assert_close(one.double(), expected, rtol=tolerance, atol=tolerance)
             assert (found[1] >= 0).all()
     assert bias is None or torch.equal(bias, before)
@@ -61,7 +75,7 @@ def test_every_row_is_taken_once(room, monkeypatch):
     monkeypatch.setattr(attention_rows, "SCORES_AT_ONCE", room)
     query, taken = torch.zeros(UTTERANCES, HEADS, TOKENS, HEAD_DIM), torch.zeros(UTTERANCES, HEADS, TOKENS)
     for causal in (False, True):
-        for part in attention_rows._parts(query, TOKENS, causal):
+        for part in attention_rows.parts(query, TOKENS, causal):
             assert taken[part].numel() * TOKENS <= max(room, TOKENS)
             taken[part] += 1
     assert (taken == 2).all()

@@ -43,12 +43,13 @@ def test_a_model_that_does_not_call_the_interface_is_refused(layers):
 
 def rescaled(monkeypatch, error: float, dtypes=(torch.float32, torch.float64)) -> None:
     """Plant an error in the capture: attention of these precisions is computed with a scaling that is slightly off."""
-    right = interface.attend_with_rows
+    right = interface.attend
 
-    def wrong(query, key, value, mask, scaling, *args):
-        return right(query, key, value, mask, scaling * (1 + error * (query.dtype in dtypes)), *args)
+    def wrong(softmax, *args):
+        softmax.scaling *= 1 + error * (softmax.query.dtype in dtypes)
+        return right(softmax, *args)
 
-    monkeypatch.setattr(interface, "attend_with_rows", wrong)
+    monkeypatch.setattr(interface, "attend", wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

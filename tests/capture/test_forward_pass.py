@@ -78,7 +78,7 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
         )
         weights = expected.attentions[layer - 1]
         torch.testing.assert_close(
-            activations.rows.entropy.transpose(1, 2)[batch.tokens.mask],
+            activations.attention.entropy.transpose(1, 2)[batch.tokens.mask],
             torch.special.entr(weights).sum(-1).transpose(1, 2)[batch.tokens.mask],
             **close,
         )
@@ -86,8 +86,13 @@ def test_what_is_captured_is_what_the_model_computes(loaded, texts):
         scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
         scores = scores.masked_fill(~batch.tokens.mask[:, None, None], -math.inf)
         torch.testing.assert_close(scores.softmax(-1), weights, **close)
-        mass = torch.einsum("bhqk,btk,bq->bht", weights, batch.tokens.type_masks.double(), batch.tokens.mask.double())
-        torch.testing.assert_close(activations.rows.type_mass, mass, **close)
+        mass = torch.einsum("bhqk,btk->bhqt", weights, batch.tokens.type_masks.double())
+        found = activations.attention.mass
+        torch.testing.assert_close(found.transpose(1, 2)[batch.tokens.mask], mass.transpose(1, 2)[batch.tokens.mask])
+        for block in activations.attention.blocks():
+            torch.testing.assert_close(block.weights, weights[block.part], **close)
+        of_keys = activations.attention.reduce(lambda block: block.received(batch.tokens.mask.double()))
+        torch.testing.assert_close(of_keys, torch.einsum("bhqk,bq->bhk", weights, batch.tokens.mask.double()), **close)
 
 
 def test_queries_keys_and_values_are_those_of_the_projections(loaded):
@@ -197,10 +202,10 @@ def test_only_what_is_needed_is_captured(loaded):
     batch = batch_of(loaded, SHORT)
     layers = captured(loaded, batch, frozenset({"hidden"}))
     assert [set(activations.spaces) for activations in layers] == [{"hidden"}] * 4
-    assert all(activations.rows is None for activations in layers)
+    assert all(activations.attention is None for activations in layers)
     layers = captured(loaded, batch, frozenset({"key", WEIGHTS}))
     assert [set(activations.spaces) for activations in layers] == [set()] + [{"key"}] * 3
-    assert all(activations.rows is not None for activations in layers[1:])
+    assert all(activations.attention is not None for activations in layers[1:])
     assert all(activations.scores is None for activations in layers)
 
 
@@ -212,7 +217,7 @@ def test_only_what_is_needed_is_captured_of_other_models(other):
     layers = captured(loaded, batch, frozenset({"key", SCORES}))
     assert [set(activations.spaces) for activations in layers] == [{"key"} if a else set() for a in attending]
     assert [activations.scores is not None for activations in layers] == attending
-    assert all(activations.rows is None for activations in layers)
+    assert all(activations.attention is None for activations in layers)
     assert any(attending) == loaded.layout.has_attention
 
 
@@ -254,14 +259,15 @@ def test_a_bert_that_is_a_decoder_is_measured_over_the_pairs_that_it_allows():
             weights = eager(loaded, batch).attentions[layer] * real[:, None, :, None]
             assert (weights > 0).equal(lower[:, None].expand_as(weights))
             assert activations.scores.visibility.causal
-            rows = activations.rows
+            rows = activations.attention
             torch.testing.assert_close(rows.keys[real], lower.sum(-1)[real].double())
             kinds = batch.tokens.type_masks.double()
             torch.testing.assert_close(rows.pairs, torch.einsum("bmn,btn->bt", lower.double(), kinds))
             torch.testing.assert_close(
                 rows.entropy.transpose(1, 2)[real], torch.special.entr(weights).sum(-1).transpose(1, 2)[real]
             )
-            torch.testing.assert_close(rows.type_mass, torch.einsum("bhmn,btn->bht", weights, kinds))
+            mass = torch.einsum("bhmn,btn->bhmt", weights, kinds).transpose(1, 2)
+            torch.testing.assert_close(rows.mass.transpose(1, 2)[real], mass[real])
             query, key = (activations.spaces[name].values for name in ("query", "key"))
             scores = torch.einsum("bhme,bhne,bmn,btn->bht", query, key, lower.double(), kinds)
             torch.testing.assert_close(sum(activations.scores.terms.values()), scores)
@@ -272,6 +278,6 @@ def test_shapes_are_enforced_while_tests_run():
     with pytest.raises(jaxtyping.TypeCheckError):
         Vectors(values[0], tokens_of([[3, 3, 3]]))
     with pytest.raises(jaxtyping.TypeCheckError):
-        attention_rows.attend_with_rows(values, values, values, None, 0.5, torch.zeros(2, 4, 5), torch.ones(2, 3) > 0)
+        attention_rows.attend(attention_rows.Softmax(values, values, 0.5), values, torch.zeros(2, 4, 5))
     with pytest.raises(jaxtyping.TypeCheckError):
         Tokens(torch.ones(2, 3) > 0, torch.zeros(2, 4).long(), (0, 0))

@@ -70,7 +70,7 @@ def by_text(found: list[Activations], corpus: Corpus) -> list[dict[int, tuple]]:
             continue
         for place, group in enumerate(layer.tokens.groups):
             mask = layer.tokens.mask[place]
-            rows = None if layer.rows is None else layer.rows.entropy[place][:, mask]
+            rows = None if layer.attention is None else layer.attention.entropy[place][:, mask]
             texts[groups.index(group)][layer.layer] = layer.spaces["hidden"].values[place, 0][mask], rows
     return texts
 
@@ -154,7 +154,8 @@ def weights_of(name: str, replace: Replace | None) -> list[torch.Tensor]:
 
 def entropies(name: str, replace: Replace) -> torch.Tensor:
     found = changed(loaded(name), corpus_of(name), replace)
-    return torch.cat([layer.rows.entropy.flatten()[layer.rows.entropy.flatten() > 0] for layer in found if layer.rows])
+    entropies = torch.cat([layer.attention.entropy.flatten() for layer in found if layer.attention])
+    return entropies[entropies > 0]
 
 
 @pytest.mark.parametrize(("name", "rotary"), [("bert", False), ("gpt2", False), ("vit", False), ("llama", True)])
@@ -389,9 +390,9 @@ def test_every_site_of_other_architectures_can_be_taken_away(name, site):
     )
     alike = name in ("segformer", "self_attention", "albert") and site in ("key_side", "attention_input")
     for layer in found:
-        if layer.rows is not None and (alike or (site == "key" and name != "beit")):
-            entropy, counted = layer.rows.entropy.transpose(1, 2), layer.tokens.counted
-            expected = layer.rows.keys[counted].log().unsqueeze(1).expand_as(entropy[counted])
+        if layer.attention is not None and (alike or (site == "key" and name != "beit")):
+            entropy, counted = layer.attention.entropy.transpose(1, 2), layer.tokens.counted
+            expected = layer.attention.keys[counted].log().unsqueeze(1).expand_as(entropy[counted])
             torch.testing.assert_close(entropy[counted], expected, rtol=1e-9, atol=1e-9)
 
 
@@ -403,10 +404,10 @@ def test_attention_to_the_encoder_changes_through_the_residual_stream_alone():
         [layer for layer in changed(loaded("t5"), corpus, arm) if layer.stack == "cross"] for arm in arms
     )
     for one, other in zip(plain_one, after, strict=True):
-        assert torch.equal(one.rows.entropy, other.rows.entropy)
+        assert torch.equal(one.attention.entropy, other.attention.entropy)
     for one, other in zip(plain_one, before, strict=True):
         last = one.layer == max(layer.layer for layer in plain_one)
-        assert torch.equal(one.rows.entropy, other.rows.entropy) != last
+        assert torch.equal(one.attention.entropy, other.attention.entropy) != last
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -9,9 +9,11 @@ from clouds import CLS, OTHER, SEP, accumulated, activations_of, seeds, tokens_o
 from hypothesis import given
 
 from analysis_lib import load_corpus, measure, metrics
-from analysis_lib.capture import Activations, AttentionRows, Received
+from analysis_lib.capture import Activations, AttentionWeights, Block, Visibility
 from analysis_lib.measurement.comparison import Comparison
-from analysis_lib.metrics.sinks import BINS, GAP, POSITIONS, SINK, norm_bins, separating_bin
+from analysis_lib.metrics.attention import SINK
+from analysis_lib.metrics.norms import BINS, GAP, norm_bins, separating_bin
+from analysis_lib.metrics.slots import POSITIONS
 
 COLUMNS = ["layer", "head", "position", "key_type", "received", "ci_low", "ci_high", "sink_rate", "keys"]
 
@@ -68,12 +70,11 @@ def test_received_is_that_of_the_pairs(architecture):
 def test_a_planted_sink_is_found():
     """Two texts of three and two tokens, in which every query gives the first key 0.9."""
     tokens = tokens_of([[CLS, OTHER, SEP], [CLS, SEP]])
-    weights = torch.tensor([[[2.7, 0.2, 0.1]], [[1.8, 0.2, 0.0]]], dtype=torch.float64)
-    queries = torch.tensor([[3.0], [2.0]]).double().expand(2, 3) * tokens.mask
-    nothing = torch.zeros(2, 1, 3).double()
-    rows = AttentionRows(nothing, torch.zeros(2, 1, 6).double(), *(torch.zeros(2, n).double() for n in (3, 6, 6)))
-    rows.received = Received(weights, queries, tokens)
-    table = accumulated(metrics.AttentionReceived(), Activations(1, "blocks", "layer.0", tokens, rows=rows)).table()
+    row = torch.tensor([[0.9, 0.2 / 3, 0.1 / 3], [0.9, 0.1, 0.0]], dtype=torch.float64)
+    block = Block((slice(0, 2), slice(0, 1), slice(0, 3)), 3, row[:, None, None].expand(2, 1, 3, 3))
+    attention = AttentionWeights(Visibility(tokens, tokens), 1, lambda: [block])
+    layer = Activations(1, "blocks", "layer.0", tokens, attention=attention)
+    table = accumulated(metrics.AttentionReceived(), layer).table()
     by_type = table[table["position"].isna()].set_index("key_type")
     assert by_type.loc["cls", ["received", "sink_rate", "keys"]].tolist() == pytest.approx([0.9, 1, 2])
     assert by_type.loc["all", "received"] == pytest.approx((0.9 + 0.2 / 3 + 0.1 / 3 + 0.9 + 0.1) / 5)

@@ -12,8 +12,8 @@ from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, shown
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import Tables, TableSet, grouped
+from analysis_lib.metrics.attention import SINK
 from analysis_lib.metrics.intervals import Estimate
-from analysis_lib.metrics.sinks import SINK
 
 VERSION = 2
 # What is measured for it, in one pass; what cannot be had of a model is left out.

@@ -1,4 +1,4 @@
-"""Which keys draw attention to themselves, and which tokens have long vectors: by position, and by type of token."""
+"""Which tokens have long vectors: by position, and by type of token."""
 
 from collections.abc import Mapping
 
@@ -8,14 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from analysis_lib.capture import RECEIVED, Activations, Tokens
-from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name
-from analysis_lib.models import TOKEN_TYPES
+from analysis_lib.capture import Activations
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric, Name, means_of
+from analysis_lib.metrics.slots import SLOT_POSITIONS, SLOT_TYPES, slots_of, with_all
 
-# How much attention makes a key a sink, on average over the queries that see it (Gu et al. 2025, sec. 3.1).
-SINK = 0.3
-# From the first token on.
-POSITIONS = 8
 # Norms are counted by their logarithm: bins of 1.1 %, whose middle is at most 0.55 % off, from 2⁻¹⁶ to 2²⁴. Sums are
 # kept by octave, of which the norms of a layer reach into few: those of all octaves by group would be too large.
 PER_OCTAVE, LOWEST, HIGHEST = 64, -16, 24
@@ -24,66 +20,6 @@ BINS = PER_OCTAVE * (HIGHEST - LOWEST)
 GAP = 2.0
 # Of the squared norm of spikes, the part from which a dimension is named.
 LEAST_SHARE = 0.05
-
-
-def _slots(tokens: Tokens) -> Float[Tensor, "utterance slot token"]:
-    """1 where a token is at one of the first positions, or of a type, in this order; else 0."""
-    place = functional.one_hot((tokens.mask.cumsum(1) * tokens.mask).clamp_max(POSITIONS + 1), POSITIONS + 2)
-    return torch.cat([place[..., 1:-1].transpose(1, 2).double(), tokens.type_masks.double()], 1)
-
-
-def _with_all(sums: np.ndarray, axis: int = -1) -> np.ndarray:
-    """The sums by slot, after those over all tokens, whatever their type."""
-    of_types = np.take(sums, range(POSITIONS, sums.shape[axis]), axis)
-    return np.concatenate([of_types.sum(axis, keepdims=True), sums], axis)
-
-
-# Of all tokens and of each slot: the position, 0 for any, and the type of token.
-SLOT_POSITIONS = np.array([0, *range(1, POSITIONS + 1), *[0] * len(TOKEN_TYPES)])
-SLOT_TYPES = np.array(["all"] * (1 + POSITIONS) + [*TOKEN_TYPES])
-
-
-class AttentionReceived(Metric):
-    """The attention that a key receives: its weight, averaged over the queries that see it (Gu et al. 2025, sec. 3.1).
-
-    Columns: layer, head, position (1 for the first token, up to 8; missing where it does not matter), key_type (all, or
-    a type of token), received in [0, 1], mean over such keys, with its 95 % interval; sink_rate in [0, 1], the share of
-    them that receive more than 0.3; and keys, how many there are. A key that no counted query sees is none. Made on
-    request.
-    """
-
-    name = "attention_received"
-    needs = frozenset({RECEIVED})
-    interval = "received"
-    limits = (0, 1)
-    counts = "keys"
-    axes = ("head", "position")
-    optional = ("head", "position")
-    on_request = True
-
-    def update(self, activations: Activations) -> None:
-        if activations.rows is None or (found := activations.rows.received) is None:
-            return
-        layer, queries = activations.layer, found.queries.expand(found.weights.shape[::2])
-        share = found.weights.double() / queries.clamp_min(1).unsqueeze(1)
-        slots = (_slots(found.keys) * (queries > 0).unsqueeze(1)).transpose(1, 2)
-        self.add(("received", layer), share @ slots, activations)
-        self.add(("sinks", layer), (share > SINK).double() @ slots, activations)
-        self.add(("keys", layer), slots.sum(1), activations)
-
-    def rows(self, sums: LayerSums) -> Columns:
-        occur = _with_all(sums.whole["keys"] > 0) > 0
-        received = _with_all(sums["received"])[..., occur]
-        sinks = _with_all(sums["sinks"])[..., occur]
-        keys = _with_all(sums["keys"])[:, None, occur]
-        several = np.where(keys > 0, keys, np.nan)
-        return {
-            "position": SLOT_POSITIONS[occur],
-            "key_type": SLOT_TYPES[occur],
-            "received": received / several,
-            "sink_rate": sinks / several,
-            "keys": keys.astype(int),
-        }
 
 
 def separating_bin(counts: Int[np.ndarray, " bin"]) -> int | None:
@@ -101,13 +37,15 @@ def separating_bin(counts: Int[np.ndarray, " bin"]) -> int | None:
     above = occupied[occupied >= median_bin(counts)]
     widths = np.diff(above)
     # One bin wider: norms at the near ends of both bins are as far apart.
-    wide = len(widths) > 0 and widths.max() > PER_OCTAVE * np.log2(GAP)
-    return int(above[widths.argmax() + 1]) if wide else None
+    if not len(widths) or widths.max() <= PER_OCTAVE * np.log2(GAP):
+        return None
+    return int(above[widths.argmax() + 1])
 
 
 def median_bin(counts: Int[np.ndarray, " bin"]) -> int:
     """The bin of the median, of an even number the lower one."""
-    return int(np.searchsorted(counts.cumsum(), (counts.sum() + 1) // 2))
+    rank = (counts.sum() + 1) // 2
+    return int(np.searchsorted(counts.cumsum(), rank))
 
 
 def median_norm(counts: Int[np.ndarray, "*slot bin"]) -> Float[np.ndarray, "*slot"]:
@@ -141,22 +79,25 @@ def _norm_of_rank(
     Args:
         up_to: how many norms there are up to each bin.
     """
-    place = (up_to >= rank[..., None]).argmax(-1)
-    inside = np.take_along_axis(counts, place[..., None], -1)[..., 0]
-    before = np.take_along_axis(up_to, place[..., None], -1)[..., 0] - inside
-    share = (rank - 0.5 - before) / np.where(inside > 0, inside, np.nan)
-    return _norm(place + share - 0.5)
+    reaches = up_to >= rank[..., None]
+    place = reaches.argmax(-1, keepdims=True)
+    inside = np.take_along_axis(counts, place, -1)[..., 0]
+    before = np.take_along_axis(up_to, place, -1)[..., 0] - inside
+    share = means_of(rank - 0.5 - before, inside)
+    return _norm(place[..., 0] + share - 0.5)
 
 
 def _norm(place: np.ndarray | np.integer | int) -> np.ndarray:
     """The middle of a bin."""
-    return np.asarray(2.0 ** (LOWEST + (np.asarray(place) + 0.5) / PER_OCTAVE))
+    octaves = (np.asarray(place) + 0.5) / PER_OCTAVE
+    return np.asarray(2.0 ** (LOWEST + octaves))
 
 
 def norm_bins(norms: Float[Tensor, "*place"]) -> Int[Tensor, "*place"]:
     """The bins in which norms are counted."""
-    place = (norms.double().log2() - LOWEST) * PER_OCTAVE
-    return place.nan_to_num(0, BINS - 1, 0).floor().clamp(0, BINS - 1).long()
+    octaves = norms.double().log2() - LOWEST
+    place = (octaves * PER_OCTAVE).nan_to_num(0, BINS - 1, 0)
+    return place.floor().clamp(0, BINS - 1).long()
 
 
 class TokenNorms(Metric):
@@ -186,24 +127,33 @@ class TokenNorms(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        if (hidden := activations.spaces.get("hidden")) is None:
+        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        if hidden is None:
             return
-        norms, runs, layer = hidden.norms[:, 0], hidden.tokens.runs, activations.layer
-        bins, slots = norm_bins(norms), _slots(hidden.tokens) * (norms != 0).unsqueeze(1)
-        octaves, place = (bins // PER_OCTAVE).unique(return_inverse=True)
-        run = torch.tensor([i for i, (_, rows) in enumerate(runs) for _ in range(rows.start, rows.stop)])
-        where = run.to(bins.device)[:, None, None], torch.arange(slots.shape[1], device=bins.device)[:, None]
-        where += place.unsqueeze(1), bins.unsqueeze(1) % PER_OCTAVE
+        norms = hidden.norms[:, 0]
+        slots = slots_of(hidden.tokens) * (norms != 0).unsqueeze(1)
+        bins = norm_bins(norms)
+        octaves, octave_places = (bins // PER_OCTAVE).unique(return_inverse=True)
+        sizes = [rows.stop - rows.start for _, rows in hidden.tokens.runs]
+        run_of_text = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        slot_numbers = torch.arange(slots.shape[1], device=bins.device)
+        where = (
+            run_of_text.to(bins.device)[:, None, None],
+            slot_numbers[:, None],
+            octave_places.unsqueeze(1),
+            bins.unsqueeze(1) % PER_OCTAVE,
+        )
+        shape = len(sizes), slots.shape[1], len(octaves), PER_OCTAVE
         # Sums of ones are the same in any order.
-        counts = slots.new_zeros(len(runs), slots.shape[1], len(octaves), PER_OCTAVE)
-        counts.index_put_(where, slots, accumulate=True)
+        counts = slots.new_zeros(shape).index_put_(where, slots, accumulate=True)
         self.add_runs(("tokens", layer), counts.sum((2, 3)), activations)
-        for i, octave in enumerate(octaves.tolist()):
-            if counts[:, :, i].any():
-                self.add_runs(("norms", octave, layer), counts[:, :, i], activations)
+        for octave, of_octave in zip(octaves.tolist(), counts.unbind(2), strict=True):
+            if of_octave.any():
+                self.add_runs(("norms", octave, layer), of_octave, activations)
 
     def rows(self, sums: LayerSums) -> Columns:
-        counts, whole = self._by_bin(sums), self._by_bin(sums.whole)
+        counts = self._by_bin(sums)
+        whole = self._by_bin(sums.whole)
         occur = whole.any(-1)
         counts = counts[:, occur]
         multiple = np.array(np.nan)
@@ -212,7 +162,8 @@ class TokenNorms(Metric):
         first = separating_bin(whole[0])
         if first is not None:
             below = np.flatnonzero(whole[0, :first])[-1]
-            multiple = np.sqrt(_norm(first) * _norm(below)) / median_norm(whole[:1])
+            middle = np.sqrt(_norm(first) * _norm(below))
+            multiple = middle / median_norm(whole[:1])
             spikes = counts[..., first:].sum(-1)
         largest = [np.flatnonzero(of_slot)[-1] for of_slot in whole[occur]]
         return {
@@ -229,12 +180,14 @@ class TokenNorms(Metric):
     def _by_bin(sums: Mapping[Name, np.ndarray]) -> Int[np.ndarray, "*replicate slot bin"]:
         """How many norms each bin holds, of all tokens and of each slot."""
         tokens = sums["tokens"]
-        counts = np.zeros((*tokens.shape, BINS // PER_OCTAVE, PER_OCTAVE), int)
+        shape = *tokens.shape, BINS // PER_OCTAVE, PER_OCTAVE
+        counts = np.zeros(shape, int)
         for name in sums:
             if name != "tokens":
                 octave = name[1]
                 counts[..., octave, :] = sums[name]
-        return _with_all(counts.reshape(*tokens.shape, BINS), -2)
+        counts = counts.reshape(*tokens.shape, BINS)
+        return with_all(counts, -2)
 
 
 class SpikeDimensions(Metric):
@@ -251,25 +204,36 @@ class SpikeDimensions(Metric):
     on_request = True
 
     def update(self, activations: Activations) -> None:
-        if (hidden := activations.spaces.get("hidden")) is None:
+        hidden, layer = activations.spaces.get("hidden"), activations.layer
+        if hidden is None:
             return
-        bins, counted = norm_bins(hidden.norms[:, 0]), hidden.norms[:, 0] != 0
-        octaves = functional.one_hot(bins // PER_OCTAVE, BINS // PER_OCTAVE).double()
-        squares = torch.where(counted.unsqueeze(-1), hidden.values[:, 0], 0).double().square()
-        self.add_whole(("tokens", activations.layer), torch.bincount(bins[counted], minlength=BINS))
-        self.add_whole(("squares", activations.layer), ((octaves * counted.unsqueeze(-1)).mT @ squares).sum(0))
+        norms = hidden.norms[:, 0]
+        counted = (norms != 0).unsqueeze(-1)
+        bins = norm_bins(norms)
+        tokens = torch.bincount(bins[norms != 0], minlength=BINS)
+        octaves = functional.one_hot(bins // PER_OCTAVE, BINS // PER_OCTAVE)
+        octaves = octaves.double() * counted
+        values = torch.where(counted, hidden.values[:, 0], 0)
+        squares = octaves.mT @ values.double().square()
+        self.add_whole(("tokens", layer), tokens)
+        self.add_whole(("squares", layer), squares.sum(0))
 
     def rows(self, sums: LayerSums) -> Columns:
         counts = sums.whole["tokens"].astype(int)
         first = separating_bin(counts)
         if first is None:
             nothing = np.zeros(0)
-            return {"dimension": nothing.astype(int), "share": nothing, "rms": nothing}
+            none = nothing.astype(int)
+            return {"dimension": none, "share": nothing, "rms": nothing}
         # A range as wide as an octave holds the beginning of one: sums by octave tell the spikes
         # from the others.
         squares = sums.whole["squares"][first // PER_OCTAVE :].sum(0)
         share = squares / max(squares.sum(), 1e-300)
         order = np.argsort(-share, kind="stable")
         largest = order[share[order] >= LEAST_SHARE]
-        rms = np.sqrt(squares[largest] / counts[first:].sum())
-        return {"dimension": largest, "share": share[largest], "rms": rms}
+        spikes = counts[first:].sum()
+        return {
+            "dimension": largest,
+            "share": share[largest],
+            "rms": np.sqrt(squares[largest] / spikes),
+        }
