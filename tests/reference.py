@@ -29,6 +29,8 @@ PUNCTUATION = (",", ".", "，", "．", "、", "。", "،", "।")
 
 # By the name of each table of the reference, its columns; and the tables that need no attention.
 COLUMNS: dict[str, list[str]] = {}
+# Those that are made on request alone.
+ON_REQUEST: dict[str, list[str]] = {}
 OF_HIDDEN_STATES: list[str] = []
 # What a row of a table is about.
 KEYS = ("space", "layer", "head", "dimension", "token_type", "key_type", "term")
@@ -716,11 +718,11 @@ def _token_types(family: Family, model: nn.Module, step: Step, count: int) -> np
 # --- The tables -----------------------------------------------------------------------------------
 
 
-def table(columns: str, of_hidden_states: bool = False) -> Callable[[Callable], Callable]:
+def table(columns: str, of_hidden_states: bool = False, on_request: bool = False) -> Callable[[Callable], Callable]:
     """Mark a method of the reference that makes the table of its name, with these columns."""
 
     def marked(method: Callable) -> Callable:
-        COLUMNS[method.__name__] = columns.split()
+        (ON_REQUEST if on_request else COLUMNS)[method.__name__] = columns.split()
         if of_hidden_states:
             OF_HIDDEN_STATES.append(method.__name__)
         return method
@@ -1091,6 +1093,23 @@ class Reference:
                         row |= {"mass": np.concatenate(masses).mean(), "weight": weight, "ci_low": low, "ci_high": high}
                         row["uniform_mass"] = np.concatenate(even_masses).mean()
                         rows.append({**row, "uniform_weight": np.concatenate(even).mean()})
+        return pd.DataFrame(rows)
+
+    @table("layer head distance ci_low ci_high", on_request=True)
+    def attention_distance(self) -> pd.DataFrame:
+        """Mean distance of a query to its keys, weighted by attention, where these are the tokens of the queries."""
+        rows = []
+        for layer in self.attending:
+            queries, keys = self._attentions(layer)[0].allowed.shape
+            for head in self._heads(layer) if queries == keys else ():
+                distances = []
+                for attention in self._attentions(layer):
+                    positions = np.arange(len(attention.key_types))
+                    apart = np.abs(np.subtract.outer(np.flatnonzero(attention.counted), positions))
+                    weights = attention.weights[head, attention.counted]
+                    distances.append((weights * apart).sum(1) / weights.sum(1))
+                value, low, high = self._mean_interval(distances, range_=(0, math.inf), every=True)
+                rows.append({"layer": layer, "head": head + 1, "distance": value, "ci_low": low, "ci_high": high})
         return pd.DataFrame(rows)
 
     @table("layer dimension token_type mean", of_hidden_states=True)

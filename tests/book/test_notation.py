@@ -57,6 +57,7 @@ def given():
         ("qk_alignment", "layer == 1 and head == 2", ["dot", "cosine"]),
         ("attention_entropy", "layer == 1 and head == 2", ["entropy_nats", "entropy_normalised"]),
         ("attention_by_token_type", "layer == 1 and head == 2 and key_type == 'punct'", ["mass", "weight"]),
+        ("attention_distance", "layer == 1 and head == 2", ["distance"]),
         ("isotropy", "space == 'hidden' and layer == 0", ["deviations", "effective_dimension", "isoscore"]),
     ],
 )

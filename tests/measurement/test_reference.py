@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import reference
 import tiny
-from reference import COLUMNS, KEYS, assert_agree
+from reference import COLUMNS, KEYS, ON_REQUEST, assert_agree
 
 from analysis_lib import load_corpus, load_model, measure
 from analysis_lib.capture import attention_rows
@@ -136,6 +136,18 @@ def test_every_architecture(name, special_tokens, tiny_folder):
     expected = complete(naive.tables())
     assert set(expected["attention_by_token_type"]["key_type"]) == {"cls", "sep", "punct", "other"}
     assert_agree(tables, expected, FLOAT64)
+
+
+@pytest.mark.parametrize("metric", ON_REQUEST)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "deberta-v3", "canine", "qwen3"])
+def test_what_is_made_on_request(name, metric, tiny_folder):
+    folder = tiny_folder(name)
+    corpus = Corpus("texts", (*tiny.TEXTS[:5], LONG[0]))
+    model = load_model(str(folder), dtype="float64")
+    naive = reference.Reference(folder, corpus.texts, max_length=model.max_length)
+    expected = getattr(naive, metric)()
+    assert list(expected.columns) == ON_REQUEST[metric]
+    assert_agree(measure(model, corpus, metric, progress=False), {metric: expected}, FLOAT64)
 
 
 def beginnings() -> Corpus:

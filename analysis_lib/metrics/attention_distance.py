@@ -1,0 +1,51 @@
+"""How far away the keys are that a query attends to."""
+
+import pandas as pd
+from torch import Tensor
+
+from analysis_lib.capture import BLOCKS, Activations, Block
+from analysis_lib.errors import AnalysisError
+from analysis_lib.metrics.accumulator import Columns, LayerSums, Metric
+
+
+class AttentionDistance(Metric):
+    """Mean distance, in tokens, between a query and the keys that it attends to.
+
+    For query m of a head it is Σ_n α_mn |m − n| / Σ_n α_mn over the keys n of its text, a mean weighted by attention
+    (Vig & Belinkov 2019; Dosovitskiy et al. 2021, sec. 4.5, in pixels). The denominator is 1 but for a learnt
+    sink, which has no place. Columns: layer, head, and distance, the mean over queries, with its 95 % interval: 0 where
+    each token attends to itself. Distances are those in the order of the tokens, in an image along its rows of patches.
+    An attention whose keys are not the tokens of its queries, such as that of a decoder to an encoder, has no row. Made
+    on request: weights are formed once more.
+    """
+
+    name = "attention_distance"
+    needs = frozenset({BLOCKS})
+    axes = ("head",)
+    interval = "distance"
+    limits = (0, float("inf"))
+    on_request = True
+
+    def update(self, activations: Activations) -> None:
+        attention, layer = activations.attention, activations.layer
+        if attention is None or not attention.is_to_itself:
+            return
+        counted = attention.counted.double()
+
+        def distances(block: Block) -> Tensor:
+            apart = (block.queries[:, None] - block.keys).abs()
+            return (block.average(apart) * block.of_queries(counted)).sum(-1)
+
+        self.add(("distance", layer), attention.reduce(distances), activations)
+        self.add(("queries", layer), counted.sum(1), activations)
+
+    def table(self) -> pd.DataFrame:
+        if not self.sums:
+            raise AnalysisError(
+                "attention_distance: no layer has keys that are the tokens of its queries, so that "
+                "there is no distance: leave it out"
+            )
+        return super().table()
+
+    def rows(self, sums: LayerSums) -> Columns:
+        return {"distance": sums["distance"] / sums["queries"][:, None]}
