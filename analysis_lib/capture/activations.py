@@ -78,7 +78,12 @@ class CurrentLayer:
         encoded: the tokens of the latest stack that attends to no other.
     """
 
-    def __init__(self, batch: Batch, needs: frozenset[str], changes: Changes | None = None):
+    def __init__(
+        self,
+        batch: Batch,
+        needs: frozenset[str],
+        changes: Changes | None = None,
+    ):
         self.batch = batch
         self.changes = Changes(()) if changes is None else changes
         self.needs = needs
@@ -88,21 +93,34 @@ class CurrentLayer:
         self._unpadded: dict[tuple[int, tuple[str, ...]], Tokens] = {}
         self._visibilities: dict[tuple, tuple[Tensor | None, Visibility, Tensor | None]] = {}
 
-    def changed(self, where: str, values: Tensor, tokens: Tokens | None = None) -> Tensor:
+    def changed(
+        self,
+        where: str,
+        values: Tensor,
+        tokens: Tokens | None = None,
+    ) -> Tensor:
         """The vectors of a site of the current layer, after what is changed there.
 
         Args:
             tokens: what they stand for, if not for the tokens of the layer.
         """
-        tokens = (tokens or self.activations.tokens).on(values.device)
-        return self.changes.apply(where, self.activations.layer, values, tokens, lambda: self.batch.checksum)
+        tokens = tokens or self.activations.tokens
+        return self.changes.apply(
+            where,
+            self.activations.layer,
+            values,
+            tokens.on(values.device),
+            lambda: self.batch.checksum,
+        )
 
     def tokens_of(self, count: int) -> Tokens:
         """What the keys of the layer, or vectors that it gives out, stand for, of which there are ``count``."""
         if self.activations.stack == CROSS:
             return self.encoded
         tokens = self.activations.tokens
-        return tokens if count == tokens.mask.shape[1] else self.unpadded(count)
+        if count == tokens.mask.shape[1]:
+            return tokens
+        return self.unpadded(count)
 
     def unpadded(self, count: int, leading: Sequence[str] = ()) -> Tokens:
         """Tokens without padding; the same object for the same numbers."""
@@ -115,30 +133,51 @@ class CurrentLayer:
         """Hidden vectors, of shape utterance x token x width, as vectors of one head."""
         # Post-norm attention reads the hidden vectors of the layer before: their sums are computed already.
         known = self._previous
-        if known is None or known.tokens is not tokens or known.values.data_ptr() != values.data_ptr():
-            self._previous = Vectors(wide(values).unsqueeze(1), tokens)
+        is_known = known is not None and known.tokens is tokens
+        if not is_known or known.values.data_ptr() != values.data_ptr():
+            one_head = wide(values).unsqueeze(1)
+            self._previous = Vectors(one_head, tokens)
         return self._previous
 
-    def take(self, query: Tensor, key: Tensor, value: Tensor, key_input: Tensor | None, visibility: Visibility) -> None:
+    def take(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_input: Tensor | None,
+        visibility: Visibility,
+    ) -> None:
         """Record the vectors of the layer's attention that are needed; what keys are made from may not be known."""
-        spaces, keys = self.activations.spaces, visibility.keys
-        for name, values in (("query", query), ("key", key), ("value", value)):
-            if name in self.needs:
-                spaces[name] = Vectors(values, visibility.queries if name == "query" else keys)
+        spaces = self.activations.spaces
+        keys = visibility.keys
+        if "query" in self.needs:
+            spaces["query"] = Vectors(query, visibility.queries)
+        if "key" in self.needs:
+            spaces["key"] = Vectors(key, keys)
+        if "value" in self.needs:
+            spaces["value"] = Vectors(value, keys)
         if "attention_input" in self.needs and key_input is not None:
             spaces["attention_input"] = self.vectors(key_input, keys)
         self.activations.attended = True
 
-    def visibility(self, mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[Visibility, Tensor | None]:
+    def visibility(
+        self,
+        mask: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+    ) -> tuple[Visibility, Tensor | None]:
         """Which keys each query sees, and the mask without empty rows; computed once for a mask that layers share.
 
         Where a model lies on several devices, the layers of all but the first have copies of the mask, each its own.
         """
-        tokens, keys = (part.on(query.device) for part in (self.activations.tokens, self.tokens_of(key.shape[2])))
+        tokens = self.activations.tokens.on(query.device)
+        keys = self.tokens_of(key.shape[2]).on(query.device)
         place = (id(mask), id(tokens), id(keys))
         if place not in self._visibilities:
-            # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
-            filled = None if mask is None else mask | ~mask.any(-1, keepdim=True)
+            filled = mask
+            if mask is not None:
+                # A padded query of local attention may see no key at all, and the softmax of an empty row is NaN.
+                filled = mask | ~mask.any(-1, keepdim=True)
             visibility = Visibility.from_mask(mask, tokens, keys)
             if len(self._visibilities) == MASKS_KEPT:
                 del self._visibilities[next(iter(self._visibilities))]

@@ -34,56 +34,91 @@ class HookedAttention:
 
     def attach(self, module: nn.Module, spec: Attention) -> RemovableHandle:
         """Attach the hook on the attention weights of a module; the caller removes the handle."""
-        return module.get_submodule(spec.weights).register_forward_pre_hook(partial(self._capture, module, spec))
+        dropout = module.get_submodule(spec.weights)
+        return dropout.register_forward_pre_hook(partial(self._capture, module, spec))
 
-    def _capture(self, module: nn.Module, spec: Attention, _dropout: nn.Module, args: tuple) -> None:
+    def _capture(
+        self,
+        module: nn.Module,
+        spec: Attention,
+        _dropout: nn.Module,
+        args: tuple,
+    ) -> None:
         """Called with the weights on their way into dropout; the hooks on projections have seen the rest by then."""
-        layer, call = self.layer, self.projections.call
+        layer = self.layer
+        call = self.projections.call
         heads = getattr(module, spec.heads)
         query, key, value = projected_by_head(module, spec, call.projected, heads)
-        self.windows.append(Window(query, key, value, call.key_input, wide(args[0]).view(*query.shape[:3], -1)))
+        weights = wide(args[0]).view(*query.shape[:3], -1)
+        window = Window(query, key, value, call.key_input, weights)
+        self.windows.append(window)
         tokens = layer.activations.tokens.on(query.device)
-        if sum(window.query.shape[2] for window in self.windows) < tokens.mask.shape[1]:
+        captured = sum(window.query.shape[2] for window in self.windows)
+        if captured < tokens.mask.shape[1]:
             return  # CANINE's local attention has more windows to come.
-        windows, self.windows = self.windows, []
+        windows = self.windows
+        self.windows = []
         query, key, value, key_input = joined(windows)
         keys = tokens
         if key.shape[2] != query.shape[2]:  # CvT reduces the map that keys are projected from.
-            class_tokens = int((tokens.types[0] == TOKEN_TYPES.index("cls")).sum())
-            keys = layer.unpadded(key.shape[2], ["cls"] * class_tokens).on(key.device)
+            is_cls = tokens.types[0] == TOKEN_TYPES.index("cls")
+            leading = ["cls"] * int(is_cls.sum())
+            keys = layer.unpadded(key.shape[2], leading).on(key.device)
         if spec.seen is None:
             visibility = visibility_of_windows(windows, tokens, keys)
         else:
-            visibility, _ = layer.visibility(_seen(module, spec.seen, call.arguments, query.shape[2]), query, key)
+            seen = _seen(module, spec.seen, call.arguments, query.shape[2])
+            visibility, _ = layer.visibility(seen, query, key)
         layer.take(query, key, value, key_input, visibility)
         if SCORES in layer.needs:
             position, position_query = _position_terms(module, call.arguments, query, tokens)
             inputs = layer.vectors(key_input, visibility.keys)
             layer.activations.scores = score_sums(
-                module, spec, call, query, heads, inputs, visibility, position, position_query
+                module,
+                spec,
+                call,
+                query,
+                heads,
+                inputs,
+                visibility,
+                position,
+                position_query,
             )
         if layer.needs & {WEIGHTS, BLOCKS}:
             layer.activations.attention = attention_of_windows(windows, visibility)
 
 
-def _seen(module: nn.Module, name: str, arguments: dict[str, object], count: int) -> Tensor:
+def _seen(
+    module: nn.Module,
+    name: str,
+    arguments: dict[str, object],
+    count: int,
+) -> Tensor:
     """Which pairs are seen: those to whose score an argument adds little, or which an attribute of the module names."""
-    if (mask := arguments.get(name)) is not None:
+    mask = arguments.get(name)
+    if mask is not None:
         return mask > torch.finfo(mask.dtype).min / 2
-    return getattr(module, name)[..., :count, :count].bool()
+    mask = getattr(module, name)
+    return mask[..., :count, :count].bool()
 
 
 def _position_terms(
-    module: nn.Module, arguments: dict[str, object], query: Tensor, tokens: Tokens
+    module: nn.Module,
+    arguments: dict[str, object],
+    query: Tensor,
+    tokens: Tokens,
 ) -> tuple[Tensor | None, Tensor | None]:
     """``position`` and ``position_query`` of :class:`ScoreSums`, before scaling."""
+    utterances, heads, count, head_dim = query.shape
     if arguments.get("position_bias") is not None:
         # MPNet adds its bias after scaling by 1/√head_dim.
-        return wide(arguments["position_bias"]) * query.shape[-1] ** 0.5, None
+        bias = wide(arguments["position_bias"])
+        return bias * head_dim**0.5, None
     if arguments.get("alibi") is not None:
         # So does BLOOM, whose bias of a key is the same for all queries.
-        bias = wide(arguments["alibi"]).view(*query.shape[:2], 1, -1) * query.shape[-1] ** 0.5
-        return bias.expand(-1, -1, query.shape[2], -1), None
+        bias = wide(arguments["alibi"]).view(utterances, heads, 1, -1)
+        bias = bias * head_dim**0.5
+        return bias.expand(-1, -1, count, -1), None
     if arguments.get("rel_embeddings") is not None:
         return disentangled_terms(module, arguments, query, tokens)
     return None, None
@@ -120,20 +155,25 @@ def disentangled_terms(
     relative = relative.reshape(-1, count, count)[0].long()
     heads = query.shape[1]
     # Each of shape head x distance x head_dim, for 2 span distances.
-    by_distance = {
-        kind: wide(getattr(module, name)(embeddings)).unflatten(-1, (heads, -1)).transpose(0, 1)
-        for kind, name in zip(("c2p", "p2c"), names, strict=True)
-        if kind in module.pos_att_type
-    }
+    by_distance = {}
+    for kind, name in zip(("c2p", "p2c"), names, strict=True):
+        if kind in module.pos_att_type:
+            projection = getattr(module, name)
+            projected = wide(projection(embeddings))
+            by_distance[kind] = projected.unflatten(-1, (heads, -1)).transpose(0, 1)
     position = position_query = None
     if "c2p" in by_distance:
         index = (relative + span).clamp(0, 2 * span - 1)
-        position = (query @ by_distance["c2p"].transpose(1, 2)).gather(-1, index.expand(*query.shape[:2], -1, -1))
+        index = index.expand(len(query), heads, -1, -1)
+        scores = query @ by_distance["c2p"].transpose(1, 2)
+        position = scores.gather(-1, index)
     if "p2c" in by_distance:
         # Row n holds the distance at which each query m meets key n: it is enough to count how often each occurs.
-        index = (-relative + span).clamp(0, 2 * span - 1).expand(len(query), -1, -1)
+        index = (-relative + span).clamp(0, 2 * span - 1)
+        index = index.expand(len(query), -1, -1)
+        counted = tokens.counted.to(query.dtype).unsqueeze(1)
         occurs = query.new_zeros(len(query), count, 2 * span)
-        occurs.scatter_add_(2, index, tokens.counted.to(query.dtype).unsqueeze(1).expand(-1, count, -1))
+        occurs.scatter_add_(2, index, counted.expand(-1, count, -1))
         position_query = occurs.unsqueeze(1) @ by_distance["p2c"]
     return position, position_query
 
@@ -151,17 +191,30 @@ class Window(NamedTuple):
 def joined(windows: list[Window]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Queries, keys, values and key inputs of all windows, in the order of their tokens."""
     if len(windows) == 1:
-        return windows[0].query, windows[0].key, windows[0].value, windows[0].key_input
-    by_head = (torch.cat([getattr(w, space) for w in windows], 2) for space in ("query", "key", "value"))
-    return *by_head, torch.cat([window.key_input for window in windows], 1)
+        window = windows[0]
+        return window.query, window.key, window.value, window.key_input
+    query = torch.cat([window.query for window in windows], 2)
+    key = torch.cat([window.key for window in windows], 2)
+    value = torch.cat([window.value for window in windows], 2)
+    key_input = torch.cat([window.key_input for window in windows], 1)
+    return query, key, value, key_input
 
 
-def visibility_of_windows(windows: list[Window], queries: Tokens, keys: Tokens) -> Visibility:
+def visibility_of_windows(
+    windows: list[Window],
+    queries: Tokens,
+    keys: Tokens,
+) -> Visibility:
     """Each query sees the keys of its own window."""
     if len(windows) == 1:
         return Visibility(queries, keys)
-    blocks = (torch.ones(window.weights.shape[2:], device=queries.mask.device) for window in windows)
-    return Visibility(queries, keys, seen_by=torch.block_diag(*blocks).expand(len(queries.mask), -1, -1))
+    blocks = []
+    for window in windows:
+        block = torch.ones(window.weights.shape[2:], device=queries.mask.device)
+        blocks.append(block)
+    seen = torch.block_diag(*blocks)
+    seen_by = seen.expand(len(queries.mask), -1, -1)
+    return Visibility(queries, keys, seen_by=seen_by)
 
 
 def attention_of_windows(windows: list[Window], visibility: Visibility) -> AttentionWeights:
@@ -170,9 +223,11 @@ def attention_of_windows(windows: list[Window], visibility: Visibility) -> Atten
     key_counts = [window.weights.shape[3] for window in windows]
     type_masks = visibility.keys.type_masks.split(key_counts, 2)
     for window, masks in zip(windows, type_masks, strict=True):
-        indicators = masks.to(window.weights.dtype).transpose(1, 2).unsqueeze(1)
-        entropies.append(torch.special.entr(window.weights).sum(-1))
-        masses.append(window.weights @ indicators)
+        weights = window.weights
+        entropy = torch.special.entr(weights).sum(-1)
+        entropies.append(entropy)
+        indicators = masks.to(weights.dtype).transpose(1, 2)
+        masses.append(weights @ indicators.unsqueeze(1))
     return AttentionWeights(
         visibility,
         windows[0].weights.shape[1],
@@ -182,11 +237,15 @@ def attention_of_windows(windows: list[Window], visibility: Visibility) -> Atten
     )
 
 
-def _blocks_of_windows(windows: list[Window], key_count: int) -> Iterator[Block]:
+def _blocks_of_windows(
+    windows: list[Window],
+    key_count: int,
+) -> Iterator[Block]:
     first_query = first_key = 0
     for window in windows:
         utterances, heads, queries, keys = window.weights.shape
-        part = slice(utterances), slice(heads), slice(first_query, first_query + queries)
+        next_query = first_query + queries
+        part = slice(utterances), slice(heads), slice(first_query, next_query)
         yield Block(part, key_count, window.weights, first_key=first_key)
-        first_query += queries
+        first_query = next_query
         first_key += keys

@@ -81,11 +81,12 @@ class InterfaceAttention:
                     self.projections.call,
                 )
                 return query.new_zeros(*query.shape[:3], value.shape[-1])
-            query, key, value, mask = self._changed(query, key, value, mask)
-            return self._captured(module, query, key, value, mask, *given)
+            changed = self._changed(query, key, value, mask)
+            return self._captured(module, *changed, *given)
         block = layer.activations
         number, stack = beside
-        layer.activations = Activations(number, stack, block.part, block.tokens.on(query.device))
+        tokens = block.tokens.on(query.device)
+        layer.activations = Activations(number, stack, block.part, tokens)
         try:
             output = self._captured(module, query, key, value, mask, *given)
             self.receive(layer.activations)
@@ -104,33 +105,53 @@ class InterfaceAttention:
 
     def _attend_in_place(self, module: nn.Module, attention: OwnAttention) -> Tensor | None:
         """What takes the place of the output of attention that a module computes by itself, if it is needed."""
-        if not self.layer.needs & OF_ATTENTION and not self.layer.changes.reads:
+        layer = self.layer
+        if not layer.needs & OF_ATTENTION and not layer.changes.reads:
             return None
-        if attention.query.shape[2] != self.layer.activations.tokens.mask.shape[1]:
+        if attention.query.shape[2] != layer.activations.tokens.mask.shape[1]:
             # A part of them, as in a long text that is read by blocks.
             return None
         _refuse_masks_of_heads(attention.mask)
         query, scaling = _unscaled(module, attention.query, attention.scaling)
-        return self.attend(*(module, query, attention.key, attention.value, attention.mask, attention.bias, scaling))
+        return self.attend(
+            module,
+            query,
+            attention.key,
+            attention.value,
+            attention.mask,
+            attention.bias,
+            scaling,
+        )
 
     def _changed(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """What attention receives, after what is changed there."""
-        layer, sides, found = self.layer, self.projections.sides, []
+        layer = self.layer
+        sides = self.projections.sides
+        changed = []
         keys = layer.tokens_of(key.shape[2])
         for space, values in (("query", query), ("key", key), ("value", value)):
             if space in sides:
                 values, call = sides[space]
                 if space == "key":
-                    self.projections.call = replace(call, arguments=self.projections.call.arguments)
-            found.append(layer.changed(space, values, None if space == "query" else keys))
-        if (hidden := layer.changes.masked(layer.activations.layer, keys.on(query.device))) is not None:
-            allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool) if mask is None else mask
+                    arguments = self.projections.call.arguments
+                    self.projections.call = replace(call, arguments=arguments)
+            tokens = None if space == "query" else keys
+            changed.append(layer.changed(space, values, tokens))
+        hidden = layer.changes.masked(layer.activations.layer, keys.on(query.device))
+        if hidden is not None:
+            allowed = mask
+            if mask is None:
+                allowed = torch.ones_like(query[:, :1, :, :1], dtype=torch.bool)
             left = allowed & ~hidden[:, None, None, :]
             # A query keeps its keys where none would be left.
             mask = torch.where(left.any(-1, keepdim=True), left, allowed)
-        return (*found, mask)
+        return (*changed, mask)
 
     def _captured(
         self,
@@ -155,18 +176,27 @@ class InterfaceAttention:
             position = None if bias is None else bias / scaling
             inputs = layer.vectors(call.key_input, visibility.keys)
             layer.activations.scores = score_sums(
-                module, self.own[module], call, query, key.shape[1], inputs, visibility, position
+                module,
+                self.own[module],
+                call,
+                query,
+                key.shape[1],
+                inputs,
+                visibility,
+                position,
             )
         plain = softcap is None and sinks is None
         if plain and not layer.needs & {WEIGHTS, BLOCKS}:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
         shared_by = query.shape[1] // key.shape[1]
         if shared_by > 1:
-            key, value = (values.repeat_interleave(shared_by, 1) for values in (key, value))
+            key = key.repeat_interleave(shared_by, 1)
+            value = value.repeat_interleave(shared_by, 1)
         sinks = None if sinks is None else wide(sinks)
         added = added_to_scores(mask, bias, query.dtype)
         softmax = Softmax(query, key, scaling, added, visibility.causal, softcap, sinks)
-        attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=sinks is not None)
+        has_sink = sinks is not None
+        attention = AttentionWeights(visibility, query.shape[1], softmax.blocks, has_sink=has_sink)
         layer.activations.attention = attention
         if plain and WEIGHTS not in layer.needs:
             return _fused(*as_given, _joined(mask, bias), scaling).to(dtype)
@@ -190,12 +220,15 @@ def _attention_function(
     **_: object,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls in every attention module."""
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
     query, scaling = _unscaled(module, query, scaling)
     mask, bias = _mask_and_bias(attention_mask, position_bias)
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if mask is None and causal and query.shape[2] > 1:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+        pairs = query.shape[2], key.shape[2]
+        mask = torch.ones(pairs, dtype=torch.bool, device=query.device).tril()
+        mask = mask[None, None]
     modules, attend = _under_way.get()
     if module in modules:
         output = attend(module, query, key, value, mask, bias, scaling, softcap, s_aux)
@@ -215,10 +248,22 @@ def _unscaled(module: nn.Module, query: Tensor, scaling: float) -> tuple[Tensor,
 
 
 def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, dropout: float = 0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0,
 ) -> Tensor:
-    shared = query.shape[1] != key.shape[1]
-    return functional.scaled_dot_product_attention(query, key, value, mask, dropout, scale=scaling, enable_gqa=shared)
+    return functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        mask,
+        dropout,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def _unmeasured(
@@ -240,7 +285,10 @@ def _unmeasured(
     return attend(softmax, value, no_types)[0]
 
 
-def _mask_and_bias(mask: Tensor | None, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _mask_and_bias(
+    mask: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
     """Which pairs are allowed, and what is added to their scores; some models pass both in one tensor.
 
     Raises:

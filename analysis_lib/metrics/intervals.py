@@ -265,7 +265,13 @@ class Least(Estimate):
 
     def __neg__(self) -> Estimate:
         # Of the greatest of the negated, a p is not known.
-        return Estimate(-self.value, -self.ci_high, -self.ci_low, self.draws, self.scale)
+        return Estimate(
+            -self.value,
+            -self.ci_high,
+            -self.ci_low,
+            self.draws,
+            self.scale,
+        )
 
     def p(self, bound: float) -> float:
         """For a least above the bound, the largest p of the parts (intersection-union); else their corrected least."""
@@ -298,7 +304,10 @@ def least(parts: Sequence[Estimate]) -> Estimate:
     return Least(value, low, high, draws, parts=tuple(parts))
 
 
-def mean_interval(values: Iterable[float], fewest: int = 2) -> Estimate:
+def mean_interval(
+    values: Iterable[float],
+    fewest: int = 2,
+) -> Estimate:
     """Mean and 95 % interval of independent draws: mean ± t · s/√n with Student's t of n − 1 degrees of freedom.
 
     There is no interval of fewer than ``fewest`` draws.
@@ -334,15 +343,22 @@ def seed_and_unit_interval(estimates: Iterable[Estimate]) -> Estimate:
     estimates = [*estimates]
     mean = seed_interval(found.value for found in estimates)
     # An interval of no width is none: it adds nothing to the other, and moves no centre.
-    over_units = np.nan_to_num([found.ci_high - found.ci_low for found in estimates]).mean() / 2
-    bias = np.nan_to_num([found.value - found.centre for found in estimates]).mean()
-    over_seeds = (mean.ci_high - mean.ci_low) / 2
-    reach = math.hypot(np.nan_to_num(over_seeds) if len(estimates) >= FEWEST_SEEDS else math.nan, over_units)
-    centre = mean.value - bias
+    widths = [found.ci_high - found.ci_low for found in estimates]
+    biases = [found.value - found.centre for found in estimates]
+    over_units = np.nan_to_num(widths).mean() / 2
+    over_seeds = np.nan_to_num((mean.ci_high - mean.ci_low) / 2)
+    reach = math.hypot(over_seeds, over_units)
+    if len(estimates) < FEWEST_SEEDS:
+        reach = math.nan
+    centre = mean.value - np.nan_to_num(biases).mean()
     return Estimate(mean.value, centre - reach, centre + reach, mean.draws)
 
 
-def correlation(r: float, items: int, rank: bool = False) -> Estimate:
+def correlation(
+    r: float,
+    items: int,
+    rank: bool = False,
+) -> Estimate:
     """A correlation over independent items with its 95 % interval, by Fisher's transformation.
 
     Args:
@@ -406,10 +422,18 @@ def share(correct: int, items: int) -> Share:
     """
     test = scipy.stats.binomtest(correct, items)
     interval = test.proportion_ci(CONFIDENCE, method="wilson")
-    return Share(correct / items, float(interval.low), float(interval.high), items)
+    return Share(
+        correct / items,
+        float(interval.low),
+        float(interval.high),
+        items,
+    )
 
 
-def ratio(totals: Float[np.ndarray, " item"], sizes: Float[np.ndarray, " item"]) -> Estimate:
+def ratio(
+    totals: Float[np.ndarray, " item"],
+    sizes: Float[np.ndarray, " item"],
+) -> Estimate:
     """The ratio Σ totals / Σ sizes and its 95 % interval over items, by the delta method.
 
     >>> print(ratio(np.array([2.0, 5.0, 6.0]), np.array([1.0, 2.0, 3.0])))

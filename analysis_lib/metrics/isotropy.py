@@ -20,7 +20,8 @@ ROUNDING = 1e-13
 
 
 def mean_square_cosine(
-    unit_moment: Float[np.ndarray, "*batch dim dim"], vectors: Float[np.ndarray, "*batch"]
+    unit_moment: Float[np.ndarray, "*batch dim dim"],
+    vectors: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch"]:
     r"""The mean squared cosine of all pairs of distinct vectors, from the second moment of the unit vectors.
 
@@ -44,7 +45,9 @@ def mean_square_cosine(
     return np.asarray(of_pairs / pairs)
 
 
-def isoscore(covariance: Float[np.ndarray, "*batch dim dim"]) -> Float[np.ndarray, "*batch"]:
+def isoscore(
+    covariance: Float[np.ndarray, "*batch dim dim"],
+) -> Float[np.ndarray, "*batch"]:
     r"""IsoScore (Rudman et al. 2022): the share of the dimensions that a cloud uses, beyond the first.
 
     It is (P − 1) / (d − 1), where P = (tr C)² / ‖C‖_F² = (Σ λ)² / Σ λ² is the participation ratio of the eigenvalues
@@ -175,13 +178,16 @@ class Isotropy(Metric):
 
 
 def _deviations(
-    unit_sum: Float[np.ndarray, "*batch dim"], vectors: Float[np.ndarray, "*batch"]
+    unit_sum: Float[np.ndarray, "*batch dim"],
+    vectors: Float[np.ndarray, "*batch"],
 ) -> Float[np.ndarray, "*batch"]:
     dimensions = unit_sum.shape[-1]
     return mean_pair_cosine(unit_sum, vectors) * np.sqrt(dimensions)
 
 
-def _covariance(sums: dict[Name, np.ndarray]) -> Float[np.ndarray, "head dim dim"]:
+def _covariance(
+    sums: dict[Name, np.ndarray],
+) -> Float[np.ndarray, "head dim dim"]:
     """The covariance of the vectors that count, with zero vectors; 0 where it is below rounding."""
     tokens = sums["tokens"][..., None, None]
     mean = sums["sum"] / tokens[..., 0]

@@ -22,7 +22,9 @@ GAP = 2.0
 LEAST_SHARE = 0.05
 
 
-def separating_bin(counts: Int[np.ndarray, " bin"]) -> int | None:
+def separating_bin(
+    counts: Int[np.ndarray, " bin"],
+) -> int | None:
     """The first bin after the widest range above the median that holds no norm, if its ends differ by ``GAP``.
 
     Args:
@@ -42,13 +44,17 @@ def separating_bin(counts: Int[np.ndarray, " bin"]) -> int | None:
     return int(above[widths.argmax() + 1])
 
 
-def median_bin(counts: Int[np.ndarray, " bin"]) -> int:
+def median_bin(
+    counts: Int[np.ndarray, " bin"],
+) -> int:
     """The bin of the median, of an even number the lower one."""
     rank = (counts.sum() + 1) // 2
     return int(np.searchsorted(counts.cumsum(), rank))
 
 
-def median_norm(counts: Int[np.ndarray, "*slot bin"]) -> Float[np.ndarray, "*slot"]:
+def median_norm(
+    counts: Int[np.ndarray, "*slot bin"],
+) -> Float[np.ndarray, "*slot"]:
     """The median of the norms of each slot, NaN of none.
 
     Of an even number it is the mean of the two in the middle. The norms of a bin are taken to lie
@@ -87,13 +93,17 @@ def _norm_of_rank(
     return _norm(place[..., 0] + share - 0.5)
 
 
-def _norm(place: np.ndarray | np.integer | int) -> np.ndarray:
+def _norm(
+    place: np.ndarray | np.integer | int,
+) -> np.ndarray:
     """The middle of a bin."""
     octaves = (np.asarray(place) + 0.5) / PER_OCTAVE
     return np.asarray(2.0 ** (LOWEST + octaves))
 
 
-def norm_bins(norms: Float[Tensor, "*place"]) -> Int[Tensor, "*place"]:
+def norm_bins(
+    norms: Float[Tensor, "*place"],
+) -> Int[Tensor, "*place"]:
     """The bins in which norms are counted."""
     octaves = norms.double().log2() - LOWEST
     place = (octaves * PER_OCTAVE).nan_to_num(0, BINS - 1, 0)
@@ -177,7 +187,9 @@ class TokenNorms(Metric):
         }
 
     @staticmethod
-    def _by_bin(sums: Mapping[Name, np.ndarray]) -> Int[np.ndarray, "*replicate slot bin"]:
+    def _by_bin(
+        sums: Mapping[Name, np.ndarray],
+    ) -> Int[np.ndarray, "*replicate slot bin"]:
         """How many norms each bin holds, of all tokens and of each slot."""
         tokens = sums["tokens"]
         shape = *tokens.shape, BINS // PER_OCTAVE, PER_OCTAVE

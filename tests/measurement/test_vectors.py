@@ -13,6 +13,7 @@ import scipy.sparse
 import tiny
 import torch
 import transformers
+from reference import OF_HIDDEN_STATES
 from safetensors.torch import save_file
 
 from analysis_lib import AnalysisError, load_model, measure, measure_vectors, metrics
@@ -24,7 +25,6 @@ from analysis_lib.metrics.accumulator import GROUPS
 from analysis_lib.metrics.intervals import jackknife_interval
 
 TEXTS = tuple(f"{text} {again}" for text in tiny.TEXTS for again in tiny.TEXTS[:4])
-OF_HIDDEN = ["anisotropy", "mean_vector", "utterance_similarity", "dimension_means", "outlier_dimensions"]
 # How far tables may differ where texts are read alone or together: in half precision the vectors round otherwise.
 TOLERANCE = {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2}
 LENGTHS = [3, 1, 4, 2]
@@ -41,7 +41,7 @@ def documented(request, tiny_folder):
 
 def assert_close(found, expected, tolerance: float) -> None:
     """The tables of hidden vectors, of all types of tokens together, which vectors do not tell apart."""
-    for name in OF_HIDDEN:
+    for name in OF_HIDDEN_STATES:
         wanted = expected[name]
         for column in {"space", "token_type"} & {*wanted}:
             wanted = wanted[wanted[column].isin(["hidden", "all"])]
@@ -62,7 +62,7 @@ def test_hidden_states_of_transformers_give_the_tables_of_the_model(documented):
     expected = measure(model, Corpus("texts", TEXTS), progress=False)
     lengths = [text[0].shape[1] for text in hidden]
     of_lists = measure_vectors([[text[layer] for text in hidden] for layer in range(4)], progress=False)
-    assert list(of_lists) == OF_HIDDEN
+    assert set(of_lists) == {*OF_HIDDEN_STATES}
     assert_close(of_lists, expected, TOLERANCE[dtype])
     together = measure_vectors(flat(hidden), lengths, progress=False)
     padded = {
@@ -70,7 +70,7 @@ def test_hidden_states_of_transformers_give_the_tables_of_the_model(documented):
         for layer in range(4)
     }
     in_batch = measure_vectors(padded, torch.tensor(lengths), progress=False)
-    for name in OF_HIDDEN:
+    for name in OF_HIDDEN_STATES:
         pd.testing.assert_frame_equal(together[name], of_lists[name], check_exact=True)
         pd.testing.assert_frame_equal(in_batch[name], of_lists[name], check_exact=True)
     assert together.report.tokens == expected.report.tokens == sum(lengths)
@@ -92,7 +92,7 @@ def test_a_folder_gives_the_tables_of_the_model_on_the_command_line(documented, 
     out = tmp_path / "out"
     assert main(["measure", "--vectors", str(folder), "--out", str(out), "--format", "csv", "--quiet"]) == 0
     assert f"wrote 5 tables of {sum(lengths)} tokens in {len(TEXTS)} utterances" in capsys.readouterr().out
-    found = {name: pd.read_csv(out / f"{name}.csv") for name in OF_HIDDEN}
+    found = {name: pd.read_csv(out / f"{name}.csv") for name in OF_HIDDEN_STATES}
     for table in found.values():
         if "head" in table:
             table["head"] = table["head"].astype("Int64")
@@ -130,7 +130,7 @@ def test_queries_and_keys_have_heads(tiny_folder):
     query, key = draw.normal(size=(10, 4, 3)), draw.normal(size=(10, 2, 3))
     given = {"query_1": query, "key_1": key, "final_1": query.reshape(10, 12), "hidden_1": query.reshape(10, 12) + 1}
     tables = measure_vectors(given, LENGTHS, progress=False)
-    assert {*tables} == {*OF_HIDDEN, "qk_alignment", "head_means"}
+    assert {*tables} == {*OF_HIDDEN_STATES, "qk_alignment", "head_means"}
     means = query.mean(0), key.mean(0).repeat(2, 0)
     np.testing.assert_allclose(tables["qk_alignment"]["dot"], (means[0] * means[1]).sum(-1))
     assert tables["anisotropy"].groupby("space")["tokens"].agg(list).to_dict() == {
