@@ -163,8 +163,9 @@ class Metric(ABC):
         name: of the table.
         version: raised in the commit that changes numbers of the table, see
             :mod:`~analysis_lib.measurement.versions`.
-        needs: the spaces of ``capture.SPACES``, and ``weights`` or ``scores``, that ``update``
-            reads.
+        needs: the spaces of ``capture.SPACES`` that ``update`` reads; ``weights`` for the entropy
+            of attention rows and their mass by type of key, ``blocks`` for the weights themselves
+            (``activations.attention.reduce``), ``scores`` for sums of scores.
         axes: what the axes of the columns are, after that of replicates. Each is a column, too, of
             numbers from 0, or of the labels that ``rows`` gives by its name. Heads count from 1,
             and are missing for hidden vectors.
