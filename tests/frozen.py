@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,8 @@ from analysis_lib import Corpus, load_corpus, load_model, measure, measure_vecto
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement.tables import Tables
+from analysis_lib.metrics import METRICS
 
-MEASURED = ("all", "isotropy")
 REAL = {
     "minilm": "wikipedia",
     "smollm2-135m": "wikipedia",
@@ -70,6 +71,8 @@ def hashes(tables: Tables) -> Iterator[tuple[str, str]]:
             yield f"interval of the {name}", type(error).__name__
         else:
             yield f"interval of the {name}", repr([float(number) for number in estimate.row])
+    if "anisotropy" not in tables:
+        return
     geometry = geometry_of(tables)
     numbers = {name: geometry[name] for name in GEOMETRY}
     yield "geometry.json", hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
@@ -82,9 +85,11 @@ def measurements() -> Iterator[tuple[str, Tables]]:
             path = tiny.save(Path(folder) / name, name)
             for dtype in ("float32", "float64"):
                 model = load_model(str(path), dtype=dtype)
-                yield f"{name} {dtype}", measured(model, tiny.corpus(name))
+                for tables in measured(model, tiny.corpus(name)):
+                    yield f"{name} {dtype}", tables
     for name, data in REAL.items():
-        yield name, measured(load_model(name), load_corpus(data, limit=ITEMS))
+        for tables in measured(load_model(name), load_corpus(data, limit=ITEMS)):
+            yield name, tables
     model, corpus = load_model("minilm"), load_corpus("wikipedia", limit=ITEMS)
     for name, change in INTERVENTIONS.items():
         yield f"minilm, {name}", measure(model, corpus, intervention=change, progress=False)
@@ -94,12 +99,13 @@ def measurements() -> Iterator[tuple[str, Tables]]:
     yield "vectors", measure_vectors(vectors, lengths=lengths, progress=False)
 
 
-def measured(model: object, corpus: Corpus) -> Tables:
-    """All tables, and the one on request where it can be had."""
-    try:
-        return measure(model, corpus, ",".join(MEASURED), progress=False)
-    except AnalysisError:
-        return measure(model, corpus, progress=False)
+def measured(model: object, corpus: Corpus) -> Iterator[Tables]:
+    """All tables, and then each of those on request that can be had."""
+    yield measure(model, corpus, progress=False)
+    for name, kind in METRICS.items():
+        if kind.on_request:
+            with suppress(AnalysisError):
+                yield measure(model, corpus, name, progress=False)
 
 
 def main(path: str, before: str | None = None) -> int:
@@ -107,8 +113,8 @@ def main(path: str, before: str | None = None) -> int:
     torch.set_num_threads(1)
     found = {}
     for name, tables in measurements():
-        found[name] = dict(hashes(tables))
-        print(f"{name}: {len(found[name])} hashes", file=sys.stderr)
+        found[f"{name}: {', '.join(tables)}"] = dict(hashes(tables))
+        print(name, file=sys.stderr)
     Path(path).write_text(json.dumps(found, indent=1) + "\n")
     if before is None:
         return 0

@@ -103,7 +103,7 @@ def test_an_image_or_a_sound_needs_the_extra_packages(tmp_path, monkeypatch):
     # What was found once is remembered.
     from analysis_lib.corpora import files
 
-    files._suffixes.cache_clear()
+    files._kinds.cache_clear()
     with pytest.raises(AnalysisError, match=r"soundfile is not installed: .*analysis_lib\[packages\]"):
         load_corpus(str(tmp_path))
 

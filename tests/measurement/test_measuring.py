@@ -56,7 +56,7 @@ def model(tiny_folder) -> LoadedModel:
 
 def merged(folder: Path) -> int:
     """How many shards the file holds from which a measurement would go on."""
-    for path in folder.rglob(".unfinished-*.npz"):
+    for path in folder.glob(".unfinished-*.npz"):
         with np.load(path) as kept:
             return int(kept["merged"])
     return 0
