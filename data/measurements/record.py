@@ -1,7 +1,7 @@
 """Make anew what ships in this folder: ``make record NAME=untrained``, from the root of the repository.
 
-Each function below writes the folder, or the file of ``causes/``, that has its name. Run one after its formula has
-changed, in the commit that raises the version. Times are those of one core.
+Each function below writes the folder, or the file of ``causes/``, that has its name; ``reference-models`` writes one
+above. Run one after its formula has changed, in the commit that raises the version. Times are those of one core.
 
 The corpora of Fosse et al. 2023 are read from folders beside the repository, see ``data/README.md``.
 """
@@ -21,12 +21,14 @@ from analysis_book.figures.exploring import rows_of
 from analysis_book.papers import causes, cones, maruta, spikes
 from analysis_book.papers.fosse import directions, trials
 from analysis_book.papers.fosse.splits import splits
+from analysis_book.papers.geometry import headlines
 from analysis_book.training import finetune
-from analysis_lib import Corpus, load_corpus, load_model, measure
+from analysis_lib import Corpus, compare, load_corpus, load_model, measure
 from analysis_lib.cli import main as command_line
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.measurement import grouped, shipped, shipping
+from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import save_tables
 
 HOME = Path(__file__).parent
@@ -201,6 +203,27 @@ def _verdicts(executed: Path, folder: Path, leave_out: str = "") -> None:
     kept = [line for line in lines if not (leave_out and line.startswith(leave_out))]
     (folder / "verdicts.csv").write_text("".join(kept), encoding="utf-8")
     shutil.rmtree(executed)
+
+
+def reference_models() -> None:
+    """``data/reference_models.csv``: the headline numbers that a report is compared with (five minutes)."""
+    metrics = "anisotropy,mean_vector,utterance_similarity,attention_entropy"
+    texts = compare({"wikipedia": ["minilm", "mpnet-base", "smollm2-135m"]}, metrics, limit=300, seed=0, twins=0)
+    others = compare({"speech-clips": ["whisper-base"], "photographs": ["vit-s14"]}, metrics, twins=0)
+    parts = [_headlines_by_revision(comparison) for comparison in (texts, others)]
+    path = HOME.parent / "reference_models.csv"
+    pd.concat(parts).to_csv(path, index=False, float_format="%.5f")
+
+
+def _headlines_by_revision(comparison: Comparison) -> pd.DataFrame:
+    rows = headlines(comparison)
+    rows = rows[rows["of"].isin(["hidden", ""]) & ~rows["quantity"].isin(["norm_of_mean", "mean_norm"])]
+    runs = {title: tables.run for title, tables in comparison.trained.items()}
+    kinds = [runs[title]["kind"] for title in rows["model"]]
+    revisions = [runs[title]["model_revision"] for title in rows["model"]]
+    rows.insert(1, "kind", kinds)
+    rows.insert(2, "revision", revisions)
+    return rows
 
 
 def causes_spike() -> None:
