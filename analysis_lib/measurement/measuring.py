@@ -80,10 +80,12 @@ def measure(
 
     Every shard of the corpus is computed with as many processor threads as PyTorch has in this process
     (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes it. So the result is the
-    same, byte for byte, for any number of workers on this machine. With another number of threads, or on another
-    processor, sums are formed in another order and by other kernels: in single precision the tables then agree to 4
-    parts in 10,000, or 2 millionths of a column's root mean square where a value is what is left of a cancellation (10
-    for the ends of an interval), and in double precision to 2 parts in 10⁹.
+    same, byte for byte, for any number of workers on this machine. On a CPU it is also the same for any number of
+    threads, unless the weights take more than a gigabyte, the model is one that a program holds, or an intervention
+    needs means or other texts. For these, and on another processor, sums are formed in another order and by other
+    kernels: in single precision the tables then agree to 4 parts in 10,000, or 2 millionths of a column's root mean
+    square where a value is what is left of a cancellation (10 for the ends of an interval), and in double precision to
+    2 parts in 10⁹.
 
     Workers that have more threads than there are cores take turns, at little cost. One thread per worker
     (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
@@ -365,7 +367,8 @@ def _measure(
         whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-            with closing(results(shards[merging.shards :], model, *who, kept.due)) as parts:
+            words = "; what is finished is kept" if kept.path else ""
+            with closing(results(shards[merging.shards :], model, *who, words)) as parts:
                 for count, result in parts:
                     whole = False
                     merging.add(count, result)

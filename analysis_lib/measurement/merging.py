@@ -8,7 +8,7 @@ from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums, Metric
 
-# So many shards in a row are merged with each other, on a cluster by a worker, and then with those before.
+# So many shards in a row are merged with each other, and then with those before.
 SHARDS_PER_BRANCH = 32
 
 

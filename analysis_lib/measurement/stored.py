@@ -147,18 +147,16 @@ class MergedSums:
     Attributes:
         path: named after all that the sums depend on, in the folder that was given; None without one: nothing is kept.
         merged: how many shards of the measurement are in the file.
-        due: whether so much time has passed that the loss of what is merged would hurt; None where nothing is kept.
     """
 
     def __init__(
         self, folder: Path | str | None, model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings
     ):
-        self.path, self.due, self.merged, self._next = None, None, 0, time.monotonic() + SECONDS_AT_RISK
+        self.path, self.merged, self._next = None, 0, time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
             known += _common(corpus, asdict(settings))
             parts = [*known, *map(metric_identity, metrics), shards.UTTERANCES_PER_SHARD, SHARDS_PER_BRANCH]
-            self.due = lambda: time.monotonic() >= self._next
             self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
             # Tried before the work begins.
             with packages.writing(self.path.parent):
@@ -178,8 +176,9 @@ class MergedSums:
         return merging
 
     def keep(self, merging: Merging, *, now: bool = False) -> None:
-        """Write what is merged if that is due, or ``now``."""
-        if self.due is None or merging.shards == self.merged or not (now or self.due()):
+        """Write what is merged ``now``, or if so much time has passed that its loss would hurt."""
+        due = now or time.monotonic() >= self._next
+        if self.path is None or merging.shards == self.merged or not due:
             return
         started, places = time.monotonic(), merging.places.items()
         sums = {f"{place} {metric.name}": metric.arrays() for place, held in places for metric in held}

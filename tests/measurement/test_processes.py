@@ -26,7 +26,7 @@ def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting(copied_
     with processes.pool(1, threads=1) as pool:
         assert pool.submit(abs, -1).result() == 1
         half = pool.submit(stop_in_the_middle_of_a_result)
-        (manager,) = {t for t in threading.enumerate() if type(t).__name__ == "_ExecutorManagerThread"} - before
+        (manager,) = {t for t in threading.enumerate() if t.name == "ExecutorManagerThread"} - before
         assert not futures.wait([half], 3).done
     manager.join(PATIENCE)
     assert not manager.is_alive()
