@@ -1,6 +1,5 @@
 """Corpus x model x metrics -> tidy tables: ``measure(model, corpus, "anisotropy")``."""
 
-import functools
 import itertools
 import logging
 import re
@@ -19,7 +18,7 @@ from analysis_lib.capture import RECEIVED, SCORES, SPACES, WEIGHTS
 from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
-from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
+from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.corpora.corpus import whole_units
 from analysis_lib.errors import (
     CONTINUES,
@@ -35,7 +34,7 @@ from analysis_lib.errors import (
 )
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version
+from analysis_lib.measurement.stored import Progress, StoredMeasurements, installed_version
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
@@ -248,26 +247,20 @@ def _tables(
     if metrics != "all":
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
-    finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
-    with packages.in_use(), finished.alone():
-        missing = []
-        for metric in empty:
-            known = finished.load(metric)
-            report = report.joined(known[0]) if known else report
-            missing += [] if known else [metric]
-        kept = MergedSums(checkpoints, model, corpus, missing, settings)
+    with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
+        missing = [metric for metric in empty if not kept.fill(metric)]
+        unfinished = Progress(checkpoints, model, corpus, missing, settings)
         if missing:
             try:
-                fresh = _measure(model, corpus, missing, settings, kept, who, progress)
+                report = _measure(model, corpus, missing, settings, unfinished, who, progress)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(CONTINUES if kept.merged else "") from None
-            report = report.joined(fresh)
-        run = _description(model, corpus, settings, report, time.monotonic() - started)
+                raise KeyboardInterrupt(CONTINUES if unfinished.merged else "") from None
+            kept.report = kept.report.joined(report)
+        run = _description(model, corpus, settings, kept.report, time.monotonic() - started)
         run["formulas"] = formulas(empty)
         _say(model.name, run["notes"])
-        for metric in missing:
-            finished.keep(metric, report, run)
-    tables = Tables(empty, report, run, kept.path)
+        kept.write(missing, run)
+    tables = Tables(empty, kept.report, run, unfinished.path)
     run["left_out"] = senseless | (tables.leave_out_what_fails() if metrics == "all" else {})
     for reason in dict.fromkeys(run["left_out"].values()):
         names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
@@ -337,13 +330,11 @@ def measured(
         corpus, metrics: as ``measure`` takes them.
         given: dtype, processor and device of the model, where they are not the usual ones.
     """
-    finished, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
-    known = [finished.load(metric) for metric in empty]
-    if metrics == "all" or None in known:
+    kept, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
+    if metrics == "all" or not all(map(kept.fill, empty)):
         return None
-    report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
-    _say(name, run["notes"])
-    return Tables(empty, report, run | _units(corpus) | {"formulas": formulas(empty)})
+    _say(name, kept.run["notes"])
+    return Tables(empty, kept.report, kept.run | _units(corpus) | {"formulas": formulas(empty)})
 
 
 def _measure(
@@ -351,7 +342,7 @@ def _measure(
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
-    kept: MergedSums,
+    kept: Progress,
     who: tuple[int, str | None, float],
     progress: bool,
 ) -> Report:

@@ -11,7 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 
-import psutil
 import torch
 from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
@@ -86,8 +85,10 @@ def _start(threads: int, parent: int) -> None:
 
     def wait() -> None:
         # The one that ends may have been gone before this one began.
-        while os.getppid() == above and psutil.pid_exists(parent):
-            time.sleep(1)
+        with suppress(ProcessLookupError):
+            while os.getppid() == above:
+                os.kill(parent, 0)
+                time.sleep(1)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
