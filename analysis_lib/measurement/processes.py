@@ -89,18 +89,22 @@ def _start(threads: int, parent: int) -> None:
             while os.getppid() == above:
                 os.kill(parent, 0)
                 time.sleep(1)
-        os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    _end_after(wait)
 
 
 def end_with_parent() -> None:
     """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
-    # It may be stopped at any time. No bar is shared with other processes; the lock for that would be left behind.
+    _end_after(parent_process().join)
+
+
+def _end_after(wait: Callable[[], object]) -> None:
+    """Let this process, which may also be stopped at any time, end once a wait is over."""
+    # No bar is shared with other processes; the lock for that would be left behind.
     tqdm.set_lock(threading.RLock())
 
-    def wait() -> None:
-        parent_process().join()
+    def end() -> None:
+        wait()
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=end, daemon=True).start()

@@ -128,9 +128,14 @@ def _parts(shards: Iterable[Shard], model: LoadedModel | GivenVectors, size: int
     for shard in shards:
         try:
             batches, report = begin(shard, model)
-            while size and (some := [*itertools.islice(batches, size)]):
+            if size is None:
+                yield _Part(shard, batches, report)
+                continue
+            some = [*itertools.islice(batches, size)]
+            while following := [*itertools.islice(batches, size)]:
                 yield _Part(shard, some)
-            yield _Part(shard, batches, report)
+                some = following
+            yield _Part(shard, some, report)
         except AnalysisError as error:
             # In its turn: what was read before is good.
             yield _Part(shard, _failing(error))
@@ -157,14 +162,15 @@ def _side_by_side(parts: Iterator[_Part], model: LoadedModel | GivenVectors, thr
     if threads == 1:
         yield from map(partial(_measure_part, model), parts)
         return
-    first = next(parts)
-    first = first._replace(batches=[*first.batches])
-    if first.batches:
+    first = [*itertools.islice(parts, threads)]
+    threads = len(first)
+    for batch in itertools.islice(first[0].batches, 1):
         # Once, and not by every replica.
-        capture.check(model, first.batches[0])
+        capture.check(model, batch)
     free = SimpleQueue()
-    for replica in (model, *(model.replica() for _ in range(threads - 1))):
-        free.put(replica)
+    free.put(model)
+    for _ in range(threads - 1):
+        free.put(model.replica())
 
     def measured(part: _Part) -> Measured:
         replica = free.get()
@@ -176,7 +182,7 @@ def _side_by_side(parts: Iterator[_Part], model: LoadedModel | GivenVectors, thr
     under_way = deque()
     executor = ThreadPoolExecutor(threads)
     try:
-        for part in itertools.chain([first], parts):
+        for part in itertools.chain(first, parts):
             under_way.append(executor.submit(measured, part))
             if len(under_way) > threads + 2:
                 yield under_way.popleft().result()
