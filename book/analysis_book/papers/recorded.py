@@ -44,7 +44,7 @@ def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) ->
 def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
     """Write the file that :func:`rows_of` reads, of rows and what they are of."""
     rows = pd.concat([rows.assign(**place) for rows, place in found])
-    rows.to_csv(path(name), index=False, float_format="%.6g")
+    files.write(path(name), rows.to_csv(index=False, float_format="%.6g"))
 
 
 def path(name: str) -> Path:
