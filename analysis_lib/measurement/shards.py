@@ -29,7 +29,7 @@ from analysis_lib.models.loading import load_model
 # A shard is what a worker takes at once.
 UTTERANCES_PER_SHARD = 512
 # So many batches in a row are summed by themselves, and then merged with those before.
-BATCHES_PER_PART = 4
+BATCHES_PER_PART = 6
 # So many parts are computed at once, at most, of models whose weights have at most so many bytes: each holds
 # activations and sums of its own, and the threads of one batch serve a large model as well.
 MOST_AT_ONCE, LARGE = 8, 2**30
