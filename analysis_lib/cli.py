@@ -412,11 +412,11 @@ def _intervention(path: Path | None) -> object:
     """What a file says of a change, or of several."""
     if path is None:
         return None
+    from analysis_lib import files
     from analysis_lib.capture.interventions import interventions
-    from analysis_lib.corpora import packages
 
     wanted = "give a mapping such as {where: residual, layers: [3], dimensions: [99]}, or a list"
-    found = packages.read_yaml(path, wanted)
+    found = files.read_yaml(path, wanted)
     if not found:
         raise AnalysisError(f"{path} is empty: give a mapping such as {{where: residual, layers: [3]}}, or a list")
     try:
@@ -464,17 +464,17 @@ def _metrics(options: argparse.Namespace) -> None:
 
 
 def _cache(options: argparse.Namespace) -> None:
-    from analysis_lib.corpora import packages
+    from analysis_lib import files, store
 
     for name, words in STORES.items():
-        home = packages.package_directory() / name
+        home = files.package_directory() / name
         kept = [*home.glob("*")]
         size = sum(path.stat().st_size for entry in kept for path in [entry, *entry.rglob("*")] if path.is_file())
         print(f"{name:{max(map(len, STORES))}}  {size / 1e6:8.0f} MB in {len(kept):4} entries: {words}")
         if options.clear == name and home.is_dir():
-            left = packages.cleared(name)
+            left = store.cleared(name)
             print(f"cleared {name}{', but for what is not ours: ' if left else ''}{', '.join(left)}")
-    print(f"in {packages.package_directory()}")
+    print(f"in {files.package_directory()}")
 
 
 def _models(options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import os
 import sys
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 
 from analysis_book.build.kernels import IMPORTED, start_server
 
@@ -15,6 +16,15 @@ class Copy(ForkServerProcess):
     def __init__(self, *given: object, **more: object):
         super().__init__(*given, **more)
         self.environment = {**os.environ}
+
+    def start(self) -> None:
+        """It does not run the tests' script again to import it, as joblib's processes do not."""
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            super().start()
+        finally:
+            sys.modules["__main__"] = main
 
     def run(self) -> None:
         os.environ.clear()

@@ -169,7 +169,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 @pytest.fixture
 def copied_workers(monkeypatch) -> None:
     """Workers of the library start in a moment, each a copy of a process that has imported it."""
-    monkeypatch.setattr(processes, "get_context", copies.context)
+    copied = functools.partial(processes.ProcessPoolExecutor, context=copies.context())
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", copied)
 
 
 @pytest.fixture(scope="module")

@@ -984,7 +984,7 @@ def test_the_shell_completes_commands_names_and_metrics():
 
 
 def test_what_is_kept_is_said_and_cleared(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path)
+    monkeypatch.setattr("analysis_lib.files.package_directory", lambda: tmp_path)
     kept = [f"measurements/{name}-on-news-0123456789abcdef/a.npz" for name in ("one", "two")]
     for name in (*kept, "derived/model-0123456789ab/weights"):
         (tmp_path / name).parent.mkdir(parents=True)

@@ -18,13 +18,13 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from analysis_lib import files
 from analysis_lib.capture.activations import Activations, Receive
-from analysis_lib.capture.inputs import Reading, Settings
+from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.capture.source import NEEDS, Source
 from analysis_lib.capture.tokens import unpadded
 from analysis_lib.capture.vectors import Vectors, wide
-from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, refuse_all, require_path
 from analysis_lib.models import ModelSpec
 from analysis_lib.models.parts import Layout
@@ -259,18 +259,18 @@ class GivenVectors(Source):
         """The arrays of the files, in the order of the numbers in their names, each with its name."""
         if not folder.is_dir():
             raise AnalysisError(f"there is no folder {folder}: give one of {', '.join(ENDINGS)} files")
-        files = {}
+        read = {}
         faults = []
         for path in sorted(folder.iterdir(), key=_natural_order):
             # What is hidden may be of a measurement under way.
             if path.suffix not in ENDINGS or path.name.startswith("."):
                 continue
             try:
-                files[path] = packages.read(path, _arrays, "make it again with safetensors or np.save")
+                read[path] = files.read(path, _arrays, "make it again with safetensors or np.save")
             except AnalysisError as error:
                 faults.append(str(error))
         refuse_all(faults)
-        for path, arrays in files.items():
+        for path, arrays in read.items():
             self._paths[path.name] = path
             lengths = self._take_descriptions(arrays)
             name = _PART.sub("", path.stem)
@@ -316,7 +316,7 @@ class GivenVectors(Source):
     @cached_property
     def files(self) -> dict[str, str]:
         """sha256 of each file, by its path in the folder."""
-        return {name: packages.file_hash(path) for name, path in self._paths.items()}
+        return {name: files.file_hash(path) for name, path in self._paths.items()}
 
     @cached_property
     def revision(self) -> str:
@@ -393,6 +393,9 @@ class GivenVectors(Source):
                 yield texts[start:number], tuple(groups[start:number])
                 start, longest = number, text.length
         yield texts[start:], tuple(groups[start:])
+
+    def check(self, batch: Batch) -> None:
+        """Nothing: no model computes them."""
 
     def run(
         self,

@@ -15,7 +15,7 @@ from analysis_lib.capture.activations import (
     Receive,
 )
 from analysis_lib.capture.batching import batches, unreadable
-from analysis_lib.capture.checked_pass import lacking, run
+from analysis_lib.capture.checked_pass import check, lacking, run
 from analysis_lib.capture.inputs import Batch, Reading, Settings
 from analysis_lib.capture.interventions import Changes
 from analysis_lib.errors import AnalysisError, refuse_all
@@ -24,6 +24,8 @@ from analysis_lib.models.parts import Layout
 
 # All that a metric can need, and of it what there is without attention.
 NEEDS = frozenset({*SPACES, WEIGHTS, BLOCKS, SCORES, OUTPUT, LOSS, MASKED})
+# The weights of a large model, in bytes, whose operations occupy all threads.
+LARGE = 2**30
 WITHOUT_ATTENTION = frozenset({"hidden", "final", OUTPUT, LOSS, MASKED})
 
 
@@ -32,9 +34,11 @@ class Source(ABC):
 
     Attributes:
         model: what is read: the model, or the vectors themselves.
+        runs_side_by_side: whether several threads, each with a :meth:`replica`, use the cores better than one batch.
     """
 
     model: Any
+    runs_side_by_side = False
 
     @abstractmethod
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
@@ -59,12 +63,38 @@ class Source(ABC):
     ) -> None:
         """Read a batch: ``receive`` is called with the activations of each layer in turn."""
 
+    @abstractmethod
+    def check(self, batch: Batch) -> None:
+        """Raise an AnalysisError if what is captured of a batch is not what the model computes."""
+
+    def replica(self) -> "Source":
+        """One that another thread reads, on the same weights."""
+        return self
+
 
 class ModelSource(Source):
     """A model, which computes the activations."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
+
+    @property
+    def runs_side_by_side(self) -> bool:
+        """Whether a small model on a CPU that nobody else holds.
+
+        Its many small operations wait for one another between any two, if threads share them. Hooks of a model that a
+        program holds may be anybody's, and a model on several devices moves its weights.
+        """
+        spec = self.model.spec
+        if self.model.device.type != "cpu" or spec is None or spec.device_map:
+            return False
+        return sum(weight.nbytes for weight in self.model.model.parameters()) <= LARGE
+
+    def check(self, batch: Batch) -> None:
+        check(self.model, batch)
+
+    def replica(self) -> "ModelSource":
+        return ModelSource(self.model.replica())
 
     def unsupported(self, items: Sequence, settings: Settings) -> dict[str, str]:
         try:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from analysis_lib.corpora.corpus import Example, Reader, checked
 from analysis_lib.corpora.files import read_column
-from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.reading import read_bytes
 from analysis_lib.corpora.splits import divided
 from analysis_lib.errors import AnalysisError, near_names, shown
+from analysis_lib.files import entries
 
 # The marks that word-level corpora set apart, with the blank before them.
 _SET_APART = re.compile(

@@ -11,9 +11,9 @@ from pathlib import Path
 from analysis_lib.corpora import hub
 from analysis_lib.corpora.corpus import Example, KnownCorpus, Pair, checked
 from analysis_lib.corpora.media import MediaFile, parquet_file, row_group
-from analysis_lib.corpora.packages import entries
 from analysis_lib.corpora.splits import divided
 from analysis_lib.corpora.tables import open_table
+from analysis_lib.files import entries
 
 
 @dataclass(frozen=True)

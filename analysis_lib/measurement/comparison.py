@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from analysis_lib import store
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.corpora.corpus import Corpus
 from analysis_lib.corpora.loading import load_corpus
@@ -16,7 +17,7 @@ from analysis_lib.corpora.splits import check_draw
 from analysis_lib.errors import AnalysisError, in_order, near_names, require_known, require_path, require_whole, shown
 from analysis_lib.measurement.measuring import measure, measured, refuse_senseless, refuse_unchanged, wanted
 from analysis_lib.measurement.shipping import shipped_twin
-from analysis_lib.measurement.stored import interruption, measurements_directory
+from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import LazyTables, Plain, Tables
 from analysis_lib.models import ModelName, title
 from analysis_lib.models.loading import checked_options, load_model, refuse_unloadable
@@ -220,7 +221,7 @@ def compare(
                 if not known and twin is not None and given == usual:
                     known = shipped_twin(whole, corpus, metrics, of_vectors)
                 if not known:
-                    with interruption(kept=bool(runs and measurements_directory())):
+                    with interruption(kept=bool(runs and store.measurements_directory())):
                         loaded = load_model(whole, **given)
                         # Networks stand beside other models, to which it means nothing.
                         maps = of_vectors.maps if loaded.layout.maps else Settings.maps

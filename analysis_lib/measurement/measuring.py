@@ -1,6 +1,5 @@
 """Corpus x model x metrics -> tidy tables: ``measure(model, corpus, "anisotropy")``."""
 
-import functools
 import itertools
 import logging
 import re
@@ -19,7 +18,7 @@ from analysis_lib.capture.given import GivenVectors
 from analysis_lib.capture.inputs import Settings
 from analysis_lib.capture.interventions import Replace
 from analysis_lib.capture.source import Source, as_source, unsupported_by
-from analysis_lib.corpora import PLURAL, Corpus, load_corpus, packages
+from analysis_lib.corpora import PLURAL, Corpus, load_corpus
 from analysis_lib.corpora.corpus import whole_units
 from analysis_lib.errors import (
     CONTINUES,
@@ -34,7 +33,7 @@ from analysis_lib.errors import (
 )
 from analysis_lib.measurement.execution import results
 from analysis_lib.measurement.shards import make_shards
-from analysis_lib.measurement.stored import MergedSums, StoredMeasurements, installed_version
+from analysis_lib.measurement.stored import Progress, StoredMeasurements, installed_version
 from analysis_lib.measurement.tables import Report, Tables
 from analysis_lib.measurement.versions import formulas
 from analysis_lib.metrics import resolve
@@ -79,10 +78,12 @@ def measure(
 
     Every shard of the corpus is computed with as many processor threads as PyTorch has in this process
     (``torch.set_num_threads``, ``OMP_NUM_THREADS``; all cores by default), whoever computes it. So the result is the
-    same, byte for byte, for any number of workers on this machine. With another number of threads, or on another
-    processor, sums are formed in another order and by other kernels: in single precision the tables then agree to 4
-    parts in 10,000, or 2 millionths of a column's root mean square where a value is what is left of a cancellation (10
-    for the ends of an interval), and in double precision to 2 parts in 10⁹.
+    same, byte for byte, for any number of workers on this machine. On a CPU it is also the same for any number of
+    threads, unless the weights take more than a gigabyte, the model is one that a program holds, or an intervention
+    needs means or other texts. For these, and on another processor, sums are formed in another order and by other
+    kernels: in single precision the tables then agree to 4 parts in 10,000, or 2 millionths of a column's root mean
+    square where a value is what is left of a cancellation (10 for the ends of an interval), and in double precision to
+    2 parts in 10⁹.
 
     Workers that have more threads than there are cores take turns, at little cost. One thread per worker
     (``OMP_NUM_THREADS=1``) is fastest where there are as many workers as cores.
@@ -249,26 +250,20 @@ def _tables(
     if metrics != "all":
         _refuse(model.name, senseless)
     empty = [metric for metric in resolve(metrics) if metric.name not in senseless]
-    finished, report = StoredMeasurements.of_model(model, corpus, settings), Report()
-    with packages.in_use(), finished.alone():
-        missing = []
-        for metric in empty:
-            known = finished.load(metric)
-            report = report.joined(known[0]) if known else report
-            missing += [] if known else [metric]
-        kept = MergedSums(checkpoints, model, corpus, missing, settings)
+    with StoredMeasurements.of_model(model, corpus, settings).alone() as kept:
+        missing = [metric for metric in empty if not kept.fill(metric)]
+        unfinished = Progress(checkpoints, model, corpus, missing, settings)
         if missing:
             try:
-                fresh = _measure(source, corpus, missing, settings, kept, who, progress)
+                report = _measure(source, corpus, missing, settings, unfinished, who, progress)
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(CONTINUES if kept.merged else "") from None
-            report = report.joined(fresh)
-        run = _description(model, corpus, settings, report, time.monotonic() - started)
+                raise KeyboardInterrupt(CONTINUES if unfinished.merged else "") from None
+            kept.report = kept.report.joined(report)
+        run = _description(model, corpus, settings, kept.report, time.monotonic() - started)
         run["formulas"] = formulas(empty)
         _say(model.name, run["notes"])
-        for metric in missing:
-            finished.keep(metric, report, run)
-    tables = Tables(empty, report, run, kept.path)
+        kept.write(missing, run)
+    tables = Tables(empty, kept.report, run, unfinished.path)
     run["left_out"] = senseless | (tables.leave_out_what_fails() if metrics == "all" else {})
     for reason in dict.fromkeys(run["left_out"].values()):
         names = ", ".join(name for name, why in run["left_out"].items() if why == reason)
@@ -338,13 +333,11 @@ def measured(
         corpus, metrics: as ``measure`` takes them.
         given: dtype, processor and device of the model, where they are not the usual ones.
     """
-    finished, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
-    known = [finished.load(metric) for metric in empty]
-    if metrics == "all" or None in known:
+    kept, empty = StoredMeasurements.of_name(name, corpus, settings, **given), resolve(metrics)
+    if metrics == "all" or not all(map(kept.fill, empty)):
         return None
-    report, run = functools.reduce(Report.joined, (read for read, _ in known)), known[0][1]
-    _say(name, run["notes"])
-    return Tables(empty, report, run | _units(corpus) | {"formulas": formulas(empty)})
+    _say(name, kept.run["notes"])
+    return Tables(empty, kept.report, kept.run | _units(corpus) | {"formulas": formulas(empty)})
 
 
 def _measure(
@@ -352,7 +345,7 @@ def _measure(
     corpus: Corpus,
     metrics: list[Metric],
     settings: Settings,
-    kept: MergedSums,
+    kept: Progress,
     who: tuple[int, str | None, float],
     progress: bool,
 ) -> Report:
@@ -361,14 +354,15 @@ def _measure(
     source.refuse_unreadable(corpus.items)
     model = source.model
     merging = kept.resume(metrics)
-    shards = make_shards(model, corpus, metrics, settings, progress)
+    shards = make_shards(source, corpus, metrics, settings, progress)
     read = [0, *itertools.accumulate(len(shard.items) for shard in shards)]
     shown_as = {"unit": model.kind, "description": f"{model.name} on {corpus.name}", "show": progress}
     with bar(total=len(corpus), initial=read[merging.shards], **shown_as) as shown:
         whole = True
         try:
             # In the order of the shards, whichever finished first: the bytes do not depend on who did what.
-            with closing(results(shards[merging.shards :], model, *who, kept.due)) as parts:
+            words = "; what is finished is kept" if kept.path else ""
+            with closing(results(shards[merging.shards :], source, *who, words)) as parts:
                 for count, result in parts:
                     whole = False
                     merging.add(count, result)

@@ -8,7 +8,7 @@ from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.metrics.accumulator import GroupSums, Metric
 
-# So many shards in a row are merged with each other, on a cluster by a worker, and then with those before.
+# So many shards in a row are merged with each other, and then with those before.
 SHARDS_PER_BRANCH = 32
 
 
@@ -23,7 +23,10 @@ class Merging:
     """
 
     def __init__(self, metrics: list[Metric]):
-        self.metrics, self.branch, self.report, self.shards = metrics, _fresh(metrics), Report(), 0
+        self.metrics = metrics
+        self.branch = _fresh(metrics)
+        self.report = Report()
+        self.shards = 0
 
     @property
     def places(self) -> dict[str, list[Metric]]:
@@ -32,7 +35,8 @@ class Merging:
 
     def add(self, shards: int, result: Result) -> None:
         """Add the next shard, or all shards of the next branch, which a worker has merged."""
-        merge(self.branch if shards == 1 else self.metrics, self.report, [result])
+        into = self.branch if shards == 1 else self.metrics
+        merge(into, self.report, [result])
         self.shards += shards
         if self.shards % SHARDS_PER_BRANCH == 0:
             self.close()
@@ -56,8 +60,9 @@ def _take_over(metric: Metric, part: Metric) -> None:
     """Merge a part that nobody else needs: sums can be large, and the first ones are not copied."""
     if metric.sums:
         metric.merge(part)
-    else:
-        metric.sums = {key: GroupSums(groups, torch.as_tensor(values)) for key, (groups, values) in part.sums.items()}
+        return
+    for key, (groups, values) in part.sums.items():
+        metric.sums[key] = GroupSums(groups, torch.as_tensor(values))
 
 
 def _fresh(metrics: Iterable[Metric]) -> list[Metric]:

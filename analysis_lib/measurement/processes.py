@@ -1,20 +1,24 @@
-"""Other processes of this machine that work for this one."""
+"""Other processes of this machine that work for this one, and threads: joblib's processes, PyTorch's threads."""
 
 import os
-import sys
+import signal
 import threading
+import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent import futures
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context, parent_process
-from types import ModuleType
+from contextlib import contextmanager, suppress
+from multiprocessing import parent_process
 
 import torch
+from joblib.externals.loky import ProcessPoolExecutor
 from tqdm import tqdm
 
 from analysis_lib.errors import AnalysisError, undisturbed
+
+# Idle OpenMP threads would spin, and keep the cores busy: together, workers may have more threads than there are cores.
+PATIENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @contextmanager
@@ -27,8 +31,7 @@ def mapped(workers: int) -> Iterator[Callable]:
         with pool(workers, threads=1) as executor:
 
             def submitted(function: Callable, *given: Iterable) -> Iterator:
-                # The executor's own map would cancel what is left, of which the executor complains in a traceback.
-                tasks = [*map(partial(executor.submit, function), *given)]
+                tasks = [executor.submit(function, *arguments) for arguments in zip(*given, strict=True)]
                 return (task.result() for task in tasks)
 
             yield submitted
@@ -39,48 +42,30 @@ def mapped(workers: int) -> Iterator[Callable]:
 
 
 @contextmanager
-def pool(workers: int, threads: int) -> Iterator[futures.ProcessPoolExecutor]:
-    """Processes with so many threads each; they are stopped when the block is left, and when this process ends.
-
-    Together they may have more threads than there are cores: idle threads sleep, so that they only take turns.
-    """
-    executor = futures.ProcessPoolExecutor(workers, get_context("spawn"), _start, (threads,))
+def pool(workers: int, threads: int) -> Iterator[Executor]:
+    """Processes with so many threads each; they are stopped when the block is left, and when this process ends."""
+    environment = {name: os.environ.get(name, value) for name, value in PATIENT.items()}
+    # Not joblib.Parallel, which has no pool of one process: this process measures beside it.
+    executor = ProcessPoolExecutor(workers, initializer=_start, initargs=(threads, os.getpid()), env=environment)
     try:
-        with undisturbed(), _patient_threads(), _without_script():
-            for _ in range(workers):
-                executor.submit(int)
-        yield executor
+        with undisturbed():
+            executor.submit(int)
+        with warnings.catch_warnings():
+            # One whose memory has grown by 300 MB is replaced by another one, which is nobody's concern.
+            warnings.filterwarnings("ignore", "A worker stopped while some jobs")
+            yield executor
     finally:
-        # Without this, an interrupted run would wait for work that nobody wants any more.
-        for process in list((executor._processes or {}).values()):
-            process.terminate()
-        # One that was stopped in the middle of a result leaves its reader waiting for the rest while there is a sender.
-        executor._result_queue._writer.close()
-        executor.shutdown(wait=False, cancel_futures=True)
+        _stop(executor)
 
 
-@contextmanager
-def _patient_threads() -> Iterator[None]:
-    """Processes that are started here let idle OpenMP threads sleep, which would spin, and keep the cores busy."""
-    given = os.environ.get("OMP_WAIT_POLICY")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ["OMP_WAIT_POLICY"]
-
-
-@contextmanager
-def _without_script() -> Iterator[None]:
-    """Processes that are started here do not run the script again to import it."""
-    # Without its `if __name__ == "__main__":`, it would start processes of its own. Its metrics are sent by value.
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+def _stop(executor: ProcessPoolExecutor) -> None:
+    """Stop the processes, whatever they are at: nobody wants their work any more."""
+    for process in list(executor._processes):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    # One that was stopped in the middle of a result leaves its reader waiting for the rest while there is a sender.
+    executor._result_queue._writer.close()
+    executor.shutdown(kill_workers=True)
 
 
 @contextmanager
@@ -94,18 +79,32 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _start(threads: int) -> None:
+def _start(threads: int, parent: int) -> None:
     torch.set_num_threads(threads)
-    end_with_parent()
+    above = os.getppid()
+
+    def wait() -> None:
+        # The one that ends may have been gone before this one began.
+        with suppress(ProcessLookupError):
+            while os.getppid() == above:
+                os.kill(parent, 0)
+                time.sleep(1)
+
+    _end_after(wait)
 
 
 def end_with_parent() -> None:
     """Let a process of multiprocessing end when the one that started it does, even if that one is killed."""
-    # It may be stopped at any time. No bar is shared with other processes; the lock for that would be left behind.
+    _end_after(parent_process().join)
+
+
+def _end_after(wait: Callable[[], object]) -> None:
+    """Let this process, which may also be stopped at any time, end once a wait is over."""
+    # No bar is shared with other processes; the lock for that would be left behind.
     tqdm.set_lock(threading.RLock())
 
-    def wait() -> None:
-        parent_process().join()
+    def end() -> None:
+        wait()
         os._exit(1)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=end, daemon=True).start()

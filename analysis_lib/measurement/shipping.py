@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis_lib import files
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import Corpus, packages
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError, near_names, require_text
 from analysis_lib.measurement.tables import LazyTables
 from analysis_lib.measurement.versions import formulas, is_current
@@ -21,12 +22,12 @@ from analysis_lib.models.names import title
 
 def home() -> Path:
     """The folder of the measurements that come with the book."""
-    return packages.data_directory() / "measurements"
+    return files.data_directory() / "measurements"
 
 
 def descriptions(file: str) -> dict[str, dict]:
     """How measurements were made, by the folder: ``run.json``, ``dynamics.json`` or ``results.json`` of each."""
-    return {path.parent.name: packages.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
+    return {path.parent.name: files.read_json(path) for path in sorted(home().glob(f"*/{file}"))}
 
 
 def code_warning(titles: Iterable[str]) -> str:
@@ -48,8 +49,8 @@ class Shipped(LazyTables):
     """
 
     def __init__(self, folder: Path):
-        self.folder, self.run = folder, packages.read_json(folder / "run.json")
-        read = partial(packages.read, how=pd.read_parquet)
+        self.folder, self.run = folder, files.read_json(folder / "run.json")
+        read = partial(files.read, how=pd.read_parquet)
         parts = {name: folder / f"{name}.parquet" for name in self.run["tables"]}
         super().__init__(parts, read, pd.DataFrame(self.run["layers"]))
 
@@ -109,7 +110,7 @@ def without_intervals(measurement: str, *tables: str) -> None:
     """Leave the intervals out of tables that come with the book, where no page shows them."""
     for table in tables:
         path = home() / measurement / f"{table}.parquet"
-        rows = packages.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
+        rows = files.read(path, how=pd.read_parquet).drop(columns=["ci_low", "ci_high"])
         rows.to_parquet(path, index=False, compression="zstd")
 
 
@@ -119,7 +120,7 @@ def in_single_precision(measurement: str, table: str, column: str) -> None:
     Half of the bits of each number are then zero, and the file is half as large.
     """
     path = home() / measurement / f"{table}.parquet"
-    rows = packages.read(path, how=pd.read_parquet)
+    rows = files.read(path, how=pd.read_parquet)
     rows[column] = rows[column].astype("float32").astype("float64")
     others = [name for name in rows if name != column]
     packed = {"use_dictionary": others, "column_encoding": {column: "BYTE_STREAM_SPLIT"}}

@@ -1,28 +1,25 @@
-"""Finished measurements on disk, and the sums from which an interrupted one goes on."""
+"""What is kept of measurements: finished ones, and the sums from which an interrupted one goes on."""
 
 import functools
-import hashlib
 import importlib.metadata
 import json
-import os
 import re
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 
+from analysis_lib import files, store
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import Corpus, packages
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import CONTINUES, AnalysisError
 from analysis_lib.measurement import shards
 from analysis_lib.measurement.merging import SHARDS_PER_BRANCH, Merging
-from analysis_lib.measurement.shards import Result
 from analysis_lib.measurement.tables import Report
 from analysis_lib.measurement.versions import library_hash, metric_identity
 from analysis_lib.metrics.accumulator import GROUPS, GroupSums, Key, Metric
@@ -31,8 +28,8 @@ from analysis_lib.models.loading import revision_of
 
 # About how many seconds of merged work a killed measurement may lose.
 SECONDS_AT_RISK = 60
-# What a file can raise that is not there, damaged, or in a form of another version.
-UNREADABLE = (OSError, ValueError, TypeError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile)
+# How many characters of the hash of all that a measurement depends on are in the name of its folder.
+DIGITS = 16
 
 
 class StoredMeasurements:
@@ -44,25 +41,34 @@ class StoredMeasurements:
     other kernels.
 
     Attributes:
-        folders: named after model and corpus, and all that the measurement depends on but the metric. Those of a
+        entries: named after model and corpus, and all that the measurement depends on but the metric. Those of a
             network of maps are known by what a vector of it is; which networks have maps only their loading tells.
+        report: what was read when what has been filled was measured.
+        run: how that was measured, as ``run.json`` has it, of the first metric that was filled.
     """
 
     def __init__(self, spec: ModelSpec | None, revision: str, corpus: Corpus, settings: Settings):
-        self.folders = []
-        if spec is not None and (home := measurements_directory()):
-            name = re.sub(r"[^\w.@=:+-]+", "_", f"{Path(spec.name).name}-on-{Path(corpus.name).name}")[:80]
-            known = [revision, spec.dtype, torch.device(spec.device).type]
+        self.entries: list[store.Entry] = []
+        self.report = Report()
+        self.run = None
+        home = store.measurements_directory()
+        if spec is not None and home is not None:
+            name = f"{Path(spec.name).name}-on-{Path(corpus.name).name}"
+            label = re.sub(r"[^\w.@=:+-]+", "_", name)[:80]
+            device = torch.device(spec.device).type
             for maps in (None, settings.maps):
-                parts = [*known, *_common(corpus, {**asdict(settings), "maps": maps})]
-                self.folders.append(home / f"{name}-{_digest(parts)}")
+                read_so = {**asdict(settings), "maps": maps}
+                key = store.key(revision, spec.dtype, device, *_common(corpus, read_so))
+                self.entries.append(store.Entry(home / f"{label}-{key[:DIGITS]}"))
 
     @classmethod
     def of_model(cls, model: LoadedModel, corpus: Corpus, settings: Settings) -> Self:
         """Those of a model that is loaded."""
-        found = cls(model.spec, model.revision, corpus, settings)
-        found.folders = found.folders[bool(model.layout.maps) :][:1]
-        return found
+        kept = cls(model.spec, model.revision, corpus, settings)
+        if model.layout.maps:
+            kept.entries = kept.entries[1:]
+        kept.entries = kept.entries[:1]
+        return kept
 
     @classmethod
     def of_name(
@@ -80,56 +86,53 @@ class StoredMeasurements:
         return cls(spec, revision_of(name, processor), corpus, settings)
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[Self]:
         """Inside it, other processes that want to measure the same wait; they find it measured, if it is kept."""
         with ExitStack() as held:
-            with suppress(AnalysisError):
-                for folder in self.folders[:1]:
-                    held.enter_context(packages.alone(folder / ".lock"))
-            yield
+            held.enter_context(store.in_use())
+            for entry in self.entries[:1]:
+                held.enter_context(entry.alone())
+            yield self
 
-    def load(self, metric: Metric) -> tuple[Report, dict] | None:
-        """Fill an empty metric with what was measured; what was read then, and ``run.json``; or None."""
-        for folder in self.folders:
-            try:
-                with np.load(folder / _file(metric)) as stored:
-                    (sums, report), run = _read(stored), json.loads(str(stored["run"]))
-                metric.merge(metric.fresh(sums[metric.name]))
-                return report, run
-            except (*UNREADABLE, AnalysisError):
-                # Or with a parameter that has no lasting form.
-                continue
-        return None
-
-    def keep(self, metric: Metric, report: Report, run: dict) -> None:
-        """Keep what was measured, unless it cannot be known again."""
-        for folder in self.folders:
+    def fill(self, metric: Metric) -> bool:
+        """Fill an empty metric with what was measured, if that is kept."""
+        for entry in self.entries:
+            # A parameter may have no lasting form.
             with suppress(AnalysisError):
-                _write(folder / _file(metric), {metric.name: metric.arrays()}, report, run=json.dumps(run))
+                stored = entry.read(_file(metric), _read)
+                if stored is None:
+                    continue
+                metric.merge(metric.fresh(stored.sums[metric.name]))
+                self.report = self.report.joined(stored.report)
+                self.run = self.run or json.loads(stored.more["run"])
+                return True
+        return False
+
+    def write(self, metrics: Iterable[Metric], run: dict) -> None:
+        """Keep what was measured, unless it cannot be known again, or written."""
+        about = json.dumps(run)
+        for metric in metrics:
+            sums = {metric.name: metric.arrays()}
+            for entry in self.entries:
+                with suppress(AnalysisError):
+                    _write(entry, _file(metric), sums, self.report, run=about)
 
     def array(self, name: str, make: Callable[[], np.ndarray]) -> np.ndarray:
         """What ``make`` gives of each text, if it is not kept yet under a name that changes with all it depends on."""
-        path = next((folder / f"{name}.npy" for folder in self.folders), None)
-        if path is None:
+        if not self.entries:
             return make()
-        with self.alone():
-            with suppress(*UNREADABLE):
-                return np.load(path)
-            array = make()
-            with suppress(AnalysisError), packages.writing(path.parent), packages.scratch(path.parent, name) as scratch:
-                np.save(scratch / path.name, array)
-                os.replace(scratch / path.name, path)
+        entry = self.entries[0]
+        with entry.alone():
+            array = entry.read(f"{name}.npy", np.load)
+            if array is None:
+                array = make()
+                with suppress(AnalysisError):
+                    entry.write(f"{name}.npy", lambda path: np.save(path, array))
             return array
 
 
 def _file(metric: Metric) -> str:
-    return f"{metric.name}-{_digest(metric_identity(metric))}.npz"
-
-
-def measurements_directory() -> Path | None:
-    """Where finished measurements are kept; None where they are not."""
-    chosen = os.environ.get("ANALYSIS_LIB_MEASUREMENTS")
-    return packages.package_directory() / "measurements" if chosen is None else Path(chosen) if chosen else None
+    return f"{metric.name}-{store.key(*metric_identity(metric))[:DIGITS]}.npz"
 
 
 @contextmanager
@@ -141,83 +144,98 @@ def interruption(kept: bool) -> Iterator[None]:
         raise KeyboardInterrupt(str(error) or (CONTINUES if kept else "")) from None
 
 
-class MergedSums:
-    """What an interrupted measurement has merged: one file in a folder, written now and then, whole or not at all.
+class Progress:
+    """What an interrupted measurement has merged: one file in a folder, written now and then.
 
     Attributes:
         path: named after all that the sums depend on, in the folder that was given; None without one: nothing is kept.
         merged: how many shards of the measurement are in the file.
-        due: whether so much time has passed that the loss of what is merged would hurt; None where nothing is kept.
     """
 
     def __init__(
         self, folder: Path | str | None, model: LoadedModel, corpus: Corpus, metrics: list[Metric], settings: Settings
     ):
-        self.path, self.due, self.merged, self._next = None, None, 0, time.monotonic() + SECONDS_AT_RISK
+        self.path = None
+        self.merged = 0
+        self._next = time.monotonic() + SECONDS_AT_RISK
         if folder is not None:
             known = [model.revision, str(model.model.dtype), model.device.type, repr(model.layout)]
             known += _common(corpus, asdict(settings))
-            parts = [*known, *map(metric_identity, metrics), shards.UTTERANCES_PER_SHARD, SHARDS_PER_BRANCH]
-            self.due = lambda: time.monotonic() >= self._next
-            self.path = Path(folder) / f".unfinished-{_digest(parts)}.npz"
+            known += map(metric_identity, metrics)
+            known += [shards.UTTERANCES_PER_SHARD, shards.BATCHES_PER_PART, SHARDS_PER_BRANCH]
+            key = store.key(*known)[:DIGITS]
+            self._entry = store.Entry(Path(folder))
+            self.path = self._entry.folder / f".unfinished-{key}.npz"
             # Tried before the work begins.
-            with packages.writing(self.path.parent):
+            with files.writing(self.path.parent):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def resume(self, metrics: list[Metric]) -> Merging:
         """Fill empty metrics with what is there; a damaged file is none."""
-        sums, merging = {}, Merging(metrics)
-        with suppress(*UNREADABLE):
-            if self.path is not None:
-                with np.load(self.path) as stored:
-                    (sums, merging.report), merging.shards = _read(stored), int(stored["merged"])
-        for place, held in merging.places.items():
-            for metric in held:
-                metric.merge(metric.fresh(sums.get(f"{place} {metric.name}")))
-        self.merged = merging.shards
+        merging = Merging(metrics)
+        stored = None
+        if self.path is not None:
+            stored = self._entry.read(self.path.name, _read)
+        if stored is not None:
+            merging.report = stored.report
+            merging.shards = self.merged = int(stored.more["merged"])
+            for place, held in merging.places.items():
+                for metric in held:
+                    sums = stored.sums.get(f"{place} {metric.name}")
+                    metric.merge(metric.fresh(sums))
         return merging
 
     def keep(self, merging: Merging, *, now: bool = False) -> None:
-        """Write what is merged if that is due, or ``now``."""
-        if self.due is None or merging.shards == self.merged or not (now or self.due()):
+        """Write what is merged ``now``, or if so much time has passed that its loss would hurt."""
+        due = now or time.monotonic() >= self._next
+        if self.path is None or merging.shards == self.merged or not due:
             return
-        started, places = time.monotonic(), merging.places.items()
-        sums = {f"{place} {metric.name}": metric.arrays() for place, held in places for metric in held}
-        _write(self.path, sums, merging.report, merged=merging.shards)
+        started = time.monotonic()
+        sums = {}
+        for place, held in merging.places.items():
+            for metric in held:
+                sums[f"{place} {metric.name}"] = metric.arrays()
+        _write(self._entry, self.path.name, sums, merging.report, merged=merging.shards)
         self.merged = merging.shards
         # Of a large model the file is large, too: writing it takes a small share of the time.
         self._next = time.monotonic() + SECONDS_AT_RISK * (1 + time.monotonic() - started)
 
 
-def _write(path: Path, sums: Mapping[str, dict[Key, GroupSums]], report: Report, **more: str | int) -> None:
-    """Write sums by metric, and what was read, whole or not at all."""
+class _Stored(NamedTuple):
+    """What a file holds: sums by metric, what was read, and more, by name."""
+
+    sums: dict[str, dict[Key, GroupSums]]
+    report: Report
+    more: dict[str, str]
+
+
+def _write(
+    entry: store.Entry, name: str, sums: Mapping[str, dict[Key, GroupSums]], report: Report, **more: str | int
+) -> None:
     # numpy takes no tuples as names: keys are written as JSON.
-    arrays = {
-        json.dumps([name, groups, *key]): values
-        for name, of_metric in sums.items()
-        for key, (groups, values) in of_metric.items()
-    }
+    arrays = {}
+    for metric, of_metric in sums.items():
+        for key, (groups, values) in of_metric.items():
+            arrays[json.dumps([metric, groups, *key])] = values
+    more["report"] = json.dumps(asdict(report))
+    more["metrics"] = json.dumps([*sums])
     more["arrays"] = len(arrays)
-    with packages.writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with packages.scratch(path.parent, path.stem) as scratch:
-            with (scratch / path.name).open("wb") as file:
-                np.savez(file, report=json.dumps(asdict(report)), metrics=json.dumps([*sums]), **more, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(scratch / path.name, path)
+    entry.write(name, lambda path: np.savez(path, **more, **arrays))
 
 
-def _read(stored: Mapping[str, np.ndarray]) -> Result:
+def _read(path: Path) -> _Stored:
     """What :func:`_write` has written."""
-    found = {name: {} for name in json.loads(str(stored["metrics"]))}
-    names = [name for name in stored if name.startswith("[")]
-    if len(names) != int(stored["arrays"]):
-        raise ValueError("an array is gone")
-    for name in names:
-        metric, groups, *key = json.loads(name)
-        found[metric][tuple(key)] = GroupSums(tuple(groups), stored[name])
-    return found, Report(**json.loads(str(stored["report"])))
+    with np.load(path) as stored:
+        names = [name for name in stored if name.startswith("[")]
+        more = {name: str(stored[name]) for name in {*stored} - {*names}}
+        if len(names) != int(more["arrays"]):
+            raise ValueError("an array is gone")
+        sums = {metric: {} for metric in json.loads(more["metrics"])}
+        for name in names:
+            metric, groups, *key = json.loads(name)
+            sums[metric][tuple(key)] = GroupSums(tuple(groups), stored[name])
+    report = Report(**json.loads(more["report"]))
+    return _Stored(sums, report, more)
 
 
 # Read once: a page may measure a hundred times.
@@ -226,12 +244,5 @@ installed_version = functools.cache(importlib.metadata.version)
 
 def _common(corpus: Corpus, settings: dict) -> list:
     """What a measurement depends on besides model and metrics; another text, setting or version starts afresh."""
-    return [
-        *(corpus.sha256, corpus.groups(GROUPS), settings),
-        library_hash(),
-        [installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")],
-    ]
-
-
-def _digest(parts: list) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    versions = [installed_version(name) for name in ("torch", "transformers", "tokenizers", "numpy")]
+    return [corpus.sha256, corpus.groups(GROUPS), settings, library_hash(), versions]

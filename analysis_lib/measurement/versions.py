@@ -19,8 +19,7 @@ from typing import Any
 
 import joblib
 
-from analysis_lib import capture
-from analysis_lib.corpora import packages
+from analysis_lib import capture, files
 from analysis_lib.errors import AnalysisError
 from analysis_lib.metrics import intervals
 from analysis_lib.metrics.accumulator import Metric
@@ -38,7 +37,7 @@ IDENTIFIER = re.compile(r"\b[A-Za-z_]\w*\b")
 def library_hash() -> str:
     """The SHA-256 of every source file of the library, as it is when a process first asks for it."""
     paths = [path for path in sorted(LIBRARY.rglob("*")) if path.suffix in SUFFIXES]
-    paths += [packages.data_directory() / name for name in READ_BY_LIBRARY]
+    paths += [files.data_directory() / name for name in READ_BY_LIBRARY]
     whole = hashlib.sha256()
     for path in paths:
         content = hashlib.sha256(path.read_bytes()).hexdigest()

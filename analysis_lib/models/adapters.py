@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from analysis_lib.corpora import packages
+from analysis_lib import files
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models.devices import input_embeddings
 from analysis_lib.models.folders import ADAPTER
@@ -41,7 +41,7 @@ class Adapter:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
-        self.settings = packages.read_json(folder / ADAPTER)
+        self.settings = files.read_json(folder / ADAPTER)
         if self.settings.get("megatron_config"):
             # peft would import the module that megatron_core names.
             raise AnalysisError(

@@ -21,6 +21,7 @@ from jaxtyping import Shaped
 from safetensors.torch import save_file
 from torch import Tensor
 
+from analysis_lib import store
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError, require_extra
 from analysis_lib.models.architectures import EfficientNetLiteConfig
@@ -39,7 +40,7 @@ def converted(name: str, form: str, sources: Sequence[str]) -> Path:
         sources: the packages that hold them, in order.
     """
     key = " ".join([form, str(VERSION), *map(packages.pin, sources)])
-    return packages.derived(key, name, lambda folder: CONVERTERS[form](sources, folder))
+    return store.derived(key, name, lambda folder: CONVERTERS[form](sources, folder))
 
 
 def _content(sources: Sequence[str], pattern: str) -> bytes:

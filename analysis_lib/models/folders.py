@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from analysis_lib import files
 from analysis_lib.corpora import hub, packages
 from analysis_lib.errors import AnalysisError, near_names
 from analysis_lib.models.names import (
@@ -129,7 +130,7 @@ def model_home(folder: Path) -> Path:
     modules = folder / "modules.json"
     if (folder / "config.json").is_file() or not modules.is_file():
         return folder
-    inner = packages.read(modules, lambda path: folder / _read(path)[0]["path"])
+    inner = files.read(modules, lambda path: folder / _read(path)[0]["path"])
     is_inside = inner.is_dir() and inner.resolve().is_relative_to(folder.resolve())
     return inner if is_inside else folder
 
@@ -146,7 +147,7 @@ def adapter_base(folder: Path) -> str | None:
     """
     if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
         return None
-    base = packages.read_json(folder / ADAPTER).get("base_model_name_or_path")
+    base = files.read_json(folder / ADAPTER).get("base_model_name_or_path")
     if isinstance(base, str) and base.strip():
         return base
     raise AnalysisError(f"{folder / ADAPTER} does not say whose adapter it is: give its base_model_name_or_path")
@@ -160,7 +161,7 @@ def has_processor(folder: Path, kind: str | None = None) -> bool:
         return False
     settings = folder / "tokenizer_config.json"
     if settings.exists():
-        tokenizer = packages.read_json(settings).get("tokenizer_class")
+        tokenizer = files.read_json(settings).get("tokenizer_class")
         if tokenizer in WITHOUT_VOCABULARY:
             return True
     return any(path.is_file() for path in _matching(folder, VOCABULARIES))
@@ -200,5 +201,5 @@ def file_hashes(folder: Path, patterns: Iterable[str] = hub.MODEL_FILES) -> dict
         # A damaged index is reported when the weights load.
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             paths |= {folder / name for name in _read(index)["weight_map"].values()}
-    files = sorted(path for path in paths if path.is_file())
-    return {os.path.relpath(path, folder): packages.file_hash(path) for path in files}
+    there = sorted(path for path in paths if path.is_file())
+    return {os.path.relpath(path, folder): files.file_hash(path) for path in there}

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Self
 
+from analysis_lib import files
 from analysis_lib.corpora import packages
 from analysis_lib.corpora.sharing import path_to_share
 from analysis_lib.errors import AnalysisError, shown
@@ -143,7 +144,7 @@ class KnownModel:
 
 
 def _read_known() -> dict[str, KnownModel]:
-    path = packages.data_directory() / "models.csv"
+    path = files.data_directory() / "models.csv"
     known = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_MAPPING_NAMES
 
-from analysis_lib.corpora.packages import entries
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import entries
 
 # The name that most models give the function that rotates queries and keys.
 ROTATION = "apply_rotary_pos_emb"

@@ -11,7 +11,7 @@ import safetensors
 import tokenizers
 import transformers
 
-from analysis_lib.corpora import packages
+from analysis_lib import files
 from analysis_lib.errors import AnalysisError, what_failed
 
 # Of every call that reads files: nothing from elsewhere, and no code that lies beside the weights.
@@ -55,11 +55,11 @@ def refuse_damaged(folder: Path) -> None:
     remedy = "copy or save the model again"
     for path in sorted(folder.glob("*")):
         if path.suffix == ".safetensors":
-            packages.read(path, lambda path: safetensors.safe_open(path, "pt"), remedy)
+            files.read(path, lambda path: safetensors.safe_open(path, "pt"), remedy)
         elif path.name == "tokenizer.json":
-            packages.read(path, lambda path: tokenizers.Tokenizer.from_file(str(path)), remedy)
+            files.read(path, lambda path: tokenizers.Tokenizer.from_file(str(path)), remedy)
         elif path.suffix == ".json":
-            shards = packages.read(path, _shards, remedy)
+            shards = files.read(path, _shards, remedy)
             missing = [name for name in shards if not (folder / name).is_file()]
             if missing:
                 raise AnalysisError(f"{path} names {min(missing)}, which is not there: {remedy}")

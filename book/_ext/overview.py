@@ -22,7 +22,7 @@ from analysis_book.build.parameters import read_notebook
 from analysis_book.figures import Table, code, cone, plain
 from analysis_book.training.recipes import RECIPES
 from analysis_book.training.settings import RUNS
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib.files import data_directory
 from analysis_lib.models import known_models, title
 
 CARD = """\

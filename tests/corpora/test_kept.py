@@ -15,7 +15,7 @@ import pytest
 from waiting import wait_until
 
 from analysis_book.training.settings import RECIPES
-from analysis_lib import AnalysisError, measure
+from analysis_lib import AnalysisError, files, measure, store
 from analysis_lib.corpora import packages
 from analysis_lib.files import SEAL, Output
 from analysis_lib.measurement import execution
@@ -35,7 +35,7 @@ def damaged(path) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
     # Another process has not read it.
-    packages._file_hash.cache_clear()
+    files._file_hash.cache_clear()
 
 
 def test_a_derived_folder_with_another_byte_is_made_again(home):
@@ -43,21 +43,21 @@ def test_a_derived_folder_with_another_byte_is_made_again(home):
         (folder / "sub").mkdir()
         (folder / "sub" / "a").write_text("content")
 
-    folder = packages.derived("key", "label", fill)
-    assert packages.is_whole(folder)
+    folder = store.derived("key", "label", fill)
+    assert store.is_whole(folder)
     damaged(folder / "sub" / "a")
-    assert not packages.is_whole(folder)
-    assert packages.derived("key", "label", fill) == folder
+    assert not store.is_whole(folder)
+    assert store.derived("key", "label", fill) == folder
     assert (folder / "sub" / "a").read_text() == "content"
     (folder / "sub" / "a").unlink()
-    assert not packages.is_whole(folder)
+    assert not store.is_whole(folder)
 
 
 def test_a_package_with_another_byte_is_refused(home, monkeypatch):
     home.mkdir(parents=True)
     wheel = home / "thing-1.0-py3-none-any.whl"
     wheel.write_bytes(b"content of a wheel")
-    line = f"thing==1.0 --hash=sha256:{packages.file_hash(wheel)}"
+    line = f"thing==1.0 --hash=sha256:{files.file_hash(wheel)}"
     monkeypatch.setattr(packages, "pin", lambda package: line)
     assert packages.archive("thing") == wheel
     damaged(wheel)
@@ -67,13 +67,13 @@ def test_a_package_with_another_byte_is_refused(home, monkeypatch):
 
 def test_what_a_killed_process_left_goes_with_the_next(tmp_path):
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom analysis_lib.corpora import packages\n"
-        "with packages.scratch(Path(sys.argv[1]), '.unfinished-tables') as folder:\n"
+        "import os, sys\nfrom pathlib import Path\nfrom analysis_lib import files\n"
+        "with files.scratch(Path(sys.argv[1]), '.unfinished-tables') as folder:\n"
         "    (folder / 'half').write_text('x')\n    os._exit(9)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path], check=False)
     (left,) = tmp_path.iterdir()
-    with packages.scratch(tmp_path, ".unfinished-tables"):
+    with files.scratch(tmp_path, ".unfinished-tables"):
         assert not left.exists()
     assert not [*tmp_path.iterdir()]
 
@@ -81,9 +81,10 @@ def test_what_a_killed_process_left_goes_with_the_next(tmp_path):
 HOLDING = """
 import sys, time
 from pathlib import Path
+from analysis_lib import files, store
 from analysis_lib.corpora import packages
-packages._machine = lambda real=packages._machine: (sys.argv[2:] or [real()])[0]
-with packages.scratch(Path(sys.argv[1]), ".unfinished") as folder:
+files._machine = lambda real=files._machine: (sys.argv[2:] or [real()])[0]
+with files.scratch(Path(sys.argv[1]), ".unfinished") as folder:
     (folder / "half").write_text("x")
     print(folder, flush=True)
     sys.stdin.read()
@@ -106,7 +107,7 @@ def test_a_scratch_folder_is_kept_while_its_process_lives_and_no_longer(tmp_path
     if inside and subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces of process ids can be made here")
     process, held = holding(tmp_path, inside=inside)
-    with packages.scratch(tmp_path, ".unfinished"):
+    with files.scratch(tmp_path, ".unfinished"):
         assert (held / "half").read_text() == "x"
     process.kill()
     process.wait()
@@ -117,7 +118,7 @@ def test_a_scratch_folder_is_kept_while_its_process_lives_and_no_longer(tmp_path
 def test_a_scratch_folder_of_this_machine_is_safe_from_another_pid_namespace(tmp_path):
     if subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no namespaces of process ids can be made here")
-    with packages.scratch(tmp_path, ".unfinished") as mine:
+    with files.scratch(tmp_path, ".unfinished") as mine:
         (mine / "half").write_text("x")
         process, _ = holding(tmp_path, inside=NAMESPACE)
         process.communicate("")
@@ -130,23 +131,23 @@ def test_a_scratch_folder_of_another_machine_is_left_over_after_thirty_days(tmp_
     process.wait()
     # Its lock is free here, which says nothing of where it was made.
     assert not swept(tmp_path, held)
-    long_ago = time.time() - packages.FORGOTTEN - 60
+    long_ago = time.time() - files.FORGOTTEN - 60
     os.utime(held.parent, (long_ago, long_ago))
     assert swept(tmp_path, held)
 
 
 def test_what_only_looks_like_a_scratch_folder_stays(tmp_path):
-    names = (".unfinished-4194305-abcdefgh", ".unfinished-notes", f".unfinished-{packages._machine()}-mine")
+    names = (".unfinished-4194305-abcdefgh", ".unfinished-notes", f".unfinished-{files._machine()}-mine")
     for name in names:
         (tmp_path / name).mkdir()
-    with packages.scratch(tmp_path, ".unfinished"):
+    with files.scratch(tmp_path, ".unfinished"):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {*names}
 
 
 def swept(parent, held) -> bool:
     """Whether a new scratch folder has taken another one away."""
-    with packages.scratch(parent, ".unfinished"):
+    with files.scratch(parent, ".unfinished"):
         return not held.exists()
 
 
@@ -159,8 +160,8 @@ def test_where_files_cannot_be_locked_nothing_is_taken_for_left_over(tmp_path, m
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     with monkeypatch.context() as patch:
-        patch.setattr(packages.fcntl, "flock", unsupported)
-        with packages.scratch(tmp_path, ".unfinished") as mine:
+        patch.setattr(files.fcntl, "flock", unsupported)
+        with files.scratch(tmp_path, ".unfinished") as mine:
             assert mine.is_dir()
             assert held.exists()
     assert "cannot be locked" in caplog.text
@@ -174,7 +175,7 @@ def test_a_package_is_downloaded_by_one_process_alone(home, monkeypatch):
     kept = []
     monkeypatch.setattr(packages, "_kept", lambda package: kept[0] if kept else None)
     monkeypatch.setattr(packages.subprocess, "run", None)
-    with packages.alone(home / ".downloading"):
+    with files.alone(home / ".downloading"):
         waiting = threading.Thread(target=lambda: done.append(packages.archive("thing")))
         done = []
         waiting.start()
@@ -184,8 +185,8 @@ def test_a_package_is_downloaded_by_one_process_alone(home, monkeypatch):
 
 
 def test_what_a_process_at_work_has_stays(tmp_path):
-    with packages.scratch(tmp_path, ".unfinished") as other:
-        with packages.scratch(tmp_path, ".unfinished") as folder:
+    with files.scratch(tmp_path, ".unfinished") as other:
+        with files.scratch(tmp_path, ".unfinished") as folder:
             assert other.is_dir()
         assert not folder.exists()
         assert other.is_dir()
@@ -234,9 +235,9 @@ def test_a_form_that_is_none_is_refused(tmp_path):
 
 def test_nothing_is_cleared_while_somebody_measures(home):
     (home / "derived" / "x-0123456789ab").mkdir(parents=True)
-    with packages.in_use(), pytest.raises(AnalysisError, match="another process uses"):
-        packages.cleared("derived")
-    packages.cleared("derived")
+    with store.in_use(), pytest.raises(AnalysisError, match="another process uses"):
+        store.cleared("derived")
+    store.cleared("derived")
     assert not (home / "derived").exists()
 
 
@@ -249,9 +250,9 @@ def test_a_mistake_in_a_file_that_extends_the_library_is_one_line(tmp_path, monk
     ):
         (tmp_path / "entries.yml").write_text(content)
         with monkeypatch.context() as patch:
-            patch.setattr(packages, "data_directory", lambda: tmp_path)
+            patch.setattr(files, "data_directory", lambda: tmp_path)
             with pytest.raises(AnalysisError, match=said) as refused:
-                packages.entries("entries.yml", type(RECIPES["digits-vit"]))
+                files.entries("entries.yml", type(RECIPES["digits-vit"]))
         assert "\n" not in str(refused.value)
 
 

@@ -34,7 +34,9 @@ from sklearn.metrics.pairwise import cosine_similarity
 from waiting import PATIENCE, wait_until
 
 from analysis_lib import AnalysisError, LoadedModel, Tables, load_corpus, load_model, measure, metrics
+from analysis_lib.capture import source
 from analysis_lib.capture.inputs import Settings
+from analysis_lib.capture.source import as_source
 from analysis_lib.cli import main
 from analysis_lib.corpora import Corpus
 from analysis_lib.measurement import execution, merging, shards
@@ -109,16 +111,16 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_two_workers_give_the_same_bytes(minilm, news, threads, monkeypatch, copied_workers):
-    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 2)
+def test_more_workers_give_the_same_bytes(minilm, news, threads, monkeypatch, copied_workers):
+    monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", 1)
     threads(2)
     expected = measure(minilm, news, progress=False)
-    threads(2)
-    assert_same_bytes(measure(minilm, news, workers=2, progress=False), expected)
+    for workers in (2, 3):
+        assert_same_bytes(measure(minilm, news, workers=workers, progress=False), expected)
     assert expected.run["threads"] == torch.get_num_threads() == 2
 
 
-def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads):
+def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads, monkeypatch):
     seen = []
 
     class Watching(metrics.Anisotropy):
@@ -127,15 +129,16 @@ def test_a_shard_is_computed_with_its_threads_and_no_others(model, threads):
             super().update(activations)
 
     threads(2)
-    (shard,) = shards.make_shards(model, Corpus("one text", TEXTS[:1]), [Watching()], Settings())
-    (short,) = shards.make_shards(model, CORPUS, [Watching()], Settings(tokens_per_batch=1))
-    threads(1)
-    shards.measure_shard(shard, model)
-    assert set(seen) == {2}
-    seen.clear()
-    # Of enough batches, two are computed at a time, each by one of the threads.
-    shards.measure_shard(short, model)
+    (shard,) = shards.make_shards(as_source(model), CORPUS, [Watching()], Settings(tokens_per_batch=1))
+    # Two parts are computed at a time, each by one of the threads.
+    shards.measure_shard(shard, as_source(model))
     assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    seen.clear()
+    threads(1)
+    monkeypatch.setattr(source, "LARGE", 0)
+    shards.measure_shard(shard, as_source(model))
+    assert set(seen) == {2}
     assert torch.get_num_threads() == 1
 
 
@@ -150,21 +153,20 @@ class Recording(metrics.Anisotropy):
         super().update(activations)
 
 
-def test_batches_side_by_side_give_the_sums_of_one_after_another(model, threads):
+def test_parts_side_by_side_give_the_bytes_of_one_after_another(model, threads):
     threads(1)
     settings = {"progress": False, "tokens_per_batch": 12}
     every = [name for name, metric in metrics.METRICS.items() if not metric.on_request]
     alone = measure(model, CORPUS, every, **settings)
     Recording.seen.clear()
     threads(2)
-    beside, again = (measure(model, CORPUS, [*every, Recording()], **settings) for _ in range(2))
+    beside = measure(model, CORPUS, [*every, Recording()], **settings)
     used = pd.DataFrame(Recording.seen, columns=["thread", "texts"]).groupby("thread")["texts"].sum()
     assert len(used) == 2
     assert used.min() > 0.25 * used.sum()
-    for name in alone:
-        pd.testing.assert_frame_equal(beside[name], alone[name], rtol=1e-5, atol=1e-6)
-    # What a thread takes does not depend on which is faster.
-    assert_same_bytes(again, beside)
+    assert_same_bytes({name: beside[name] for name in alone}, alone)
+    threads(3)
+    assert_same_bytes(measure(model, CORPUS, every, **settings), alone)
 
 
 def test_threads_that_measure_one_model_have_its_weights_and_hooks_of_their_own(model):
@@ -265,42 +267,34 @@ def test_a_killed_worker_process_changes_nothing(model, small_shards, tmp_path, 
     assert tables.report == expected.report
 
 
-def test_workers_that_keep_dying_are_an_error(model, small_shards, monkeypatch):
-    monkeypatch.setattr(execution.futures, "ProcessPoolExecutor", _Dying)
-    with pytest.raises(AnalysisError, match="worker processes died"):
+def test_workers_that_keep_dying_are_an_error(model, small_shards, monkeypatch, copied_workers):
+    monkeypatch.setattr(execution, "measure_packed", _die)
+    with pytest.raises(AnalysisError, match="worker processes died three times") as caught:
         measure(model, CORPUS, workers=2, progress=False)
+    assert "\n" not in str(caught.value)
 
 
-class _Dying(execution.futures.ThreadPoolExecutor):
-    """A pool whose workers die at once."""
-
-    def __init__(self, *_):
-        super().__init__(1)
-        self._processes: dict = {}
-        self._result_queue = multiprocessing.SimpleQueue()
-
-    def submit(self, *_):
-        raise execution.BrokenProcessPool
+def _die(_: bytes) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("late", [0, 1])  # 0 is measured in this process, 1 in another
-def test_what_waits_for_its_turn_is_bounded(model, small_shards, monkeypatch, late):
+def test_what_waits_for_its_turn_is_bounded(late, monkeypatch):
     """While a slow shard holds up the others, they must not pile up: memory would grow with the corpus."""
     started: list[int] = []
     slow = threading.Event()
 
-    def shard_of(shard, model=None):
-        started.append(shard.index)
-        if shard.index == late:
+    def measured(tasks) -> execution.Part:
+        started.append(tasks[0].index)
+        if tasks[0].index == late:
             slow.wait(PATIENCE)
-        return {}, Report()
+        return 1, ({}, Report())
 
-    monkeypatch.setattr(execution, "measure_shard", shard_of)
-    many = (model, Corpus("many", TEXTS * 4), [metrics.Anisotropy()], Settings())
-    found = shards.make_shards(*many)
-    assert len(found) == 32
-    with execution.futures.ThreadPoolExecutor(2) as executor:
-        results = execution.in_order(executor, model, found, 4)
+    monkeypatch.setattr(execution, "packed", lambda task, _: task)
+    monkeypatch.setattr(execution, "measure_packed", measured)
+    many = [[SimpleNamespace(index=index, metrics=())] for index in range(32)]
+    with futures.ThreadPoolExecutor(2) as executor:
+        results = execution.in_order(executor, many, lambda: 2, measured)
         threading.Timer(0.5, slow.set).start()
         for _ in range(late + 1):
             next(results)
@@ -320,9 +314,9 @@ def test_workers_need_a_model_that_others_can_load():
 
 def test_a_worker_loads_the_untrained_twin_too(tiny_folder, small_shards):
     twin = load_model(f"{tiny_folder('bert')}:untrained")
-    (shard, *_) = shards.make_shards(twin, CORPUS, metrics.resolve(FEW), Settings())
+    (shard, *_) = shards.make_shards(as_source(twin), CORPUS, metrics.resolve(FEW), Settings())
     shards._loaded.cache_clear()
-    (here, _), (there, _) = shards.measure_shard(shard, twin), shards.measure_shard(shard)
+    (here, _), (there, _) = shards.measure_shard(shard, as_source(twin)), shards.measure_shard(shard)
     assert list(here) == FEW.split(",")
     for name, sums in here.items():
         assert list(sums) == list(there[name])
@@ -594,6 +588,7 @@ MANY = Corpus("many", TEXTS * 4)
 def four_branches(monkeypatch) -> list[int]:
     """``MANY`` has four branches of shards; of how many shards each part is that this process merges."""
     monkeypatch.setattr(shards, "UTTERANCES_PER_SHARD", len(MANY) // (4 * merging.SHARDS_PER_BRANCH))
+    monkeypatch.setattr(execution, "MANY_SHARDS", 0)
     parts, add = [], merging.Merging.add
 
     def recording(self, count, result):
@@ -618,7 +613,7 @@ def test_workers_merge_branches_whatever_happens_to_them(dask, model, four_branc
 
     def happen() -> None:
         with Client(dask.address, timeout=PATIENCE, set_as_default=False) as client:
-            wait_until(lambda: client.run_on_scheduler(tasks) > 3)
+            wait_until(lambda: client.run_on_scheduler(tasks) > 0)
         dask.worker.kill()
         os.kill(slow.pid, signal.SIGSTOP)
         dask.start_worker()
@@ -640,7 +635,7 @@ def test_a_shard_carries_no_sums(model, small_shards):
     filled = metrics.resolve(FEW)
     for metric in filled:
         metric.sums["cosine", 0] = GroupSums((0,), torch.ones(1, 1))
-    for shard in shards.make_shards(model, CORPUS, filled, Settings()):
+    for shard in shards.make_shards(as_source(model), CORPUS, filled, Settings()):
         assert [metric.sums for metric in shard.metrics] == [{}, {}]
 
 
@@ -666,23 +661,13 @@ def test_a_branch_that_was_begun_elsewhere_is_ended_here(model, cluster, four_br
     assert found.report == expected.report
 
 
-@pytest.mark.parametrize("due", [False, True])
 @pytest.mark.parametrize("begun", [0, 37])
-def test_branches_of_workers_that_are_done_before_they_are_asked(begun, due):
-    """Whatever ends between two questions: here, all of it."""
-    submitted = []
-
-    def submit(call: Callable, *given) -> futures.Future:
-        submitted.append(call)
-        ended = futures.Future()
-        ended.set_result(None)
-        ended.status = "finished"
-        return ended
-
-    rest = [SimpleNamespace(index=index, metrics=()) for index in range(begun, 100)]
-    parts = execution._in_branches(rest, submit, lambda: 2, lambda running: {*running}, lambda: due)
-    assert sum(count for count, _ in parts) == len(rest)
-    assert submitted.count(execution.measure_packed) == len(rest)
+def test_of_many_shards_a_worker_takes_a_branch(begun, monkeypatch):
+    left = [SimpleNamespace(index=index) for index in range(begun, 100)]
+    assert [len(task) for task in execution._tasks(left)] == [1] * len(left)
+    monkeypatch.setattr(execution, "MANY_SHARDS", 0)
+    whole = [32, 32, 32, 4]
+    assert [len(task) for task in execution._tasks(left)] == (whole if not begun else [1] * 27 + whole[2:])
 
 
 @pytest.mark.parametrize("address", ["nonsense://127.0.0.1:1", "tcp://127.0.0.1:9"])

@@ -1,12 +1,16 @@
 """The pool of processes."""
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent import futures
 from multiprocessing import connection
 
-from waiting import PATIENCE
+import psutil
+from waiting import PATIENCE, wait_until
 
 from analysis_lib.measurement import processes
 
@@ -26,7 +30,26 @@ def test_a_worker_stopped_in_the_middle_of_a_result_keeps_nobody_waiting(copied_
     with processes.pool(1, threads=1) as pool:
         assert pool.submit(abs, -1).result() == 1
         half = pool.submit(stop_in_the_middle_of_a_result)
-        (manager,) = {t for t in threading.enumerate() if type(t).__name__ == "_ExecutorManagerThread"} - before
+        (manager,) = {t for t in threading.enumerate() if t.name == "ExecutorManagerThread"} - before
         assert not futures.wait([half], 3).done
     manager.join(PATIENCE)
     assert not manager.is_alive()
+
+
+POOL = """
+import os, time
+from analysis_lib.measurement import processes
+
+with processes.pool(1, threads=1) as pool:
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_workers_end_with_a_process_that_is_killed():
+    process = subprocess.Popen([sys.executable, "-c", POOL], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    worker = int(process.stdout.readline())
+    assert psutil.pid_exists(worker)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not psutil.pid_exists(worker))

@@ -9,7 +9,7 @@ import pytest
 
 from analysis_lib import Corpus, LoadedModel, compare, load_corpus, load_model, measure, metrics
 from analysis_lib.measurement import comparison, measuring, shipped
-from analysis_lib.measurement.stored import measurements_directory
+from analysis_lib.store import measurements_directory
 
 SILENT = {"progress": False}
 

@@ -10,7 +10,7 @@ import transformers
 from scipy import special
 from tokenizers import Tokenizer
 
-from analysis_lib import load_corpus, load_model, measure
+from analysis_lib import files, load_corpus, load_model, measure
 from analysis_lib.corpora import packages
 from analysis_lib.errors import AnalysisError
 from analysis_lib.models import folders, names
@@ -31,7 +31,7 @@ def need_packages():
     """Skips a model whose packages are fetched on demand, and were not."""
 
     def need(name: str) -> None:
-        folder = packages.package_directory()
+        folder = files.package_directory()
         for package in names.MODELS[name].packages:
             if not list(folder.glob(f"{package.replace('-', '_')}-*")):
                 pytest.skip(f"{name} is fetched on demand: load it once to have it checked")

@@ -12,10 +12,11 @@ import pytest
 
 from analysis_lib import AnalysisError
 from analysis_lib.corpora import packages
+from analysis_lib.files import data_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where the packages of the clone lie, for pip to find them without a network.
-SEEDED = packages.data_directory() / "packages"
+SEEDED = data_directory() / "packages"
 # A cell as readers copy it.
 CELL = """
 import analysis_lib

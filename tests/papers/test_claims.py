@@ -14,8 +14,8 @@ from planted import Planted, shown
 from analysis_book.figures.verdicts import claim_line
 from analysis_book.papers import claims
 from analysis_book.papers.claims import FAILS, HOLDS, NO_INTERVAL, NOT_APPLICABLE, UNDECIDED
-from analysis_lib.corpora.packages import data_directory
 from analysis_lib.errors import AnalysisError
+from analysis_lib.files import data_directory
 from analysis_lib.measurement import Ratio, Shipped, largest
 from analysis_lib.metrics.intervals import Estimate, least, seed_interval, share
 

@@ -82,7 +82,7 @@ def test_the_callback_takes_numbers_of_ones_own(trainer):
 
 
 def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path / "packages")
+    monkeypatch.setattr("analysis_lib.files.package_directory", lambda: tmp_path / "packages")
     trained = trainer()
     trained.train()
     run = tmp_path / "run"
@@ -109,7 +109,7 @@ def test_the_checkpoints_of_trainer_are_a_run_whose_copies_are_left_out(trainer,
 
 
 def test_the_losses_of_trainer_are_those_that_it_has_logged(trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis_lib.corpora.packages.package_directory", lambda: tmp_path / "packages")
+    monkeypatch.setattr("analysis_lib.files.package_directory", lambda: tmp_path / "packages")
     trained = trainer()
     trained.eval_dataset = trained.train_dataset[:3]
     trained.args.eval_strategy, trained.args.eval_steps = "steps", 3

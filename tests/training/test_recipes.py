@@ -22,9 +22,8 @@ from waiting import wait_until
 
 from analysis_book.training import recipes, tasks
 from analysis_book.training.recipes import RECIPES, held_out_scores, model_identity, train, trained
-from analysis_lib import AnalysisError, Corpus, load_model
+from analysis_lib import AnalysisError, Corpus, files, load_model
 from analysis_lib.cli import main
-from analysis_lib.corpora import packages
 
 SENTENCES = [
     f"{who} {does} the {what} {where}."
@@ -38,7 +37,7 @@ SENTENCES = [
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder of its own, with the packages, what is derived from them, and no trained model."""
-    real = packages.data_directory()
+    real = files.data_directory()
     derived = tmp_path / "packages" / "derived"
     derived.mkdir(parents=True)
     (tmp_path / "packages.txt").symlink_to(real / "packages.txt")
@@ -70,10 +69,10 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The shipped models in a data folder of their own, to be changed; nothing else can be trained."""
-    real, data = packages.data_directory(), tmp_path / "data"
+    real, data = files.data_directory(), tmp_path / "data"
     shutil.copytree(real / "models", data / "models")
     (data / "packages.txt").symlink_to(real / "packages.txt")
-    monkeypatch.setattr(packages, "data_directory", lambda: data)
+    monkeypatch.setattr(files, "data_directory", lambda: data)
     monkeypatch.setenv("ANALYSIS_LIB_DATA", str(tmp_path / "cache"))
     monkeypatch.setattr(recipes, "_train", lambda recipe, identity, folder: (folder / "trained").touch())
     return data / "models"
@@ -82,7 +81,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- What is shipped ------------------------------------------------------------------------------
 
 
-SHIPPED = packages.data_directory() / "models"
+SHIPPED = files.data_directory() / "models"
 
 
 def record_in(folder: Path) -> dict:

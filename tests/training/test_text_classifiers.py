@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -146,9 +147,10 @@ def killed_at(monkeypatch, owner, method, call):
 @pytest.mark.parametrize(
     ("owner", "method", "calls"),
     [
-        # The description; state and table of the epoch; the table at the end.
-        (Path, "rename", 4),
-        (Path, "unlink", 5),
+        # The description and its seal; state and table of the epoch; the table at the end.
+        (os, "replace", 5),
+        # The state at the end.
+        (Path, "unlink", 1),
         # As it starts, the best and the last.
         (transformers.PreTrainedModel, "save_pretrained", 3),
         (transformers.PreTrainedTokenizerBase, "save_pretrained", 3),

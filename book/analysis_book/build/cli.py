@@ -195,13 +195,13 @@ def add_commands(commands: Commands) -> None:
 
 def _pretrain(options: argparse.Namespace) -> None:
     from analysis_book.training import Pretraining, pretrain
-    from analysis_lib.corpora import packages
+    from analysis_lib import files
 
     names = (setting.name for setting in dataclasses.fields(Pretraining))
     given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if options.config is not None:
         wanted = 'give a JSON object such as {"hidden_size": 192}'
-        given["configuration"] = packages.read_json(options.config, wanted)
+        given["configuration"] = files.read_json(options.config, wanted)
     seeds = _numbers("--seeds", options.seeds, whole_number)
     pretrain(options.out, Pretraining(**given), seeds=seeds, workers=options.workers, device=options.device)
     say(f"wrote the checkpoints of seed {', '.join(map(str, seeds))} to {options.out}")

@@ -1,9 +1,7 @@
 """What is up to date: the key of a notebook changes when something does that its outputs depend on."""
 
 import functools
-import hashlib
 import importlib.metadata
-import json
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -12,9 +10,10 @@ from analysis_book.build.parameters import ROOT, Parameters, read_notebook
 from analysis_book.sources import NAME, PACKAGE, imported_sources, source_hash
 from analysis_book.training.runs import run_identity
 from analysis_lib import corpora
-from analysis_lib.corpora.packages import data_directory, file_hash
+from analysis_lib.files import data_directory, hashes_of
 from analysis_lib.measurement.versions import library_hash
 from analysis_lib.models.folders import weights_identity
+from analysis_lib.store import key
 
 # What the modules of ``papers`` read beside their own sources.
 PAPERS = PACKAGE / "papers"
@@ -34,7 +33,7 @@ def notebook_key(notebook: Path, parameters: Parameters, root: Path = ROOT) -> s
         AnalysisError: a model or a corpus among the parameters is unknown or cannot be reached.
     """
     content = read_notebook(notebook)
-    return digest(
+    return key(
         # All of a cell but its outputs: words and captions are in the executed copy, too.
         [[cell.cell_type, cell.source, cell.metadata] for cell in content.cells],
         parameters,
@@ -53,22 +52,11 @@ def paper_data(notebook: NotebookNode, data: Path) -> dict[str, str]:
     """
     if not any(path.is_relative_to(PAPERS) for path in imported_sources(_code(notebook))):
         return {}
-    return {f"data/{name}": digest(file_hashes(data / name)) for name in PAPER_DATA}
+    return {f"data/{name}": key(hashes_of(data / name)) for name in PAPER_DATA}
 
 
 def _code(notebook: NotebookNode) -> list[str]:
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def digest(*parts: object) -> str:
-    """The SHA-256 of ``parts``, which JSON can hold."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file below ``folder``."""
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): file_hash(path) for path in paths}
 
 
 @functools.cache
@@ -94,7 +82,7 @@ def inputs(parameters: Parameters, shown: Parameters | None = None) -> dict[str,
         called = called if isinstance(called, list) else [called]
         pairs = [*zip(called, values, strict=True)]
         if name == "beside" or name.startswith("shipped"):
-            found |= {f"shipped measurement {ship}": digest(file_hashes(measurements / ship)) for ship in values}
+            found |= {f"shipped measurement {ship}": key(hashes_of(measurements / ship)) for ship in values}
         elif name == "model" or name.endswith("models"):
             found |= {f"model {title}": weights_identity(model) for title, model in pairs}
         if name in ("run", "runs"):

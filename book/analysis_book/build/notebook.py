@@ -34,7 +34,7 @@ from analysis_book.build.parameters import (
     read_notebook,
 )
 from analysis_book.build.watching import watched
-from analysis_lib.corpora import packages
+from analysis_lib import files
 from analysis_lib.errors import AnalysisError, leave_to_asyncio
 from analysis_lib.files import inputs_key
 from analysis_lib.progress import LINE_FILE
@@ -105,18 +105,18 @@ async def execute(
     copy = _parameterized(notebook, changed)
     record = {"parameters": final, "changed": [*changed], "notebook": inputs_key([str(notebook)], out.parent)}
     copy.metadata["analysis_lib"] = record
-    with packages.writing(out.parent):
+    with files.writing(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
     with (
-        packages.writing(out.parent),
-        packages.scratch(out.parent, ".unfinished") as scratch,
+        files.writing(out.parent),
+        files.scratch(out.parent, ".unfinished") as scratch,
         tempfile.TemporaryDirectory(dir=folder_for_sockets()) as sockets,
     ):
         begun, error, busy = await _run(copy, str(scratch), sockets, threads or cores(), on_cell, line_file)
         unfinished = [cell for cell in copy.cells if not _executed(cell)]
         if error or unfinished:
             if failed:
-                _write(copy, scratch, failed)
+                _write(copy, failed)
             raise AnalysisError(*_complaint(notebook, final, copy, begun if error else unfinished[0], error))
         copy.metadata["analysis_lib"] |= {
             "key": key,
@@ -124,15 +124,14 @@ async def execute(
             "seconds": round(time.monotonic() - started, 1),
             "cpu_seconds": round(busy, 1),
         }
-        _write(copy, scratch, out)
+        _write(copy, out)
     return out
 
 
-def _write(notebook: nbformat.NotebookNode, scratch: Path, out: Path) -> None:
+def _write(notebook: nbformat.NotebookNode, out: Path) -> None:
     """Write a notebook whole or not at all, with the hash of its cells."""
     notebook.metadata["analysis_lib"]["sha256"] = _content_hash(nbformat.reads(nbformat.writes(notebook), 4))
-    nbformat.write(notebook, scratch / out.name)
-    os.replace(scratch / out.name, out)
+    files.write(out, lambda path: nbformat.write(notebook, path))
 
 
 def _content_hash(notebook: nbformat.NotebookNode) -> str:

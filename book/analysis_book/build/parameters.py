@@ -11,7 +11,7 @@ import yaml
 from sphinx_external_toc.parsing import parse_toc_yaml
 
 from analysis_book.build.listing import ROOT
-from analysis_lib.corpora import packages
+from analysis_lib import files
 from analysis_lib.errors import AnalysisError, decimal_number, near_names, whole_number
 
 PROFILES = ("smoke", "default", "paper", "local")
@@ -39,7 +39,7 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
         nbformat.validate(notebook)
         return notebook
 
-    return packages.read(path, read, "give a notebook as Jupyter saves it")
+    return files.read(path, read, "give a notebook as Jupyter saves it")
 
 
 def parameters_cell(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode | None:

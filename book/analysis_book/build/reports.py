@@ -29,16 +29,15 @@ from analysis_book.build.site import build_book, require_jupyter_book
 from analysis_book.figures.markup import address, code, plain
 from analysis_book.papers.geometry import METRICS, VERSION, geometry_of, headline_differences, headlines, references
 from analysis_book.training.runs import checkpoints
-from analysis_lib import __version__
+from analysis_lib import __version__, files, store
 from analysis_lib.capture.inputs import Settings
-from analysis_lib.corpora import packages
 from analysis_lib.corpora.loading import load_corpus
 from analysis_lib.corpora.sharing import data_name, data_to_share, path_to_share
 from analysis_lib.errors import BEGINS_ANEW, CONTINUES, AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.measuring import measure_sensible, refuse_senseless
-from analysis_lib.measurement.stored import interruption, measurements_directory
+from analysis_lib.measurement.stored import interruption
 from analysis_lib.measurement.tables import Tables
 from analysis_lib.models import LoadedModel
 from analysis_lib.models.loading import checked_options, load_model
@@ -143,7 +142,7 @@ def build_report(
     corpus = load_corpus(data, limit, seed, units=units)
     for name in models:
         refuse_senseless(name, corpus, "all", Settings(), workers)
-    steps, lasting = _steps(models), measurements_directory() is not None
+    steps, lasting = _steps(models), store.measurements_directory() is not None
     with _scratch(out) as scratch, _kept(scratch):
         every, about = {}, {}
         for name in steps or models:
@@ -197,9 +196,9 @@ def _scratch(out: Path) -> Iterator[Path]:
     """A folder to work in, inside that of the report; one that was made for nothing goes again."""
     is_new = not out.exists()
     try:
-        with packages.writing(out):
+        with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)
-            with packages.scratch(out, ".report") as scratch:
+            with files.scratch(out, ".report") as scratch:
                 yield scratch
     finally:
         if is_new:
@@ -221,7 +220,7 @@ def _steps(models: Sequence[str]) -> dict[str, int]:
 @contextmanager
 def _kept(scratch: Path) -> Iterator[None]:
     """Inside it, measurements are kept for the pages, wherever they usually are not."""
-    if measurements_directory() is not None:
+    if store.measurements_directory() is not None:
         yield
         return
     os.environ["ANALYSIS_LIB_MEASUREMENTS"] = str(scratch / "measurements")
@@ -517,9 +516,7 @@ def build_index(folder: Path) -> Path:
         )
         lines.append(f"<tr>{body}</tr>")
     text = PAGE.format(mark=INDEX, count=len(found), heads=heads, rows="\n".join(lines))
-    with packages.writing(folder), packages.scratch(folder, ".index") as scratch:
-        (scratch / "index.html").write_text(_sealed(text), encoding="utf-8")
-        os.replace(scratch / "index.html", page)
+    files.write(page, _sealed(text))
     return page
 
 
@@ -529,7 +526,7 @@ def _description(path: Path) -> dict:
     Raises:
         AnalysisError: it is damaged, or says something else.
     """
-    about = packages.read_json(path, "make the report again")
+    about = files.read_json(path, "make the report again")
     models = about.get("models")
     is_report = isinstance(about.get("title"), str) and isinstance(about.get("data"), str)
     is_report = is_report and type(about.get("texts")) is int

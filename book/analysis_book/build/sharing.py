@@ -10,8 +10,8 @@ from analysis_book.build.freshness import inputs, paper_data
 from analysis_book.build.notebook import INJECTED, injected_cell
 from analysis_book.build.parameters import Parameters
 from analysis_book.figures.markup import plain
-from analysis_lib.corpora.packages import data_directory
 from analysis_lib.corpora.sharing import data_to_share, path_to_share
+from analysis_lib.files import data_directory
 from analysis_lib.models.names import names_to_share
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import nbformat
 
-from analysis_book.build.freshness import digest, file_hashes, installed, notebook_key
+from analysis_book.build.freshness import installed, notebook_key
 from analysis_book.build.notebook import carried_out, cores, execute
 from analysis_book.build.parameters import ROOT, Parameters, read_notebook, resolve
 from analysis_book.build.sharing import to_share
 from analysis_book.build.watching import watched
 from analysis_book.sources import NAME, book_hash
-from analysis_lib.corpora import packages
+from analysis_lib import files, store
 from analysis_lib.errors import AnalysisError
 from analysis_lib.files import Output
 from analysis_lib.measurement.versions import library_hash
@@ -80,7 +80,7 @@ def build_book(
     build, out = root / "_build", out or root / "_build" / "html"
     site = Output(out, "book", (), "index.html")
     _refuse_foreign(site)
-    with packages.alone(build / ".lock", "the book is being built by another process: waiting for that one to end"):
+    with files.alone(build / ".lock", "the book is being built by another process: waiting for that one to end"):
         tasks = []
         for name, values in resolve(profile, parameters or {}, root).items():
             notebook, executed = root / "book" / f"{name}.ipynb", build / "executed" / profile / f"{name}.ipynb"
@@ -106,13 +106,14 @@ def _refuse_foreign(site: Output) -> None:
 def _build_site(root: Path, profile: str, tasks: list[Task], site: Output) -> None:
     """Build the site of executed notebooks, unless it is there."""
     site.folder.mkdir(parents=True, exist_ok=True)
-    with packages.scratch(site.folder, ".stage") as scratch:
+    with files.scratch(site.folder, ".stage") as scratch:
         stage = scratch / "stage"
         _stage(root, tasks, stage)
-        claims = file_hashes(packages.data_directory() / "claims")
+        claims = files.hashes_of(files.data_directory() / "claims")
         # What the wheel of the site is made of.
-        sources = library_hash(), book_hash(), file_hashes(root / "analysis_lib"), file_hashes(root / "book")
-        key = digest(file_hashes(stage), claims, profile, platform.python_version(), installed(), sources)
+        folders = files.hashes_of(root / "analysis_lib"), files.hashes_of(root / "book")
+        sources = library_hash(), book_hash(), *folders
+        key = store.key(files.hashes_of(stage), claims, profile, platform.python_version(), installed(), sources)
         stamp = site.folder / ".key"
         if not stamp.is_file() or stamp.read_text(encoding="utf-8") != key:
             if (root / "pyproject.toml").is_file():

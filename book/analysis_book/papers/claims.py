@@ -10,10 +10,10 @@ import pandas as pd
 import yaml
 
 from analysis_book.figures import OUTCOMES, Verdicts
-from analysis_lib import corpora, measurement
-from analysis_lib.corpora import PLURAL, packages
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib import corpora, files, measurement
+from analysis_lib.corpora import PLURAL
 from analysis_lib.errors import AnalysisError, near_names, require_text, shown
+from analysis_lib.files import data_directory
 from analysis_lib.metrics.intervals import (
     CONFIDENCE,
     FEW_UNITS,
@@ -258,7 +258,7 @@ def recorded(name: str) -> pd.DataFrame:
     path = data_directory() / "measurements" / name / "verdicts.csv"
     if not path.is_file():
         raise AnalysisError(f"no verdicts on {name} come with the book: data/README.md says which do")
-    rows = packages.read(path, pd.read_csv)
+    rows = files.read(path, pd.read_csv)
     found = [Estimate(row.value, row.ci_low, row.ci_high, row.draws) for row in rows.itertuples()]
     return pd.DataFrame([judged(i, one, p=p) for i, one, p in zip(rows["id"], found, rows["p"], strict=True)])
 
@@ -274,5 +274,5 @@ def published(name: str) -> pd.DataFrame:
     names = [path.stem for path in folder.glob("*.csv")]
     if name not in names:
         raise AnalysisError(f"there is no published table {name}: {near_names(name, names)}")
-    table = packages.read(folder / f"{name}.csv", pd.read_csv)
+    table = files.read(folder / f"{name}.csv", pd.read_csv)
     return table.assign(dataset=table["dataset"].map(corpora.title)) if "dataset" in table else table

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from analysis_lib.corpora import packages
+from analysis_lib import files
 from analysis_lib.errors import AnalysisError, shown
 from analysis_lib.measurement.comparison import Comparison
 from analysis_lib.measurement.tables import Tables, TableSet, grouped
@@ -126,7 +126,7 @@ def references(*tables: Tables) -> pd.DataFrame:
     for measured in tables:
         _require_tables(measured, Tables)
     kinds, ours = {t.run["kind"] for t in tables}, {t.run["model_revision"] for t in tables}
-    found = pd.read_csv(packages.data_directory() / "reference_models.csv", keep_default_na=False)
+    found = pd.read_csv(files.data_directory() / "reference_models.csv", keep_default_na=False)
     found = found[found["kind"].isin(kinds) & ~found["revision"].isin(ours)].drop(columns=["kind", "revision"])
     numbers = ["value", "ci_low", "ci_high"]
     return found.assign(**{name: pd.to_numeric(found[name]) for name in numbers}).reset_index(drop=True)

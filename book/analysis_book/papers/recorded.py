@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis_lib.corpora import Corpus, packages
-from analysis_lib.corpora.packages import data_directory
+from analysis_lib import files
+from analysis_lib.corpora import Corpus
+from analysis_lib.files import data_directory
 from analysis_lib.metrics.intervals import Estimate
 
 COLUMNS = ("value", "ci_low", "ci_high", "groups")
@@ -30,7 +31,7 @@ def texts_of(corpus: Corpus) -> str:
 
 def read(name: str) -> pd.DataFrame:
     """All rows of a file."""
-    return packages.read(path(name), pd.read_csv)
+    return files.read(path(name), pd.read_csv)
 
 
 def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) -> pd.DataFrame:
@@ -43,7 +44,7 @@ def rows_of(name: str, measured: Callable[[], pd.DataFrame], **place: object) ->
 def write(name: str, found: Iterable[tuple[pd.DataFrame, Mapping[str, object]]]) -> None:
     """Write the file that :func:`rows_of` reads, of rows and what they are of."""
     rows = pd.concat([rows.assign(**place) for rows, place in found])
-    rows.to_csv(path(name), index=False, float_format="%.6g")
+    files.write(path(name), rows.to_csv(index=False, float_format="%.6g"))
 
 
 def path(name: str) -> Path:

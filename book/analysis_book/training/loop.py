@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis_book.training.settings import state_path, write
+from analysis_book.training.settings import state_path
+from analysis_lib import store
 from analysis_lib.errors import AnalysisError
 from analysis_lib.measurement import processes
 from analysis_lib.progress import bar
@@ -82,15 +84,13 @@ class TrainingLog:
     def __init__(self, table: Path, columns: Sequence[str], device: str, **parts: Any) -> None:
         self.table, self.state, self.columns, self.parts = table, state_path(table), columns, parts
         self.rows: list[list[float | None]] = []
-        if self.state.is_file():
-            try:
-                kept = torch.load(self.state, map_location=device, weights_only=True)
-            except Exception:
-                # Whatever torch makes of a damaged file: it ends the same if it starts again.
-                return
-            self.rows = kept["log"]
+        self.kept = store.Entry(table.parent)
+        read = partial(torch.load, map_location=device, weights_only=True)
+        state = self.kept.read(self.state.name, read)
+        if state is not None:
+            self.rows = state["log"]
             for name, part in parts.items():
-                part.load_state_dict(kept[name])
+                part.load_state_dict(state[name])
 
     def remaining(self, last: int, label: str, first: int = 1) -> Iterator[int]:
         """The numbers of the steps or epochs that are left, up to the last. For each, the caller appends a row.
@@ -104,18 +104,15 @@ class TrainingLog:
             yield number
             shown.set_postfix(loss=self.rows[-1][self.columns.index("loss")], refresh=False)
             if time.monotonic() - saved > SECONDS_BETWEEN_STATES:
-                unfinished = self.state.with_suffix(".unfinished")
                 states = {name: part.state_dict() for name, part in self.parts.items()}
-                torch.save({"log": self.rows, **states}, unfinished)
-                unfinished.rename(self.state)
+                self.kept.write(self.state.name, partial(torch.save, {"log": self.rows, **states}))
                 self._write()
                 saved = time.monotonic()
 
     def _write(self) -> None:
-        write(self.table, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
+        self.kept.write(self.table.name, pd.DataFrame(self.rows, columns=self.columns).to_csv(index=False))
 
     def finish(self) -> None:
         """Mark the training as finished. Everything else that it leaves must have been written."""
         self._write()
-        for left in (self.state.with_suffix(".unfinished"), self.state):
-            left.unlink(missing_ok=True)
+        self.kept.remove(self.state.name)

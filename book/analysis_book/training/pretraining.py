@@ -30,20 +30,16 @@ from analysis_book.training.settings import (
     finished,
     holds,
     left_by,
-    lost,
     require_sizes,
-    seal,
     seal_path,
     spread,
     state_path,
     table_path,
-    write,
 )
 from analysis_book.training.tasks import IGNORED
 from analysis_book.training.wordpiece import word_pieces
-from analysis_lib import corpora
+from analysis_lib import corpora, files, store
 from analysis_lib.capture.outputs import PREDICTED
-from analysis_lib.corpora import packages
 from analysis_lib.corpora.hub import MODEL_FILES
 from analysis_lib.errors import CONTINUES, AnalysisError, near_names, require_path, require_seeds, require_whole, shown
 from analysis_lib.files import Output
@@ -110,17 +106,17 @@ def pretrain(
     _configuration(settings)
     description, identity = folder / DESCRIPTION, settings.identity()
     # Whatever can be refused is refused before anything is written, too little text included.
-    untokenized = partial(lost, folder, "run", ".tokenizer/tokenizer.json")
+    untokenized = partial(store.lost, seal_path(folder, "run"), ".tokenizer/tokenizer.json")
     if not holds(description, identity) or untokenized():
         if (corpus := corpora.load_corpus(settings.data)).kind != "text":
             raise AnalysisError(f"{settings.data} holds {corpora.PLURAL[corpus.kind]}: give texts to pretrain on")
         tokenizer = _tokenizer(corpus, settings)
         _sequences(tokenizer, settings)
         _configuration(settings, tokenizer)
-    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
+    with files.alone(folder / ".pretraining.lock"), files.writing(folder):
         if not holds(description, identity) or untokenized():
             tokenizer.save_pretrained(folder / ".tokenizer")
-            write(description, json.dumps(identity, indent=1) + "\n")
+            files.write(description, json.dumps(identity, indent=1) + "\n")
             Output(folder, "pretrain", (settings.data,), DESCRIPTION).seal(DESCRIPTION)
     try:
         with processes.mapped(min(workers, len(seeds))) as mapped:
@@ -129,12 +125,12 @@ def pretrain(
         tables = [table_path(folder, seed) for seed in seeds]
         kept = any(finished(table) or state_path(table).is_file() for table in tables)
         raise KeyboardInterrupt(CONTINUES if kept else "") from None
-    with packages.alone(folder / ".pretraining.lock"), packages.writing(folder):
-        if lost(folder, "run", BASELINES):
-            write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
+    with files.alone(folder / ".pretraining.lock"), files.writing(folder):
+        if store.lost(seal_path(folder, "run"), BASELINES):
+            files.write(folder / BASELINES, _baselines(folder, settings).to_csv(index=False))
             seal_path(folder, "run").unlink(missing_ok=True)
         if not seal_path(folder, "run").is_file():
-            seal(folder, "run", BASELINES, ".tokenizer/*")
+            store.seal(seal_path(folder, "run"), BASELINES, ".tokenizer/*")
     return folder
 
 
@@ -200,9 +196,10 @@ def _batch(sequences: Int[Tensor, "sequence token"], size: int, seed: int, step:
 
 def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
     table = table_path(folder, seed)
-    with packages.alone(folder / f".seed_{seed}.lock"), packages.writing(folder), loop.isolated(device):
+    sealed, wanted = seal_path(folder, table.stem), left_by(seed, spread(settings.steps))
+    with files.alone(folder / f".seed_{seed}.lock"), files.writing(folder), loop.isolated(device):
         # Once more if a checkpoint from before an interruption turns out to be gone.
-        while (gone := lost(folder, table.stem, *left_by(seed, spread(settings.steps)))) or not finished(table):
+        while (gone := store.lost(sealed, *wanted)) or not finished(table):
             if finished(table):
                 said = "note: %s is missing or damaged: seed %s is trained again"
                 logging.getLogger(__name__).warning(said, gone[0], seed)
@@ -212,13 +209,13 @@ def _train(folder: Path, settings: Pretraining, device: str, seed: int) -> None:
                 # The whole checkpoint is kept anew.
                 if path.parent != folder:
                     (path.parent / "config.json").unlink(missing_ok=True)
-            seal_path(folder, table.stem).unlink(missing_ok=True)
+            sealed.unlink(missing_ok=True)
             transformers.utils.logging.disable_progress_bar()
             _Run(folder, settings, device, seed).train()
-        if not seal_path(folder, table.stem).is_file():
+        if not sealed.is_file():
             # Not what a user has put beside them.
-            checkpoints = [f"{table.stem}-step_*/{files}" for files in MODEL_FILES]
-            seal(folder, table.stem, table.name, *checkpoints)
+            checkpoints = [f"{table.stem}-step_*/{pattern}" for pattern in MODEL_FILES]
+            store.seal(sealed, table.name, *checkpoints)
 
 
 def _configuration(settings: Pretraining, tokenizer: Tokenizer | None = None) -> transformers.PreTrainedConfig:

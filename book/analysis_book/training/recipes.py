@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis_book.training.settings import RECIPES, RECORD, Recipe, named_settings, versions
-from analysis_lib import corpora
-from analysis_lib.corpora import packages
+from analysis_lib import corpora, files, store
 from analysis_lib.errors import AnalysisError, in_order, near_names, require_path, require_text
 from analysis_lib.files import Output
 from analysis_lib.models import Maker
@@ -38,11 +37,11 @@ def trained(name: str) -> Path:
     require_text("the model", name, NAMED)
     recipe, identity, shipped = _recipe(name)
     key, base = _key(identity), identity["recipe"]
-    folder = packages.derived_folder(key, base)
-    if shipped or packages.is_whole(folder):
+    folder = store.derived_folder(key, base)
+    if shipped or store.is_whole(folder):
         return shipped or folder
-    with packages.alone(folder.with_name(f"{folder.name}.lock")):
-        return packages.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))
+    with files.alone(folder.with_name(f"{folder.name}.lock")):
+        return store.derived(key, base, lambda unfinished: _train(recipe, identity, unfinished))
 
 
 def train(name: str, folder: Path) -> "pd.DataFrame":
@@ -60,17 +59,17 @@ def train(name: str, folder: Path) -> "pd.DataFrame":
     folder = require_path("the folder", folder)
     recipe, identity, _ = _recipe(name)
     folder = Path(os.path.realpath(folder))
-    with packages.writing(folder):
+    with files.writing(folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise AnalysisError(f"{folder} is there already, and is no empty folder: give another one")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with packages.scratch(folder.parent, ".unfinished") as home:
+        with files.scratch(folder.parent, ".unfinished") as home:
             _train(recipe, identity, unfinished := home / "model")
             output = Output(unfinished, "train", (name,), RECORD)
             output.seal(*(path.name for path in unfinished.iterdir()))
             unfinished.rename(folder)
     base = identity["recipe"]
-    return _scores({name: folder, f"{base} (shipped)": packages.data_directory() / "models" / base})
+    return _scores({name: folder, f"{base} (shipped)": files.data_directory() / "models" / base})
 
 
 def model_identity(name: str) -> str:
@@ -108,7 +107,7 @@ def _scores(folders: dict[str, Path]) -> "pd.DataFrame":
 
 
 def _record(folder: Path) -> dict:
-    return packages.read_json(folder / RECORD)
+    return files.read_json(folder / RECORD)
 
 
 def _is_recipe(name: str) -> bool:
@@ -121,7 +120,7 @@ def _recipe(name: str) -> tuple[Recipe, dict, Path | None]:
         raise AnalysisError(f"there is no recipe named {name}: {near_names(name, RECIPES)}")
     base, data = name.partition("@")[0], corpora.data_identity(recipe.data)
     identity = {"recipe": base, "settings": recipe.settings(), "data": data}
-    folder = packages.data_directory() / "models" / base
+    folder = files.data_directory() / "models" / base
     shipped = (folder / RECORD).is_file() and identity.items() <= _record(folder).items()
     return recipe, identity, folder if shipped else None
 

@@ -16,11 +16,11 @@ from analysis_book.training.settings import (
     Pretraining,
     finished,
     left_by,
-    lost,
     named_settings,
+    seal_path,
     table_path,
 )
-from analysis_lib.corpora import packages
+from analysis_lib import files, store
 from analysis_lib.errors import AnalysisError, near_names, require_path, require_seeds
 from analysis_lib.models import MULTIBERTS_SEEDS, MULTIBERTS_STEPS, multibert
 from analysis_lib.models.folders import file_hashes
@@ -87,7 +87,7 @@ def checkpoints(run: str, seeds: Sequence[int] = (0,)) -> list[Checkpoint]:
     steps = about["settings"]["checkpoints"]
     # What was just trained is whole.
     wanted = {} if settings else {"run": [], **{f"seed_{s}": left_by(s, steps) for s in seeds}}
-    if gone := [path for name, files in wanted.items() for path in lost(folder, name, *files)]:
+    if gone := [path for name, left in wanted.items() for path in store.lost(seal_path(folder, name), *left)]:
         raise AnalysisError(
             f"{gone[0]} is missing or damaged: give `pretrain` the same settings and folder again to mend it"
         )
@@ -155,7 +155,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
 
     columns = ["seed", *COLUMNS]
     if state := _trainer_state(run):
-        return packages.read(state, _logged, NO_LOSSES).assign(seed=0)[columns]
+        return files.read(state, _logged, NO_LOSSES).assign(seed=0)[columns]
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=columns, dtype=float)
     folder = _find(run)[0]
@@ -165,7 +165,7 @@ def losses(run: str, seeds: Sequence[int] = (0,)) -> "pd.DataFrame":
         found.astype(float)
         return found
 
-    parts = [packages.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds]
+    parts = [files.read(table_path(folder, seed), losses_of).assign(seed=seed)[columns] for seed in seeds]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -179,7 +179,7 @@ def _trainer_state(run: str) -> Path | None:
     def last_step(state: Path) -> int:
         return int(json.loads(state.read_text("utf-8"))["global_step"])
 
-    return max(states, key=lambda state: packages.read(state, last_step, NO_LOSSES), default=None)
+    return max(states, key=lambda state: files.read(state, last_step, NO_LOSSES), default=None)
 
 
 def _logged(state: Path) -> "pd.DataFrame":
@@ -202,7 +202,7 @@ def baselines(run: str) -> "pd.DataFrame":
 
     if _trained_elsewhere(run):
         return pd.DataFrame(columns=["baseline", "loss"])
-    return packages.read(_find(run)[0] / BASELINES, pd.read_csv)
+    return files.read(_find(run)[0] / BASELINES, pd.read_csv)
 
 
 def run_identity(run: str) -> str:
@@ -230,13 +230,13 @@ def _find(run: str) -> tuple[Path, Pretraining | None, dict]:
     """The folder of a run; its settings if it is one of ``RUNS``; and how it was, or would be, trained."""
     if settings := named_settings(run, RUNS):
         about = settings.identity()
-        return packages.derived_folder(json.dumps(about, sort_keys=True), run), settings, about
+        return store.derived_folder(json.dumps(about, sort_keys=True), run), settings, about
     if not (Path(run) / DESCRIPTION).is_file():
         raise AnalysisError(
             f"there is no run {run!r}: {near_names(run, [*RUNS, MULTIBERTS])}; or give a folder of pretrain "
             f"or of Trainer (with checkpoint-N in it), or revisions of a model, owner/name@REVISION,REVISION"
         )
-    about, remedy = packages.read_json(path := Path(run) / DESCRIPTION), "pretrain into another folder"
+    about, remedy = files.read_json(path := Path(run) / DESCRIPTION), "pretrain into another folder"
     settings = about.get("settings")
     steps = settings.get("checkpoints") if isinstance(settings, dict) else None
     if not isinstance(steps, list) or not all(type(step) is int and step >= 0 for step in steps) or not steps:

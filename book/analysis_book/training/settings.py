@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from analysis_lib import corpora
-from analysis_lib.corpora import packages
+from analysis_lib import corpora, files
 from analysis_lib.errors import (
     AnalysisError,
     decimal_number,
@@ -21,7 +20,7 @@ from analysis_lib.errors import (
     shown,
     whole_number,
 )
-from analysis_lib.models.folders import file_hashes, weights_identity
+from analysis_lib.models.folders import weights_identity
 
 # They count changes of how models are trained that the settings do not show.
 PRETRAINING, RECIPE = 2, 2
@@ -188,8 +187,8 @@ def spread(steps: int) -> list[int]:
     return sorted({round(steps * percent / 100) for percent in (*range(11), *range(15, 101, 5))})
 
 
-RECIPES = packages.entries("recipes.yml", Recipe)
-RUNS = packages.entries("runs.yml", Pretraining)
+RECIPES = files.entries("recipes.yml", Recipe)
+RUNS = files.entries("runs.yml", Pretraining)
 
 
 # --- Folders --------------------------------------------------------------------------------------
@@ -211,16 +210,6 @@ def left_by(seed: int, steps: Iterable[int]) -> list[str]:
     return [f"seed_{seed}.csv", *(f"seed_{seed}-step_{step}/config.json" for step in steps)]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file whole, or leave it as it was."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.rename(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def holds(description: Path, identity: dict) -> bool:
     """Whether the folder of a description holds the training with this identity.
 
@@ -236,7 +225,7 @@ def holds(description: Path, identity: dict) -> bool:
     import pandas as pd
 
     # By their place, as in settings.steps.
-    (theirs,) = pd.json_normalize(packages.read_json(description, "give another folder")).to_dict("records")
+    (theirs,) = pd.json_normalize(files.read_json(description, "give another folder")).to_dict("records")
     (ours,) = pd.json_normalize(json.loads(json.dumps(identity))).to_dict("records")
     for name in ours | theirs:
         found, wanted = theirs.get(name), ours.get(name)
@@ -250,27 +239,8 @@ def finished(table: Path) -> bool:
     return table.exists() and not state_path(table).exists()
 
 
-def seal(folder: Path, name: str, *patterns: str) -> None:
-    """Record the content of files of the folder, under a name, so that :func:`lost` tells whether they are whole."""
-    write(seal_path(folder, name), json.dumps(file_hashes(folder, patterns), indent=1) + "\n")
-
-
-def lost(folder: Path, name: str, *wanted: str) -> list[Path]:
-    """What is gone or has changed since :func:`seal`, and what is wanted, sealed or not, but is not there."""
-    try:
-        sealed = json.loads(seal_path(folder, name).read_bytes())
-    except FileNotFoundError:  # a training before its end, or of a version that sealed nothing
-        sealed = {}
-    except (ValueError, RecursionError):
-        return [seal_path(folder, name)]
-    if not isinstance(sealed, dict):
-        return [seal_path(folder, name)]
-    found = file_hashes(folder, known := dict.fromkeys(wanted) | sealed)
-    return [folder / path for path in known if path not in found or known[path] not in (None, found[path])]
-
-
 def seal_path(folder: Path, name: str) -> Path:
-    """The hidden file with the sha256 of what was sealed under a name."""
+    """The hidden file in which files of a training are sealed under a name, see :func:`analysis_lib.store.seal`."""
     return folder / f".{name}.sha256"
 
 

@@ -16,9 +16,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from analysis_book.training import loop
-from analysis_book.training.settings import finished, holds, require_sizes, versions, write
+from analysis_book.training.settings import finished, holds, require_sizes, versions
 from analysis_book.training.wordpiece import word_pieces
-from analysis_lib.corpora import Corpus, Pair, packages
+from analysis_lib import files, store
+from analysis_lib.corpora import Corpus, Pair
 from analysis_lib.errors import (
     AnalysisError,
     require_flag,
@@ -224,9 +225,9 @@ def _trained(
     if (kind := torch.device(device).type) != "cpu":
         identity["device"] = kind
     if folder is None:
-        folder = packages.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
+        folder = store.derived_folder(json.dumps(identity, sort_keys=True), "classifier")
     folder = Path(folder)
-    with packages.alone(folder / ".classifier.lock"), packages.writing(folder), loop.isolated(device):
+    with files.alone(folder / ".classifier.lock"), files.writing(folder), loop.isolated(device):
         if not (holds(folder / DESCRIPTION, identity) and finished(folder / TABLE)):
             transformers.utils.logging.disable_progress_bar()
             torch.manual_seed(loop.drawn_seed(settings.seed, 0))
@@ -240,7 +241,7 @@ def _trained(
                 for corpus in (train, validation)
             ]
             # Only now, since a classifier that cannot be built leaves the folder to another one.
-            write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
+            files.write(folder / DESCRIPTION, json.dumps(identity, indent=1) + "\n")
             Output(folder, "classifier", (train.name, validation.name), DESCRIPTION).seal(DESCRIPTION)
             for home in ("", INITIAL, LAST)[: 3 if ends else 1]:
                 tokenizer.save_pretrained(folder / home)

@@ -21,10 +21,10 @@ from analysis_book.papers.godey.dynamics import Dynamics, dynamics, heads_shown,
 from analysis_book.papers.godey.several_runs import load_runs
 from analysis_book.training import Pretraining, checkpoints, pretrain, pretraining, runs
 from analysis_book.training import settings as run_settings
-from analysis_lib import AnalysisError, Corpus, load_corpus, load_model, metrics
-from analysis_lib.corpora import data_identity, hub, packages
+from analysis_lib import AnalysisError, Corpus, files, load_corpus, load_model, metrics, store
+from analysis_lib.corpora import data_identity, hub
 
-SHIPPED = packages.data_directory() / "measurements"
+SHIPPED = files.data_directory() / "measurements"
 
 LAYERS, HEADS, WIDTH = 3, 2, 16
 TINY = {
@@ -254,7 +254,7 @@ def test_an_interrupted_measurement_goes_on_where_it_was(found, asked, home, mon
     again = dynamics(**asked)
     assert len(set(measured)) == len(measured) == 6
     assert frames(again) == frames(found)
-    assert not [*packages.derived_folder("", "").parent.glob("unfinished*")]
+    assert not [*store.derived_folder("", "").parent.glob("unfinished*")]
 
 
 def test_other_code_or_another_run_are_measured_anew(found, asked, monkeypatch):
@@ -268,7 +268,7 @@ def test_other_code_or_another_run_are_measured_anew(found, asked, monkeypatch):
 
 
 def test_shipped_measurements_are_those_of_what_was_asked_for(found, home, monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "data_directory", lambda: tmp_path)
+    monkeypatch.setattr(files, "data_directory", lambda: tmp_path)
     monkeypatch.setitem(runs.RUNS, "shipped", replace(runs.RUNS["bert-4"], data="absent.txt"))
     asked = {"data": "news", "limit": 2, "seed": 0, "seeds": [0, 1]}
     Dynamics(found, {**found.about, **asked}).save(tmp_path / "measurements" / "shipped")

@@ -12,7 +12,8 @@ import torch
 from analysis_book.papers.fosse.splits import splits
 from analysis_book.training import accuracy, predict, self_attention, text_classifiers
 from analysis_book.training.settings import versions
-from analysis_lib.corpora import SPLITS, Corpus, packages, title
+from analysis_lib import files
+from analysis_lib.corpora import SPLITS, Corpus, title
 from analysis_lib.corpora.splits import stratified
 from analysis_lib.errors import (
     AnalysisError,
@@ -281,7 +282,7 @@ def recorded() -> pd.DataFrame:
 def _read() -> dict[str, pd.DataFrame]:
     paths = shipping.home().glob(f"*/{_TABLE}")
     table = partial(pd.read_csv, dtype={"layer": "Int64", "entropy_weight": float})
-    return {path.parent.name: packages.read(path, table) for path in paths}
+    return {path.parent.name: files.read(path, table) for path in paths}
 
 
 def code_warning() -> str:

@@ -24,8 +24,8 @@ from analysis_book.training.runs import (
     run_identity,
     seeds_of,
 )
-from analysis_lib import capture, corpora
-from analysis_lib.corpora import Corpus, packages
+from analysis_lib import capture, corpora, files, store
+from analysis_lib.corpora import Corpus
 from analysis_lib.errors import AnalysisError, require_flag, require_path, require_seed, require_whole
 from analysis_lib.files import Output
 from analysis_lib.measurement import shipping
@@ -105,10 +105,8 @@ class Dynamics(dict[str, pd.DataFrame]):
     @classmethod
     def load(cls, folder: Path) -> "Dynamics":
         """What ``save`` has written."""
-        about = packages.read_json(folder / DESCRIPTION)
-        return cls(
-            {path.stem: packages.read(path, pd.read_parquet) for path in sorted(folder.glob("*.parquet"))}, about
-        )
+        about = files.read_json(folder / DESCRIPTION)
+        return cls({path.stem: files.read(path, pd.read_parquet) for path in sorted(folder.glob("*.parquet"))}, about)
 
     def __missing__(self, name: str) -> pd.DataFrame:
         if name != "vectors":
@@ -176,13 +174,13 @@ def dynamics(
     last = [checkpoint for checkpoint in found if checkpoint.seed == asked["seeds"][0]][-1]
     label = f"dynamics-{hashlib.sha256(run.encode()).hexdigest()[:12]}"
     tables: dict[Checkpoint, dict[str, pd.DataFrame]] = {}
-    with packages.alone(packages.derived_folder("", label).with_suffix(".lock")):
+    with files.alone(store.derived_folder("", label).with_suffix(".lock")):
         # The last one first: it decides which heads are shown.
         ordered = sorted(found, key=lambda checkpoint: checkpoint != last)
         for checkpoint in bar(ordered, f"{run} on {data}", unit="checkpoint", show=None if progress else False):
             fill = partial(_measure, checkpoint, corpus, about, tables.get(last))
             known = [about, library_hash(), book_hash(), checkpoint.seed, checkpoint.step]
-            folder = packages.derived(json.dumps(known), label, fill)
+            folder = store.derived(json.dumps(known), label, fill)
             tables[checkpoint] = {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
     sizes = {c: tables[c]["qk_alignment"][["layer", "head"]].to_numpy().tolist() for c in found}
     if odd := [checkpoint for checkpoint in found if sizes[checkpoint] != sizes[last]]:
